@@ -142,7 +142,7 @@ seeds: 2
 analysis: {metric: val/miou_foreground}
 """,
 }
-for _engine in ("loop", "vmap", "stack"):
+for _engine in ("loop", "vmap", "stack"):  # the former name of batch_last, which the earlier code knows, too
     STUDIES[f"engine-{_engine}"] = f"""
 study: frozen-engine-{_engine}
 question: Do engines agree with themselves?

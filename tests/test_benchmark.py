@@ -17,6 +17,7 @@ import yaml
 import vitlab
 from vitlab import report
 from vitlab.driver import benchmark
+from vitlab.engines.vmap import Vmap
 from vitlab.executors import Inline
 from vitlab.lab import plan_study
 from vitlab.plan.values import EngineBenchmark, probes_of
@@ -123,18 +124,18 @@ def test_measured_engine_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     file, out = write(tmp_path, run={**STUDY["run"], "engine": "measured"}), tmp_path / "out"
     answer = vitlab.run(file, out=out)
     probes = json.loads((out / "studies" / "small" / "plan.json").read_text())["probes"]
-    assert len(probes) == 2, "one of each shape that can be stacked"
+    assert len(probes) == 2, "one of each shape that can be trained together"
     for probe in probes.values():
         speeds = probe["speeds"]
-        assert speeds[probe["engine"]] == max(speeds.values()) and probe["members"] == 2
-        assert set(speeds) == {"loop", *benchmark.STACKINGS} and min(speeds.values()) > 0 and not probe["why_not"]
+        assert speeds[probe["engine"]] == max(speeds.values()) and probe["trials"] == 2
+        assert set(speeds) == {"loop", *benchmark.STACKED} and min(speeds.values()) > 0 and not probe["reasons"]
     trained = answer.results().set_index("arm")["engine"].to_dict()
     assert trained == {arm.name: arm.engine for arm in answer.plan.arms} and trained["ema={decay=0.9}"] == "loop"
 
     def refuse(*_: Any) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(benchmark, "probe", refuse)
+    monkeypatch.setattr(benchmark, "benchmark_engines", refuse)
     more = vitlab.run(file, out=out, changes={"seeds": 3})
     assert more.trained == 3 and more.plan.probes == answer.plan.probes
     for shape in probes:
@@ -149,41 +150,43 @@ def probed(folder: Path, **changes: Any) -> tuple[EngineBenchmark, list[str]]:
     messages: list[str] = []
     store = Store(folder / "out")
     run = plan_study(write(folder, design=None))[0].run
-    (probe,) = benchmark.probe({"shape": plan.trials}, store, run, (), messages.append).values()
+    (probe,) = benchmark.benchmark_engines({"shape": plan.trials}, store, run, (), messages.append).values()
     assert messages == [f"baseline: {probe.summary}"] and not store.root.exists()
     return probe, messages
 
 
 def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: Any) -> None:
-        raise ValueError("a part of it is declared not to be safe for vmap")
-
-    monkeypatch.setattr(benchmark, "require_stackable", refuse)
+    reason = "a part of it is declared not to be safe for vmap"
+    monkeypatch.setattr(Vmap, "incompatibility", classmethod(lambda cls, training: reason))
     probe, (message,) = probed(tmp_path)
     assert probe.engine == "loop" and set(probe.speeds) == {"loop"}
-    assert set(probe.why_not) == set(benchmark.STACKINGS) and "; not vmap or stack: a part of it is declared" in message
+    assert (
+        set(probe.reasons) == set(benchmark.STACKED) and "; not vmap or batch_last: a part of it is declared" in message
+    )
 
 
 def test_unsupported_engine_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last-axis engine does not support rotary encodings; vmap does."""
-    monkeypatch.setattr(benchmark, "STACKINGS", ("vmap", "stack"))
+    """Engine batch_last does not support rotary encodings; vmap does."""
     probe, (message,) = probed(tmp_path, **{"base.model.position": "rope2d"})
-    assert set(probe.speeds) == {"loop", "vmap"} and "rotates queries and keys" in probe.why_not["stack"]
-    assert "; not stack: attention that rotates queries and keys" in message
-    assert set(probed(tmp_path)[0].speeds) == {"loop", "vmap", "stack"}
+    assert set(probe.speeds) == {"loop", "vmap"} and "rotates queries and keys" in probe.reasons["batch_last"]
+    assert "; not batch_last: attention that rotates queries and keys" in message
+    assert set(probed(tmp_path)[0].speeds) == {"loop", "vmap", "batch_last"}
 
 
 def test_long_step_is_not_benchmarked_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "LONG_S", 0.0)
-    monkeypatch.setattr(benchmark, "Cohort", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(Vmap, "__init__", lambda *_: pytest.fail("it was tried"))
     probe, (message,) = probed(tmp_path)
     assert probe.engine == "loop" and "beside which calling kernels is nothing to save" in message
 
 
 def test_benchmark_output_and_stored_choice() -> None:
-    probe = EngineBenchmark("vmap", 16, {"loop": 900.0, "vmap": 12000.0}, {"stack": "it is not known"})
+    probe = EngineBenchmark("vmap", 16, {"loop": 900.0, "vmap": 12000.0}, {"batch_last": "it is not known"})
     assert probe.summary == (
-        "engine vmap: 12,000 images/s of a worker, as a cohort of 16, 900 by loop; not stack: it is not known."
+        "engine vmap: 12,000 images/s of a worker, 16 trials together, 900 by loop; not batch_last: it is not known."
     )
-    entries = {"new": asdict(probe), "old": {"engine": "vmap", "members": 2, "loop": 1.0, "vmap": 2.0, "because": ""}}
-    assert probes_of({"probes": json.loads(json.dumps(entries))}) == {"new": probe}, "an old one is measured anew"
+    oldest = {"engine": "vmap", "members": 2, "loop": 1.0, "vmap": 2.0, "because": ""}
+    former = {"engine": "stack", "members": 2, "speeds": {"loop": 1.0, "stack": 2.0}, "why_not": {"vmap": "slow"}}
+    entries = json.loads(json.dumps({"new": asdict(probe), "former": former, "oldest": oldest}))
+    present = EngineBenchmark("batch_last", 2, {"loop": 1.0, "batch_last": 2.0}, {"vmap": "slow"})
+    assert probes_of({"probes": entries}) == {"new": probe, "former": present}, "the oldest is measured anew"

@@ -23,6 +23,7 @@ import yaml
 from click.testing import CliRunner
 from job_helpers import run_trial
 from torch import Tensor, nn
+from trainings import train
 
 import vitlab
 from vitlab import report
@@ -341,7 +342,6 @@ def test_teacher_stays_fixed_and_student_learns_its_outputs(tmp_path: Path) -> N
     """Its batch norm stays fixed too, and a student trained on the teacher alone comes to agree with it."""
     from vitlab.data.prepare import Feed, prepare
     from vitlab.spec import STREAMS, TrainSpec
-    from vitlab.training.loop import train
 
     seeds = dict.fromkeys(STREAMS, 0)
     prepared = prepare(slot("dataset").resolve("digits"), seeds)

@@ -19,6 +19,7 @@ import torch
 import yaml
 from job_helpers import run_trial
 from PIL import Image
+from trainings import train
 
 from vitlab import noise
 from vitlab.data import image_cache
@@ -33,7 +34,6 @@ from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import TrainSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.training.loop import train
 
 SEEDS = dict.fromkeys(("split", "subset", "order", "augment", "dropout", "drop_path", "mixup", "init"), 3)
 AUGMENT = ["random_resized_crop", "flip", {"type": "erasing", "p": 0.7}]

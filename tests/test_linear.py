@@ -8,6 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
+from trainings import train
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.errors import OptionError
@@ -16,7 +17,6 @@ from vitlab.models import model
 from vitlab.models.cost import cost_of
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.training import loop
 
 SEEDS = dict.fromkeys(STREAMS, 0)
 DIGITS = DataInfo(image=(8, 8), channels=1, classes=10)
@@ -84,13 +84,13 @@ def test_trained_as_arm_is_within_a_point_of_scikit_learn() -> None:
     # Adam adds the decay to the gradient of the mean, scikit-learn half of the squares to the sum: C = 1 is 1 / n.
     adam = {"type": "adam", "lr": 0.02, "weight_decay": 1 / len(prepared.train.y_N)}
     spec = TrainSpec.model_validate({"epochs": 50, "batch_size": 64, "optimizer": adam})
-    trained = loop.train(ours, Feed(prepared, [], SEEDS), spec, SEEDS)
+    trained = train(ours, Feed(prepared, [], SEEDS), spec, SEEDS)
     assert trained is not None
     theirs = LogisticRegression(C=1.0, max_iter=2000)
-    train, test = (
+    seen, test = (
         (part.x_NCHW.flatten(1).double().numpy() / 255, part.y_N.numpy()) for part in (prepared.train, prepared.test)
     )
-    theirs = LogisticRegression(C=1.0, max_iter=2000).fit(*train)
+    theirs = LogisticRegression(C=1.0, max_iter=2000).fit(*seen)
     assert trained.metrics["test/accuracy"] == pytest.approx(theirs.score(*test), abs=0.01)
 
 

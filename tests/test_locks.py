@@ -382,7 +382,7 @@ def test_training_that_lost_its_lock_writes_nothing(
         assert each.is_locked() == (each is folder), "what was not taken over is let go of"
 
 
-@pytest.mark.parametrize("at", ["require_stackable", "begin"])
+@pytest.mark.parametrize("at", ["train", "begin"])
 def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,10 +400,10 @@ def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     ]
     failed: list[Attempt] = []
 
-    def lose_lock(*_: object) -> None:
+    def lose_lock(*_: object, **__: object) -> None:
         raise LockLost("was taken over")
 
-    monkeypatch.setattr(*((room, at, lose_lock) if at == "require_stackable" else (Attempt, at, lose_lock)))
+    monkeypatch.setattr(*((room, at, lose_lock) if at == "train" else (Attempt, at, lose_lock)))
     monkeypatch.setattr(Attempt, "record_failure", lambda self, error: failed.append(self))
     with pytest.raises(LockLost):
         run_together(work, room.Settings(device="cpu"))

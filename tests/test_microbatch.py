@@ -11,10 +11,11 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
+from vitlab.engines.schedule import train
+from vitlab.engines.vmap import Vmap
 from vitlab.errors import UserError
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.training.cohort import Cohort, Member, train_cohort
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
 from vitlab.training.microbatch import FullBatch, MicroBatches, microbatches_of
@@ -146,7 +147,7 @@ def test_stacked_trials_use_micro_batches() -> None:
     whole, cut = (
         [training(parts, seed, **how) for seed in range(2)] for parts in (None, MicroBatches(5, SingleProcess()))
     )
-    first, second = Cohort(whole), Cohort(cut)
+    first, second = Vmap(whole), Vmap(cut)
     for _ in range(6):
         first.train_step()
         second.train_step()
@@ -157,7 +158,7 @@ def test_stacked_trials_use_micro_batches() -> None:
             torch.stack(other.losses["loss"]), torch.stack(one.losses["loss"]), rtol=0, atol=1e-12
         )
     alone = training(MicroBatches(5, SingleProcess()), 1, **how)
-    train_cohort([Member(alone)])
+    train([alone], Vmap)
     assert all(torch.equal(value, cut[1].model.state_dict()[name]) for name, value in alone.model.state_dict().items())
 
 

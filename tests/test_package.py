@@ -53,7 +53,7 @@ def test_importing_vitlab_lists_and_help_import_nothing_heavy() -> None:
 def test_planning_imports_only_torch() -> None:
     """The code digest of a trial needs no further import."""
     study = ROOT / "pipelines" / "quickstart.yaml"
-    workers = {"vitlab.training.cohort", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
+    workers = {"vitlab.engines.vmap", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
     code = f"{called('validate', str(study))}\nimport sys; assert not {workers!r} & sys.modules.keys()"
     assert heavy_after(code) == {code: ["torch"]}
 

@@ -19,8 +19,8 @@ from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
-from vitlab.plan.cohorts import engine_of, shape
 from vitlab.plan.design import count, drafts, short_names, text
+from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.key import RUNNER, closure, code_digest, key_of, refresh
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import EngineBenchmark, Trial
@@ -646,7 +646,7 @@ def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
     }
     study_plan = plan(tmp_path, **study)
     loops = {"averaged": "loop", "large": "loop", "skipped": ""}
-    assert engines(study_plan) == {"base": "stack", **loops, "biased": "vmap", "narrow": "vmap"}
+    assert engines(study_plan) == {"base": "batch_last", **loops, "biased": "vmap", "narrow": "vmap"}
     assert engines(plan(tmp_path, **study, run={"engine": "vmap"}))["large"] == "vmap"
     assert set(engines(plan(tmp_path, **study, run={"engine": "loop"})).values()) == {"loop", ""}
 
@@ -665,3 +665,12 @@ def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     assert engine_of(base, "measured", little, probes) == engine_of(faster, "measured", little, probes) == "loop"
     assert engine_of(shallow, "measured", little, probes) == "vmap", "by the rule, where nothing was measured"
     assert engine_of(base, "auto", little, probes) == "vmap"
+
+
+def test_former_name_of_an_engine_is_accepted_with_a_note(tmp_path: Path) -> None:
+    study_plan = plan(tmp_path, run={"engine": "stack"})
+    assert set(engines(study_plan).values()) == {"batch_last"}
+    assert "run.engine 'stack' is now called 'batch_last'; both names are accepted." in study_plan.notes
+    stored = json.loads(json.dumps(study_plan.to_json()).replace('"engine": "batch_last"', '"engine": "stack"'))
+    assert {arm["engine"] for arm in stored["arms"]} == {"stack"}
+    assert engines(Plan.from_json(stored)) == engines(study_plan)

@@ -15,6 +15,7 @@ from job_helpers import run_trial
 from pydantic import ValidationError
 from scipy import stats
 from torch import Tensor
+from trainings import train
 
 from vitlab import lab, noise
 from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
@@ -31,7 +32,7 @@ from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
 from vitlab.store.folders import TrialFolder
 from vitlab.training.ema import Average
-from vitlab.training.loop import TrainingResult, evaluate, train
+from vitlab.training.loop import TrainingResult, evaluate
 from vitlab.training.mixup import Mixing
 
 torchvision()  # timm imports torchvision, whose import may need a workaround

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
+from trainings import train
 
 from vitlab import noise
 from vitlab.data.augment.geometric import Crop, Flip, RandomResizedCrop
@@ -525,7 +526,7 @@ def test_constant_background_baseline_is_reported() -> None:
     built = model.build("prior", prepared.info)
     built.initialise(0)
     spec = TrainSpec.model_validate({"steps": 3, "batch_size": 16, "optimizer": {"type": "adamw", "lr": 0.1}})
-    trained = loop.train(built, feed, spec, SEEDS, task="segmentation")
+    trained = train(built, feed, spec, SEEDS, task="segmentation")
     assert trained is not None
     for split, subset in (("val", prepared.val), ("test", prepared.test)):
         share = float((subset.y_N == 0).double().mean())
@@ -549,7 +550,7 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     spec = TrainSpec.model_validate(
         {"steps": 30, "batch_size": 16, "optimizer": {"type": "adamw", "lr": 0.01}, "evaluations": 2}
     )
-    trained = loop.train(built, feed, spec, SEEDS, task="segmentation")
+    trained = train(built, feed, spec, SEEDS, task="segmentation")
     assert trained is not None and not trained.diverged
     first, last = (moment.metrics["val/loss"] for moment in trained.history)
     assert last < first < np.log(11)

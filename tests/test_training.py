@@ -14,10 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from trainings import train
 
 from vitlab import noise
 from vitlab.components.base import DropPath
 from vitlab.data.prepare import Feed, Prepared, prepare
+from vitlab.engines import schedule
+from vitlab.engines.schedule import evaluation_steps
 from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, digest
@@ -25,16 +28,14 @@ from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.damage import Damaged
 from vitlab.store.result import Measurement
-from vitlab.training import checkpoint, loop
+from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
 from vitlab.training.loop import (
     EVALUATION_BATCH,
     TrainingResult,
     evaluate,
-    evaluation_steps,
     peak_memory,
     steps_of,
-    train,
 )
 from vitlab.weights.files import write_file
 
@@ -358,7 +359,7 @@ def test_resume_from_any_checkpoint() -> None:
 def test_checkpoints_are_saved_at_evaluations_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     for worth_s, saved in ((1e9, []), (0.0, [4, 8, 12])):
-        monkeypatch.setattr(loop, "WORTH_S", worth_s)
+        monkeypatch.setattr(schedule, "WORTH_S", worth_s)
         run(spec(), save=lambda state: steps.append(state["step"]), every_s=1e9)
         assert steps == saved
     steps.clear()

@@ -554,7 +554,7 @@ def test_used_attention_kernel_is_recorded(folder: Any) -> None:
         assert result.circumstances.numerics["attention"] == kernel
 
 
-@pytest.mark.parametrize("engine", ["vmap", "stack"])
+@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
 def test_attention_kernel_of_every_stacked_trial_is_recorded(engine: str, folder: Any) -> None:
     together = [(trial(seed, train={"steps": 1}), folder(f"{seed}")) for seed in range(2)]
     run_together(together, Settings(device="cpu", engine=engine))

@@ -11,6 +11,7 @@ import torch
 from plain_vit import CORRECTED, PUBLISHED, STUDY, PlainViT, plain
 from scipy.stats import ks_2samp
 from torch import Tensor, nn
+from trainings import train
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision
@@ -19,7 +20,6 @@ from vitlab.models import Model, model
 from vitlab.models.cost import parameters
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
-from vitlab.training.loop import train
 
 STUDY_MNIST = STUDY.with_name("tutorial_mnist.yaml")
 DIGITS = {"data.type": "digits", "data.validation": 0.02, "train.precision": "fp64", "seeds": 1}

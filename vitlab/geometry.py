@@ -121,8 +121,7 @@ class Work(NamedTuple):
 
     values: int  #: numbers passed from layer to layer
     products: int | None = None
-    """Query-key products of an attention head; None if :mod:`vitlab.models.batch_last` does not support the
-    attention."""
+    """Query-key products of an attention head; None if the attention is not the plain one, or unknown."""
 
 
 def _divisors(n: int, of: int = 1) -> str:

@@ -12,7 +12,7 @@ import pytest
 from vitlab.components import attention
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
-from vitlab.models.batch_last import _Attend
+from vitlab.engines.batch_last import _Attend
 from vitlab.training.loop import Training
 
 
@@ -23,8 +23,8 @@ def no_position(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
     """Scale by 1 / K instead of 1 / root K, in the kernels of the loop and of stacked trials."""
-    sdpa, weights, innermost = attention._sdpa, attention._weights, _Attend.apply
-    patch.setattr(_Attend, "apply", lambda qkv, scale: innermost(qkv, scale**2))
+    sdpa, weights, attend = attention._sdpa, attention._weights, _Attend.apply
+    patch.setattr(_Attend, "apply", lambda qkv, scale: attend(qkv, scale**2))
     patch.setattr(attention, "_sdpa", lambda q, k, v, bias: sdpa(q * q.shape[-1] ** -0.5, k, v, bias))
     patch.setattr(attention, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
 

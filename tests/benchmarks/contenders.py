@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision as import_torchvision
+from vitlab.engines.schedule import ENGINES
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrialSpec
-from vitlab.training.cohort import Cohort, Stacking
 from vitlab.training.loop import Training
 
 import_torchvision()  # as vitlab does; timm and vit-pytorch import it, too
@@ -224,12 +224,12 @@ def loop(one: Training) -> Contender:
     return step
 
 
-def cohort(members: list[Training], engine: Stacking = "stack") -> Contender:
+def together(trainings: list[Training], engine: str = "batch_last") -> Contender:
     """Return a joint step of several trainings, in images of all; the engine is that of the rule for small models."""
-    stacked = Cohort(members, engine)
+    stacked = ENGINES[engine](trainings)
 
     def step() -> float:
         stacked.train_step()
-        return sum(one.spec.batch_size for one in members)
+        return sum(one.spec.batch_size for one in trainings)
 
     return step

@@ -74,7 +74,7 @@ def trials() -> list[Row]:
     rows = []
     for engine, what, many, gate in (
         ("loop", "a further trial of one step, in a process of its own", 10, GATE_TRIAL_MS),
-        ("vmap", "a further trial of one step, in cohorts of 16", 50, GATE_WARM_MS),
+        ("vmap", "a further trial of one step, 16 together", 50, GATE_WARM_MS),
     ):
         runs = [(_run_s(many, engine), _run_s(FEW, engine)) for _ in range(3)]
         for clock, place in (("wall", 0), ("CPU", 1)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from contenders import TINY, Shape, cohort, loop, training
+from contenders import TINY, Shape, loop, together, training
 from measuring import Contender, Row, in_turns, ratios, row
 
 from vitlab.models.cost import macs
@@ -23,7 +23,7 @@ def measure() -> list[Row]:
         {
             "fp32": _product(torch.float32),
             "bf16": _product(torch.bfloat16),
-            "tiny": _operations(cohort(tiny), tiny[0]),
+            "tiny": _operations(together(tiny), tiny[0]),
             "DeiT-Ti": _operations(loop(deit), deit),
         }
     )

@@ -68,7 +68,7 @@ def measure() -> list[Row]:
     alone, together = _in_a_process(1), _in_a_process(MEMBERS)
     share = 100 * together / (MEMBERS * alone)
     return [
-        row("memory", f"micro, a cohort of {MEMBERS}, to {MEMBERS} trials by themselves", [share], "%", "", GATE),
+        row("memory", f"micro, {MEMBERS} together, to {MEMBERS} trials by themselves", [share], "%", "", GATE),
         row("memory", "micro, one trial by itself, above the imports", [alone / 2**20], "MiB", ""),
-        row("memory", f"micro, a cohort of {MEMBERS}", [together / 2**20], "MiB", ""),
+        row("memory", f"micro, {MEMBERS} together", [together / 2**20], "MiB", ""),
     ]

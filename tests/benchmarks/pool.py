@@ -3,7 +3,7 @@
     python tests/benchmarks/pool.py [--seeds 208] [--bugged 50] [--workers 2] [--out tests/benchmarks/pool.csv]
 
 Every arm of the study is trained with all seeds by the sound code, and its baseline with the first seeds by the code
-with each bug of ``bugs.py``.  In cohorts of 16, as `vitlab run` does.  The CSV holds the final validation accuracy of each.
+with each bug of ``bugs.py``.  16 together, as `vitlab run` does.  The CSV holds the final validation accuracy of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from bugs import BUGS
 
 from vitlab import lab
-from vitlab.plan.cohorts import MOST
+from vitlab.plan.engine_choice import MAX_TOGETHER
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import run
 from vitlab.store.folders import Store
@@ -72,16 +72,16 @@ def main() -> int:
     expected = [("", [arm], range(arguments.seeds)) for arm in arms]
     expected += [(bug, arms[:1], range(arguments.bugged)) for bug in BUGS]
     tasks = [
-        (bug, some, seeds[first : first + MOST])
+        (bug, some, seeds[first : first + MAX_TOGETHER])
         for bug, some, seeds in expected
-        for first in range(0, len(seeds), MOST)
+        for first in range(0, len(seeds), MAX_TOGETHER)
     ]
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as workers:
         processes_rows = []
         for some in workers.map(trained, *zip(*tasks, strict=True)):
             processes_rows.append(some)
             print(
-                f"{len(processes_rows)} of {len(tasks)} cohorts, {sum(spent for _, spent in processes_rows):.0f} CPU-seconds",
+                f"{len(processes_rows)} of {len(tasks)} batches, {sum(spent for _, spent in processes_rows):.0f} CPU-seconds",
                 flush=True,
             )
     rows = [row for some, _ in processes_rows for row in some]

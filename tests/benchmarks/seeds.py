@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from contenders import TINY, cohort, loop, peer, planned, training
+from contenders import TINY, loop, peer, planned, together, training
 from measuring import Contender, Row, in_turns, ratios, row
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -78,15 +78,15 @@ def to_the_tutorial() -> list[Row]:
         {
             "tutorial": tutorial(),
             "one": loop(planned(trials[0])),
-            "sixteen": cohort([planned(trial) for trial in trials]),
-            "sixteen by vmap": cohort([planned(trial) for trial in trials], "vmap"),
+            "sixteen": together([planned(trial) for trial in trials]),
+            "sixteen by vmap": together([planned(trial) for trial in trials], "vmap"),
         },
         block_s=0.4,
     )
     return [
         row(
             "P1",
-            "16 seeds of pipelines/tutorial.yaml as a cohort to the tutorial's code",
+            "16 seeds of pipelines/tutorial.yaml together to the tutorial's code",
             ratios(speeds, "sixteen", "tutorial"),
             "x",
             "CPU",
@@ -94,7 +94,7 @@ def to_the_tutorial() -> list[Row]:
         ),
         row("P1", "the same by vmap", ratios(speeds, "sixteen by vmap", "tutorial"), "x", "CPU"),
         row("P1", "one seed of it by the loop to the tutorial's code", ratios(speeds, "one", "tutorial"), "x", "CPU"),
-        row("P1", "16 seeds as a cohort to one by the loop", ratios(speeds, "sixteen", "one"), "x", "CPU"),
+        row("P1", "16 seeds together to one by the loop", ratios(speeds, "sixteen", "one"), "x", "CPU"),
     ]
 
 
@@ -104,14 +104,14 @@ def to_timm() -> list[Row]:
         "timm, default AdamW": peer("timm", TINY, fused=False),
         "timm, fused AdamW": peer("timm", TINY, fused=True),
         "one": loop(training(TINY)),
-        "sixteen": cohort([training(TINY, seed) for seed in range(SEEDS)]),
-        "sixteen by vmap": cohort([training(TINY, seed) for seed in range(SEEDS)], "vmap"),
+        "sixteen": together([training(TINY, seed) for seed in range(SEEDS)]),
+        "sixteen by vmap": together([training(TINY, seed) for seed in range(SEEDS)], "vmap"),
     }
     speeds = in_turns(contenders)
     rows = [
         row(
             "P3",
-            f"tiny, 16 seeds as a cohort to {other}, data in memory",
+            f"tiny, 16 seeds together to {other}, data in memory",
             ratios(speeds, "sixteen", other),
             "x",
             "CPU",

@@ -4,7 +4,7 @@
     python tests/benchmarks/tracking.py --where postgresql   into PostgreSQL, through the server of docker/compose.yaml
 
 Workers are processes that write journals and results by the store's own writers, without a training; the driver is the
-tracker as a run has it.  ``--train`` trains in their place: trials of one step, in cohorts, by ``vitlab run``.
+tracker as a run has it.  ``--train`` trains in their place: trials of one step, together, by ``vitlab run``.
 Afterwards every point of every journal is looked for by SQL.
 """
 

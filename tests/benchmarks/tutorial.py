@@ -22,11 +22,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.data.prepare import Feed, prepare
+from vitlab.engines.schedule import train
 from vitlab.lab import plan_study
 from vitlab.models import Model, model
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
-from vitlab.training.loop import train
+from vitlab.training.loop import Training
 
 sys.path.append(str(Path(__file__).parents[1]))
 from plain_vit import CORRECTED, PUBLISHED, STUDY, plain
@@ -43,7 +44,7 @@ def vitlabs(trial: Trial) -> tuple[float, float]:
     feed = Feed(prepared, data.options["augment"], trial.seeds)
     network: Model = model.build(trial.spec.model, prepared.info)
     network.initialise(trial.seeds["init"])
-    trained = train(network, feed, trial.spec.train, trial.seeds)
+    (trained,) = train([Training(network, feed, trial.spec.train, trial.seeds, prepared.info.task)])
     assert trained is not None
     return 100 * trained.metrics["test/accuracy"], time.perf_counter() - began
 

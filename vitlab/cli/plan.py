@@ -233,7 +233,7 @@ def _describe_costs(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: 
 
 def _describe_benchmarks(plan: Any) -> Iterator[str]:
     """Yield the results of engine benchmarks, and the arms that still need one."""
-    from vitlab.plan.cohorts import shape, without_benchmark
+    from vitlab.plan.engine_choice import shape, without_benchmark
 
     trials = (*plan.trials, *plan.pending)
     arms: dict[str, list[str]] = {}

@@ -18,36 +18,35 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
+from vitlab.engines.schedule import ENGINES
 from vitlab.errors import UserError
 from vitlab.executors import Local
-from vitlab.plan.cohorts import MOST
+from vitlab.plan.engine_choice import MAX_TOGETHER
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Plan, Planned
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial
 from vitlab.spec import RunSpec
-from vitlab.spec.run import Engine
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
-from vitlab.training.cohort import Cohort, Stacking, require_stackable, stacking_incompatibility
 from vitlab.training.loop import Training, forward_logits, peak_memory
 
 ROUNDS = 5  #: processes per arm
 PROBES = 3  #: maximum number of measured blocks per engine
 PROBE_S = 3.0  #: time budget of an engine benchmark for all engines together; a started round is completed
 LONG_S = 0.1
-"""Step time above which cohorts are not benchmarked: stacking saves only kernel launches, some hundreds of them at
+"""Step time above which only the loop is benchmarked: other engines save only kernel launches, some hundreds of them at
 tens of microseconds, which is negligible beside such a step."""
 BLOCK_S = 1.0  #: duration of one measurement
 WARM_UP = 3  #: steps before a measurement
-STACKINGS: tuple[Stacking, ...] = tuple(engine for engine in get_args(Stacking) if engine in get_args(Engine))
-"""The engines of cohorts."""
-ASKED, FOUND = "asked.json", "measured.json"
+STACKED = tuple(name for name in ENGINES if name != "loop")
+"""The engines of batches of trials."""
+REQUEST, RESULTS = "request.json", "results.json"
 
 Say = Callable[[str], None]
 
@@ -76,7 +75,7 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
             for planned in firsts[begin:] + firsts[:begin]:
                 if len(results[planned.arm]) < turn:
                     continue  # its failure has been reported
-                outcome = ask(planned.trial, {"members": 1}, store)
+                outcome = ask(planned.trial, {"trials": 1}, store)
                 if isinstance(outcome, str):
                     say(f"{planned.arm} cannot be measured: {outcome}")
                 else:
@@ -88,16 +87,16 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
     return file
 
 
-def probe(
+def benchmark_engines(
     shapes: Mapping[str, Sequence[Planned]], store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say
 ) -> dict[str, EngineBenchmark]:
     """Measure the fastest engine for each shape of trials.
 
-    Only engines are compared, because nothing else paid off: see BENCHMARKS.md on parts of a batch, larger cohorts and
-    more threads.
+    Only engines are compared, because nothing else paid off: see BENCHMARKS.md on parts of a batch, more trials
+    together and more threads.
 
     Args:
-        shapes: trials by :func:`vitlab.plan.cohorts.shape`.
+        shapes: trials by :func:`vitlab.plan.engine_choice.shape`.
         store: the store of the trials.
         run: the run settings.
         plugins: files of components.
@@ -106,13 +105,13 @@ def probe(
     benchmarks = {}
     with _bench(run, plugins) as ask:
         for shape, trials in shapes.items():
-            members = max(2, min(MOST, len(trials)))
-            outcome = ask(trials[0].trial, {"members": members}, store)
+            together = max(2, min(MAX_TOGETHER, len(trials)))
+            outcome = ask(trials[0].trial, {"trials": together}, store)
             if isinstance(outcome, str):
                 raise UserError(f"{trials[0].arm} cannot be measured: {outcome}")
             speeds = outcome["speeds"]
             benchmarks[shape] = EngineBenchmark(
-                max(speeds, key=speeds.__getitem__), members, speeds, outcome["why_not"]
+                max(speeds, key=speeds.__getitem__), together, speeds, outcome["reasons"]
             )
             say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {benchmarks[shape].summary}")
     return benchmarks
@@ -137,12 +136,12 @@ def run(job: Job, stop: Callable[[], bool]) -> list[Done | None]:
     """
     [item] = job.trials
     folder = TrialFolder(item.folder)
-    members = read_json(folder.path / ASKED)["members"]
-    if members == 1:
+    together = read_json(folder.path / REQUEST)["trials"]
+    if together == 1:
         results = _cost(item.trial, folder, job.settings, stop)
     else:
-        results = _engines(item.trial, folder, job.settings, stop, members)
-    write_json(folder.path / FOUND, results)
+        results = _engines(item.trial, folder, job.settings, stop, together)
+    write_json(folder.path / RESULTS, results)
     return [None] if stop() else [Done()]
 
 
@@ -164,9 +163,9 @@ def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[
 
 
 def _engines(
-    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool], members: int
+    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool], together: int
 ) -> dict[str, Any]:
-    """Measure images per second of the loop and of cohorts, in turns, with reasons for engines not measured."""
+    """Measure images per second of every engine, in turns, with reasons for engines not measured."""
     with ExitStack() as trainings:
         places = (TrialFolder(folder.path / str(number)) for number in count())
 
@@ -177,22 +176,19 @@ def _engines(
         device = alone.feed.device
         alone.train_step()  # selects kernels and allocates memory
         step_s = min(1 / _speed(alone.train_step, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
-        steps, images, incompatibility = {"loop": alone.train_step}, {"loop": alone.batch_images}, {}
-        for engine in STACKINGS:
+        steps, images, reasons = {"loop": alone.train_step}, {"loop": alone.batch_images}, {}
+        for name in STACKED:
             try:
                 if step_s > LONG_S:
                     raise ValueError(f"a step takes {step_s:.1f} s, beside which calling kernels is nothing to save")
-                require_stackable(alone.model)
-                if engine == "stack" and (
-                    reason := stacking_incompatibility(alone.model, alone.spec.precision, device)
-                ):
+                if reason := ENGINES[name].incompatibility(alone):
                     raise ValueError(reason)
-                cohort = Cohort([begin(1 + seed) for seed in range(members)], engine)
-                cohort.train_step()
-            except Exception as error:  # components that do not support stacking may raise anything
-                incompatibility[engine] = " ".join(str(error).split())[:200]
+                engine = ENGINES[name]([begin(1 + seed) for seed in range(together)])
+                engine.train_step()
+            except Exception as error:  # components that do not support an engine may raise anything
+                reasons[name] = " ".join(str(error).split())[:200]
                 continue
-            steps[engine], images[engine] = cohort.train_step, alone.batch_images * members
+            steps[name], images[name] = engine.train_step, alone.batch_images * together
         speeds: dict[str, list[float]] = {name: [] for name in steps}
         began = time.perf_counter()
         for _ in range(PROBES):
@@ -203,7 +199,7 @@ def _engines(
                 break
         return {
             "speeds": {name: statistics.median(speed) for name, speed in speeds.items()},
-            "why_not": incompatibility,
+            "reasons": reasons,
             **_circumstances(trial, settings, device),
         }
 
@@ -276,11 +272,11 @@ def _bench(run: RunSpec, plugins: Sequence[str | Path]) -> Iterator[Ask]:
                 if not (trials / name).exists():
                     (trials / name).symlink_to(store.trial(key, code).path, target_is_directory=True)
             folder = trials / "measured" / str(next(numbers))
-            write_json(folder / ASKED, dict(what))
+            write_json(folder / REQUEST, dict(what))
             executor.submit(_job(trial, folder, run, plugins))
             while not (ends := executor.poll(timeout_s=1.0)):
                 pass
-            return read_json(folder / FOUND) if ends[0].ending == Ending.DONE else ends[0].detail or ends[0].ending
+            return read_json(folder / RESULTS) if ends[0].ending == Ending.DONE else ends[0].detail or ends[0].ending
 
         try:
             yield ask

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab import registry
 from vitlab.driver import trust
 from vitlab.errors import DataError, Problem, SpecError, VitlabError
-from vitlab.plan.cohorts import without_benchmark
+from vitlab.plan.engine_choice import without_benchmark
 from vitlab.plan.plan_file import read_decisions
 from vitlab.plan.tune import decide
 from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
@@ -94,9 +94,9 @@ def with_decisions(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str
         trials = [*plan.trials, *plan.pending]
         missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
         if shapes := without_benchmark(missing, plan.probes):
-            from vitlab.driver.benchmark import probe
+            from vitlab.driver.benchmark import benchmark_engines
 
-            decided = replace(plan, probes={**plan.probes, **probe(shapes, store, run, plugins, say)})
+            decided = replace(plan, probes={**plan.probes, **benchmark_engines(shapes, store, run, plugins, say)})
     return decided
 
 

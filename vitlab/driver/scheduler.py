@@ -16,7 +16,7 @@ from vitlab import registry
 from vitlab.errors import Interrupted, Refused, TrialFailed
 from vitlab.executors import Executor, Job, JobTrial, Settings, trial_endings
 from vitlab.geometry import Work
-from vitlab.plan.cohorts import engine_of, group_trials
+from vitlab.plan.engine_choice import engine_of, group_trials
 from vitlab.plan.values import EngineBenchmark, Plan, Planned, Trial
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Abort
@@ -64,7 +64,7 @@ def execute(
 ) -> int:
     """Train the trials, as many at a time as the executor has slots, and return the number of failures.
 
-    ``probes`` are the engine benchmarks of the plan, see :func:`vitlab.plan.cohorts.engine_of`.
+    ``probes`` are the engine benchmarks of the plan, see :func:`vitlab.plan.engine_choice.engine_of`.
 
     Raises:
         Refused: if the code has changed since the trials were planned; running trials have ended.
@@ -304,7 +304,7 @@ def _path(store: Store, planned: Planned) -> Path:
 
 
 def _work(trial: Trial) -> Work | None:
-    """Return the model's work per image; see :data:`vitlab.plan.cohorts.Works`."""
+    """Return the model's work per image; see :data:`vitlab.plan.engine_choice.Works`."""
     from vitlab.data.prepare import data_info
 
     model = registry.slot("model").resolve(trial.spec.model)

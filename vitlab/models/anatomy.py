@@ -159,7 +159,7 @@ class Anatomy:
         return None
 
     def work(self) -> Work:
-        """Return the work per image, by which an engine is chosen; see :mod:`vitlab.models.batch_last`."""
+        """Return the work per image, by which an engine is chosen."""
         g, position = self.geometry, self.position.component
         assert issubclass(position, Position)
         plain = not (position.needs_bias or position.needs_rotation) and all(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
 from vitlab.geometry import DataInfo, Work
-from vitlab.noise import Draws
 from vitlab.registry import Resolved, Slot
 
 State = Mapping[str, Tensor]
@@ -39,7 +38,7 @@ class Model(nn.Module):
     def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
         """Return the amount of work per image; None if it is unknown.
 
-        Trials with little work are trained together; see :mod:`vitlab.plan.cohorts`.
+        Trials with little work are trained together; see :mod:`vitlab.plan.engine_choice`.
         """
         return None
 
@@ -98,14 +97,6 @@ class Model(nn.Module):
             self.get_submodule(path).eval()
         return self
 
-    def batch_last_incompatibility(self) -> str | None:
-        """Return the reason why the batch-last engine does not support it, in one sentence; None if it does."""
-        return f"a {type(self).__name__} is not known with the batch innermost"
-
-    def batch_last(self) -> BatchLast:
-        """Return the passes of several models like this one; see :meth:`batch_last_incompatibility`."""
-        raise NotImplementedError
-
     def to_canonical(self, state: State) -> dict[str, Tensor]:
         """Return a state of this model under the names of its canonical checkpoint (timm's, for a ViT)."""
         return dict(state)
@@ -113,24 +104,6 @@ class Model(nn.Module):
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         """Return a canonical state under this model's names; the inverse of :meth:`to_canonical`."""
         return dict(state)
-
-
-class BatchLast(Protocol):
-    """The passes of several models at once, with the batch axis last; see :mod:`vitlab.models.batch_last`."""
-
-    rest: Model  #: the remaining part of one model, from the features of a batch to its output
-
-    def rest_of(self, rows: State) -> dict[str, Tensor]:
-        """Return the tensors of ``rest`` by their names there."""
-
-    def features(self, rows: State, draws: Draws, x_KBCHW: Tensor) -> Tensor:
-        """Return the features (K, B, ...) of the images of K models; gradients flow to ``rows``.
-
-        Args:
-            rows: their parameters and buffers by name, each with the models on axis 0.
-            draws: the sources of their layers' random draws, with the models on axis 0.
-            x_KBCHW: their images.
-        """
 
 
 def digest(state: State) -> str:

@@ -23,7 +23,7 @@ from vitlab.components.init import Init, Kind, seeded
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.models import batch_last, sizes
+from vitlab.models import sizes
 from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, Span, Token
 from vitlab.models.contract import Model, State, model
 from vitlab.registry import Pick, Resolved, Unhashed, slot
@@ -206,19 +206,6 @@ class ViT(Model):
     def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the logits by head."""
         return self.head.logits_by_head(output)
-
-    def batch_last_incompatibility(self) -> str | None:
-        """Return why the batch-last engine cannot run this model, or None."""
-        if any(getattr(type(self), name) is not getattr(ViT, name) for name in batch_last.SUPPORTED_METHODS):
-            return super().batch_last_incompatibility()
-        for path, block in self.blocks.named_children():
-            if type(block) is not Block:
-                return f"blocks.{path} is a {type(block).__name__}, which is not known with the batch innermost"
-        return batch_last.incompatibility(self)
-
-    def batch_last(self) -> batch_last.BatchLastForward:
-        """Return the forward with the batch as the last axis."""
-        return batch_last.BatchLastForward(self)
 
     # -- options ----------------------------------------------------------------------------------------------------
 

@@ -14,15 +14,15 @@ from vitlab.errors import Path, Problem, SpecError
 from vitlab.geometry import Work
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
-from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
+from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver
 from vitlab.plan.tree import changed, keys_of, value_at
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
-from vitlab.spec.run import Engine
+from vitlab.spec.run import FORMER_ENGINES, Engine
 from vitlab.spec.study import To
 
 
@@ -177,6 +177,9 @@ def _plan(
         if arm.aliases:
             more_notes.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
     more_notes += sorted(frozenset().union(*(arm.trial.notes for arm in arms.values())))
+    if study.run.engine in FORMER_ENGINES:
+        present = FORMER_ENGINES[study.run.engine]
+        more_notes.append(f"run.engine '{study.run.engine}' is now called '{present}'; both names are accepted.")
     more_notes += notes_on_files(arms.values(), seeds)
     if any(arm.trial.info.identity is None for arm in arms.values()):
         more_notes.append("The data is not on this machine: keys are pending until it is.")

@@ -13,6 +13,7 @@ from vitlab.plan.trial import FolderName
 from vitlab.plan.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
 from vitlab.spec.choice import Goal, Unit
+from vitlab.spec.run import EngineName
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class Arm:
     skip: str = ""  #: why it is not run; empty if it is
     note: str = ""  #: result of matching, and its relative difference
     classes: int | None = None  #: number of classes of its data, from which the chance level follows
-    engine: str = ""  #: engine that trains it, see :func:`vitlab.plan.cohorts.engine_of`; empty if it is not run
+    engine: EngineName = (
+        ""  #: engine that trains it, see :func:`vitlab.plan.engine_choice.engine_of`; empty if it is not run
+    )
 
 
 @dataclass(frozen=True)
@@ -100,25 +103,25 @@ class Tuning:
 class EngineBenchmark:
     """A measurement of the fastest engine for trials of one shape, stored in the plan."""
 
-    engine: str  #: the fastest
-    members: int  #: size of the measured cohorts
-    speeds: Mapping[str, float]
-    """Engine to images per second of one worker: of one trial for ``loop``, of all members for other engines."""
-    why_not: Mapping[str, str] = field(default_factory=dict)  #: engine to the reason why it was not measured
+    engine: EngineName  #: the fastest
+    trials: int  #: number of trials that were measured together
+    speeds: Mapping[EngineName, float]
+    """Engine to images per second of one worker: of one trial for ``loop``, of all trials for other engines."""
+    reasons: Mapping[EngineName, str] = field(default_factory=dict)  #: engine to the reason why it was not measured
 
     @property
     def summary(self) -> str:
         """The result in one sentence.
 
-        Example: ``engine vmap: 12,000 images/s of a worker, as a cohort of 16, 9,000 by loop; not stack: ...``
+        Example: ``engine vmap: 12,000 images/s of a worker, 16 trials together, 9,000 by loop; not batch_last: ...``
         """
         rest = [f"{speed:,.0f} by {engine}" for engine, speed in self.speeds.items() if engine != self.engine]
-        alone = "one trial at a time" if self.engine == "loop" else f"as a cohort of {self.members}"
-        first = f"{self.speeds[self.engine]:,.0f} images/s of a worker, {alone}"
-        reasons = {
-            reason: [name for name, why in self.why_not.items() if why == reason] for reason in self.why_not.values()
-        }
-        missing = [f"; not {' or '.join(engines)}: {reason}" for reason, engines in reasons.items()]
+        together = "one trial at a time" if self.engine == "loop" else f"{self.trials} trials together"
+        first = f"{self.speeds[self.engine]:,.0f} images/s of a worker, {together}"
+        by_reason: dict[str, list[str]] = {}
+        for engine, reason in self.reasons.items():
+            by_reason.setdefault(reason, []).append(engine)
+        missing = [f"; not {' or '.join(engines)}: {reason}" for reason, engines in by_reason.items()]
         return f"engine {self.engine}: {', '.join([first, *rest])}{''.join(missing)}."
 
 
@@ -202,7 +205,7 @@ class Plan:
     tuning: tuple[Tuning, ...] = ()  #: tunings, decided or open
     pending: tuple[Planned, ...] = ()
     """Trials of arms whose tuning is open: without a key, and with the knob values of the base."""
-    probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.cohorts.shape`
+    probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.engine_choice.shape`
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """Registered analysis of the first run, see :mod:`vitlab.plan.registration`."""
     looks: InterimAnalysis | None = None  #: set if the study has ``seeds.escalate_to``
@@ -333,12 +336,13 @@ UNDECIDED = Decisions()
 
 def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
     """Return the engine benchmarks of a plan in JSON, without those in an older format, which are measured anew."""
-    field_names = set(EngineBenchmark.__dataclass_fields__)
-    return {
-        shape: _PROBE.validate_python(probe)
+    former_names = {"members": "trials", "why_not": "reasons"}
+    probes = {
+        shape: {former_names.get(name, name): value for name, value in probe.items()}
         for shape, probe in plan.get("probes", {}).items()
-        if field_names == set(probe)
     }
+    field_names = EngineBenchmark.__dataclass_fields__.keys()
+    return {shape: _PROBE.validate_python(probe) for shape, probe in probes.items() if probe.keys() == field_names}
 
 
 def _without_spec(planned: Planned) -> dict[str, Any]:

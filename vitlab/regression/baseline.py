@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from vitlab.errors import Problem, SpecError, UserError
 from vitlab.spec.choice import Frozen
+from vitlab.spec.run import EngineName
 from vitlab.spec.sentences import sentences
 from vitlab.store.files import write_bytes
 
@@ -27,7 +28,7 @@ class TraceRecord(Frozen):
     """A stored trace, see :mod:`vitlab.regression.traces`."""
 
     precision: str
-    engine: str = "loop"
+    engine: EngineName = "loop"
     losses: tuple[float, ...]
     before: float
     after: float

@@ -18,12 +18,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from vitlab.engines.base import EngineFailed
+from vitlab.engines.schedule import supported_engine
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial, run
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store
-from vitlab.training.cohort import Cohort, Stacking, require_stackable, stacking_incompatibility
 from vitlab.training.loop import Training, evaluation_batches, forward_logits
 
 EXACT_STEPS = 20
@@ -55,7 +56,7 @@ def trace(
         planned: the trial.
         steps: their number; fewer if the trial itself is shorter.
         precision: replaces the trial's own.
-        engine: ``vmap`` and ``stack`` train it as a batch of one trial, if it can be stacked.
+        engine: the engine, or a fallback that supports the trial, trains it by itself.
         plugins: files of components.
     """
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
@@ -69,11 +70,19 @@ def trace(
             if isinstance(outcome, Exception):
                 raise outcome
         short = shorten(planned.trial, steps, precision)
-        with begin_trial(replace(short, code=""), store.trial(short.key, short.code), settings) as training:
-            before = _loss(training)
-            engine = _advance(training, engine)
-            losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []
-            return Trace(engine, tuple(losses), before, _loss(training))
+        while True:
+            with begin_trial(replace(short, code=""), store.trial(short.key, short.code), settings) as training:
+                before = _loss(training)
+                engine_type, _ = supported_engine(engine, training)
+                try:
+                    computation = engine_type([training])
+                    while training.step < training.steps:
+                        computation.train_step()
+                except EngineFailed as failed:
+                    engine = failed.fallback
+                    continue
+                losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []
+                return Trace(computation.name, tuple(losses), before, _loss(training))
 
 
 def shorten(trial: Trial, steps: int, precision: str | None) -> Trial:
@@ -97,25 +106,6 @@ def _prerequisites(trial: Trial, trials: dict[str, Trial]) -> Iterable[Trial]:
 
 def _name(trial: Trial) -> str:
     return f"{trial.key}/{trial.code}"
-
-
-def _advance(training: Training, engine: str) -> str:
-    """Train all steps and return the engine used: as in a worker, ``loop`` if the model cannot be stacked."""
-    if engine != "loop":
-        try:
-            require_stackable(training.model)
-            incompatibility = stacking_incompatibility(training.model, training.spec.precision, training.feed.device)
-            how: Stacking = "stack" if engine == "stack" and incompatibility is None else "vmap"
-            cohort, engine = Cohort([training], how), how
-            while training.step < training.steps:
-                cohort.train_step()
-        except Exception:
-            if training.step > 0:
-                raise
-            engine = "loop"
-    while training.step < training.steps:
-        training.train_step()
-    return engine
 
 
 @torch.no_grad()

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from vitlab.data.prepare import Feed, prepare
+from vitlab.engines.base import Loop
+from vitlab.engines.schedule import supported_engine, train
 from vitlab.errors import DataError, OutOfMemory
 from vitlab.models.contract import Model, digest
 from vitlab.plan.key import requirements_of
@@ -33,9 +35,8 @@ from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
-from vitlab.training.cohort import Stacking, stacking_incompatibility
 from vitlab.training.distributed import SingleProcess
-from vitlab.training.loop import EVALUATION_BATCH, Training, TrainingResult, complete, peak_memory
+from vitlab.training.loop import EVALUATION_BATCH, Training, TrainingResult, peak_memory
 from vitlab.training.microbatch import microbatches_of
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
@@ -84,16 +85,14 @@ class Attempt:
     def train(self, stop: Callable[[], bool], note: str = "") -> TrialResult | None:
         """Train in the loop engine; see :func:`vitlab.runner.run.run`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
-        every_s = self.settings.every_s
-        trained = complete(training, emit=self.log, save=self.save, stop=stop, every_s=every_s)
+        (trained,) = train([training], stop=stop, every_s=self.settings.every_s)
         return None if trained is None else self.finish(training, trained)
 
     def begin(self, engine: str, note: str = "") -> Training:
         """Return the training before its first step, or its next one after a resume.
 
         Args:
-            engine: ``loop``, or ``vmap`` or ``stack`` for trials trained together; ``stack`` falls back to ``vmap`` for
-                unsupported models.
+            engine: Name of the engine; :attr:`engine_type` is it or a fallback that supports the training.
             note: A note for the journal.
         """
         trial = self.trial
@@ -104,7 +103,6 @@ class Attempt:
         self.rate = self.peers.count * matrix_rate(self.device, spec.precision)
         if self.device.type == "cuda":  # excludes the memory of the rate measurement
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
-        self.engine = engine
         data: Resolved = slot("dataset").resolve(trial.spec.data)
         prepared = prepare(data, trial.seeds)
         if trial.data is not None and prepared.info.identity != trial.data:
@@ -115,20 +113,21 @@ class Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
         model, notes = initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
-        if engine == "stack" and (reason := stacking_incompatibility(model, spec.precision, self.device)):
-            self.engine, note = "vmap", "; ".join(filter(None, (note, f"trained by engine vmap, for {reason}")))
-        self.stacking: Stacking = "stack" if self.engine == "stack" else "vmap"
         self.size = size_of(model, trial, prepared.info)
         distillation = distillation_of(trial, self.folder, prepared, self.device)
         parts = microbatches_of(self.settings.micro_batch_size, self.peers)
-        training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation, parts)
+        training = Training(
+            model, feed, spec, trial.seeds, prepared.info.task, distillation, parts, emit=self.log, write=self.save
+        )
+        self.engine_type, engine_note = supported_engine(engine, training)
+        self.engine = self.engine_type.name
         resume, damage = self._checkpoint()
         if resume is not None:
             training.load(resume)
         parts.synchronise(model, training.step)
         read_note = "images are read as batches ask for them" if feed.stored else ""
-        self.log_start(training, "; ".join(filter(None, (damage, note, read_note, *notes))))
-        self.kernels = kernels_of_first_pass(model, engine != "loop")
+        self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, *notes))))
+        self.kernels = kernels_of_first_pass(model, self.engine_type is not Loop)
         self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
 

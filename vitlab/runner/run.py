@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from vitlab.engines.base import EngineFailed, Loop
+from vitlab.engines.schedule import train
 from vitlab.errors import Lost, OutOfMemory, Refused, TrialFailed, UserError, VitlabError
 from vitlab.models.contract import Model
 from vitlab.plan import source
@@ -29,7 +31,6 @@ from vitlab.runner.ranks import RankResult, launch_ranks
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
-from vitlab.training.cohort import Member, require_stackable, train_cohort
 from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Training, TrainingResult
 
@@ -73,12 +74,12 @@ def check_trial(trial: Trial) -> None:
 def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
     """Train the trials of a job, resume them, or return their stored results; write to their folders alone.
 
-    The trials are trained together by the engine ``job.settings.engine``, or one after another by ``loop``.  Models
-    that ``stack`` does not support are trained by ``vmap``, and models that cannot be stacked by ``loop``; the journals
-    state the reason.  If memory runs out, each half of the trials is trained separately.
+    The trials are trained together by the engine ``job.settings.engine``, or one after another by ``loop``.  An engine
+    that does not support them is replaced by its fallback; the journals state the reason.  If memory runs out, the
+    halves are trained separately.
 
     Args:
-        job: The trials, of equal :func:`vitlab.plan.cohorts.stack_key` if there are several.
+        job: The trials, of equal :func:`vitlab.plan.engine_choice.batch_key` if there are several.
         stop: Called before every step; training stops once it returns True.
 
     Returns:
@@ -113,7 +114,7 @@ def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult 
                 attempts.append(Attempt(item.trial, folder, settings, device))
         contexts.enter_context(torch_settings(settings, device))
         try:
-            _train(attempts, stop)
+            _train(attempts, settings.engine, stop)
         except Exception as error:
             memory_ran_out = out_of_memory(error) and len(attempts) > 1
             for attempt in attempts:
@@ -183,35 +184,39 @@ def _load_plugins(settings: Settings) -> None:
         load_file(plugin)
 
 
-def _train(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
-    """Train attempts, together unless their engine is ``loop``."""
-    if all(attempt.settings.engine == "loop" for attempt in attempts):
-        _train_in_turn(attempts, stop)
-        return
+def _train(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool], note: str = "") -> None:
+    """Train attempts by an engine or its fallback, together unless that is ``loop``."""
     started: list[tuple[Attempt, Training]] = []
     for attempt in attempts:
         try:
-            started.append((attempt, attempt.begin(attempt.settings.engine)))
+            started.append((attempt, attempt.begin(engine, note)))
         except Exception as error:
             if out_of_memory(error):
                 raise
             attempt.end(error)
-    if not started:
-        return
-    steps = [training.step for _, training in started]
-    try:
-        for _, training in started:
-            require_stackable(training.model)
-        members = [Member(training, attempt.log, attempt.save) for attempt, training in started]
-        results = train_cohort(members, engine=started[0][0].stacking, stop=stop, every_s=attempts[0].settings.every_s)
-    except Busy:  # one was taken over, which is unrelated to stacking
-        raise
-    except Exception as error:
-        if out_of_memory(error) or [training.step for _, training in started] != steps:
-            raise
-        note = f"trained by itself, for it could not be stacked: {sentence_of(error, attempts[0].trial)}"
-        _train_in_turn([attempt for attempt, _ in started], stop, note)
-        return
+    if any(attempt.engine_type is Loop for attempt, _ in started):
+        for attempt, training in started:
+            try:
+                _train_together([(attempt, training)], stop)
+            except Exception as error:
+                attempt.end(error)
+    elif started:
+        try:
+            _train_together(started, stop)
+        except EngineFailed as failed:
+            cause = failed.__cause__
+            assert cause is not None
+            if out_of_memory(cause):
+                raise cause from None
+            first = started[0][0]
+            reason = f"engine {first.engine_type.name} failed: {sentence_of(cause, first.trial)}"
+            note = f"trained by engine {failed.fallback}, for {reason}"
+            _train([attempt for attempt, _ in started], failed.fallback, stop, note)
+
+
+def _train_together(started: Sequence[tuple[Attempt, Training]], stop: Callable[[], bool]) -> None:
+    attempts, trainings = zip(*started, strict=True)
+    results = train(trainings, attempts[0].engine_type, stop=stop, every_s=attempts[0].settings.every_s)
 
     def finish(attempt: Attempt, training: Training, trained: TrainingResult | None) -> None:
         if trained is not None:
@@ -221,16 +226,7 @@ def _train(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
                 attempt.end(error)
 
     with ThreadPoolExecutor(len(started)) as threads:  # one thread per trial, so that they wait for the disk together
-        list(threads.map(finish, *zip(*started, strict=True), results))
-
-
-def _train_in_turn(attempts: Sequence[Attempt], stop: Callable[[], bool], note: str = "") -> None:
-    """Train attempts one after another."""
-    for attempt in attempts:
-        try:
-            attempt.train(stop, note)
-        except Exception as error:
-            attempt.end(error)
+        list(threads.map(finish, attempts, trainings, results))
 
 
 # -- several processes per trial ---------------------------------------------------------------------------------------

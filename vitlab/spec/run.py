@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import conflict
 
-Engine = Literal["auto", "loop", "vmap", "stack", "measured"]
+Engine = Literal["auto", "loop", "vmap", "batch_last", "stack", "measured"]
+
+FORMER_ENGINES = {"stack": "batch_last"}
+"""Former name of an engine to its present one.  Both are accepted in studies, and in files of earlier versions."""
+
+
+def present_engine(name: Any) -> Any:
+    """Return the present name of an engine, or of several joined by ``+``; other values are returned as they are."""
+    if not isinstance(name, str):
+        return name
+    return "+".join(dict.fromkeys(FORMER_ENGINES.get(part, part) for part in name.split("+")))
+
+
+EngineName = Annotated[str, BeforeValidator(present_engine)]
+"""The name of an engine in a stored file, or several joined by ``+``."""
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -127,14 +141,14 @@ class RunSpec(Frozen):
     workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default as many as fit on the machine
     threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one process
     device: Literal["auto", "cpu", "cuda"] = "auto"  #: device of the trials; ``auto``: a GPU if there is one
-    resources: Resources = Resources()  #: resources of one trial or one cohort
+    resources: Resources = Resources()  #: resources of one trial, or of a batch of trials trained together
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a
     step are still the mean over ``train.batch_size``."""
     engine: Engine = "auto"
-    """loop: each trial by itself; vmap: trials of one shape stacked; stack: the same with the batch innermost, for
-    small ViTs on a CPU; auto: one of these by the size of the model; measured: the fastest in a benchmark of each shape
-    of the study, which is stored in plan.json."""
+    """loop: each trial by itself; vmap: trials of one shape together; batch_last: the same with the batch as the last
+    axis, for small ViTs on a CPU (its former name is stack); auto: one of these by the size of the model; measured: the
+    fastest in a benchmark of each shape of the study, which is stored in plan.json."""
     deterministic: bool = True  #: on CUDA, request deterministic kernels
     timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds of training per attempt at a trial
     retries: Retries = Retries()
@@ -173,7 +187,7 @@ class RunSpec(Frozen):
                 "resources",
                 "device",
             )
-        if count > 1 and self.engine in ("vmap", "stack", "measured"):
+        if count > 1 and self.engine in ("vmap", "batch_last", "stack", "measured"):
             raise conflict(
                 f"engine {self.engine} trains many trials in one process, and resources request {count} processes "
                 "for one trial; remove one of the two",
@@ -184,5 +198,5 @@ class RunSpec(Frozen):
 
     @property
     def effective_engine(self) -> Engine:
-        """``engine``, or ``loop`` if several processes train one trial."""
-        return "loop" if self.resources.together > 1 else self.engine
+        """``engine`` by its present name, or ``loop`` if several processes train one trial."""
+        return "loop" if self.resources.together > 1 else cast(Engine, present_engine(self.engine))

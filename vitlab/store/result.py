@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
+from vitlab.spec.run import present_engine
+
 
 class Ending(StrEnum):
     """How a trial ended, or one attempt at it.  The values are those of files and reports."""
@@ -42,7 +44,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``numerics`` after checking the types of the fields that reports show.
+    """Return ``numerics`` with the present names of engines, after checking the types of the fields of reports.
 
     Raises:
         ValueError: If a field is of another type.
@@ -50,7 +52,7 @@ def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, kind in (("torch", str), ("device", str), ("processor", str), ("engine", str), ("threads", int)):
         if name in numerics and type(numerics[name]) is not kind:
             raise ValueError(f"{name} is no {kind.__name__}")
-    return numerics
+    return {name: present_engine(value) if name == "engine" else value for name, value in numerics.items()}
 
 
 def _with_result(ending: Ending) -> Ending:

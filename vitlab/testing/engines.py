@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import stack_module_state, vmap
 
 from vitlab import noise
+from vitlab.engines.batch_last import BatchLastForward, HeadOnly, incompatibility
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
@@ -37,36 +38,37 @@ def check_engines(who: str, choice: Resolved) -> None:
         except (OptionError, GeometryError):
             return
         models[-1].initialise(seed)
-    if not models[0].vmap_safe or models[0].batch_last_incompatibility() is not None:
+    if not models[0].vmap_safe or incompatibility(models[0], "fp64", torch.device("cpu")) is not None:
         return
     generator = torch.Generator().manual_seed(0)
     x_KBCHW = torch.randn(K, B, info.channels, *info.image, dtype=torch.float64, generator=generator)
-    with during(f"{who}: in a ViT, stacked with the batch innermost", Exception):
+    with during(f"{who}: in a ViT, by engine batch_last", Exception):
         parameters, buffers = stack_module_state(models)
         stacked = _batch_last_logits(models[0], parameters, buffers, x_KBCHW)
         gradients = _gradients(stacked, parameters)
-    for member, model in enumerate(models):
-        expected = forward_logits(model, x_KBCHW[member], "fp64")
+    for k, model in enumerate(models):
+        expected = forward_logits(model, x_KBCHW[k], "fp64")
         for name, view in expected.items():
-            close = torch.allclose(stacked[name][member], view, rtol=1e-9, atol=1e-10)
-            expect(close, f"{who}: in a ViT, with the batch innermost, its view '{name}' differs from that of a loop")
+            close = torch.allclose(stacked[name][k], view, rtol=1e-9, atol=1e-10)
+            expect(close, f"{who}: in a ViT, by engine batch_last, its view '{name}' differs from that of a loop")
         for name, gradient in _gradients(expected, dict(model.named_parameters())).items():
-            close = torch.allclose(gradients[name][member], gradient, rtol=1e-9, atol=1e-10)
-            expect(close, f"{who}: in a ViT, with the batch innermost, the gradient of {name} differs from a loop's")
+            close = torch.allclose(gradients[name][k], gradient, rtol=1e-9, atol=1e-10)
+            expect(close, f"{who}: in a ViT, by engine batch_last, the gradient of {name} differs from a loop's")
 
 
 def _batch_last_logits(
     model: Any, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x_KBCHW: Tensor
 ) -> dict[str, Tensor]:
-    passes, tensors = model.batch_last(), {**parameters, **buffers}
+    head, tensors = HeadOnly(model), {**parameters, **buffers}
     keys_K = torch.arange(K)
     draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(B).expand(K, B))
 
     def views(parameters: dict[str, Tensor], features_B: Tensor, draws: noise.Draws) -> dict[str, Tensor]:
         with noise.drawing(draws):
-            return forward_logits(passes.rest, features_B, "fp64", parameters)
+            return forward_logits(head, features_B, "fp64", parameters)
 
-    logits: dict[str, Tensor] = vmap(views)(passes.rest_of(tensors), passes.features(tensors, draws, x_KBCHW), draws)
+    features_KBTD = BatchLastForward(model, tensors, draws).features(x_KBCHW)
+    logits: dict[str, Tensor] = vmap(views)(head.own(tensors), features_KBTD, draws)
     return logits
 
 

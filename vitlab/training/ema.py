@@ -22,7 +22,7 @@ class Average:
 
     def __init__(self, model: Model, how: Ema) -> None:
         self.how = how
-        # Parameters and buffers themselves: a cohort moves them to other storage, which detached tensors would miss.
+        # Parameters and buffers themselves: engines move them to other storage, which detached tensors would miss.
         self._current: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self._averaged = {name: value.detach().clone() for name, value in self._current.items()}
         self._float_names = [name for name, value in self._current.items() if value.is_floating_point()]

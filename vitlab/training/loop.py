@@ -1,4 +1,4 @@
-"""The training loop, from the first step or a checkpoint to the last evaluation.
+"""One training: its state, and what a step and an evaluation of it compute.
 
 The batch, the learning rate and every random draw of a step (:mod:`vitlab.noise`) are functions of the step, so that a
 resumed training computes the same numbers as an uninterrupted one.
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 EVALUATION_BATCH = 512
 """Images of an evaluation batch.  Constant, so that metrics do not depend on the batch size of training."""
 
-WORTH_S = 1.0
-"""Seconds of work from which a checkpoint is written after an evaluation; less work is repeated after a resume."""
-
 EVALUATION_PIXELS = 1 << 19
 """Maximum pixels of an evaluation batch of segmentation, which has one logit per class and pixel."""
 
@@ -73,82 +70,6 @@ class TrainingResult:
     diverged: str = ""  #: one sentence naming the step with a non-finite loss; empty otherwise
 
 
-def train(
-    model: Model,
-    feed: Feed,
-    spec: TrainSpec,
-    seeds: Mapping[str, int],
-    *,
-    task: Task = "classification",
-    distillation: Distillation | None = None,
-    parts: FullBatch | None = None,
-    resume: State | None = None,
-    emit: Callable[[Measurement], None] = lambda measurement: None,
-    save: Callable[[State], None] = lambda state: None,
-    stop: Callable[[], bool] = lambda: False,
-    every_s: float = 60.0,
-) -> TrainingResult | None:
-    """Train a model in place.
-
-    With ``spec.ema`` the model holds the averaged weights afterwards.
-
-    Args:
-        model: Initialised model on the device of ``feed``.
-        feed: The batches.
-        spec: Length, optimizer and number of evaluations.  The last evaluation follows the last step and includes test.
-        seeds: Seeds of the streams ``dropout``, ``drop_path`` and ``mixup``.
-        task: The task of the labels.
-        distillation: The teacher, if any.
-        parts: How the batch of a step is split; by default it is not.
-        resume: A state passed to ``save`` earlier, to resume from.
-        emit: Called with every measurement, including ``system/*``.
-        save: Called with the state when training stops, at an evaluation if more than :data:`WORTH_S` of work is
-            unsaved, and at any step if more than ``every_s`` is.
-        stop: Called before every step; training stops once it returns True.
-        every_s: See ``save``.
-
-    Returns:
-        The results, or None if training stopped before the last step.
-    """
-    training = Training(model, feed, spec, seeds, task, distillation, parts)
-    if resume is not None:
-        training.load(resume)
-    return complete(training, emit=emit, save=save, stop=stop, every_s=every_s)
-
-
-def complete(
-    training: Training,
-    *,
-    emit: Callable[[Measurement], None] = lambda measurement: None,
-    save: Callable[[State], None] = lambda state: None,
-    stop: Callable[[], bool] = lambda: False,
-    every_s: float = 60.0,
-) -> TrainingResult | None:
-    """Run the remaining steps of a training; see :func:`train`."""
-    saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
-    try:
-        for moment in evaluation_steps(training.steps, training.spec.evaluations, after=training.last_measured_step):
-            while training.step < moment:
-                if stop():
-                    training.save(save)
-                    return None
-                training.train_step()
-                if time.monotonic() - saved_at > every_s:
-                    training.save(save)
-                    saved_at = time.monotonic()
-            last = moment == training.steps
-            if last and time.monotonic() - saved_at > worth_s:
-                training.save(save)
-            measurement, predictions = training.measure(map(training.evaluate, splits_of(last)))
-            emit(measurement)
-            if not last and time.monotonic() - saved_at > worth_s:
-                training.save(save)
-                saved_at = time.monotonic()
-    except Diverged as error:
-        return training.diverged(error)
-    return training.finish(predictions)
-
-
 def steps_of(spec: TrainSpec, feed: Feed) -> int:
     """Return the length of a training in optimizer steps."""
     if spec.steps is not None:
@@ -157,16 +78,6 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
         return max(1, round(spec.epochs * feed.steps_per_epoch(spec.batch_size)))
     assert spec.images is not None
     return max(1, round(spec.images / feed.batch_images(spec.batch_size)))
-
-
-def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
-    """Yield the evenly spaced steps after which an evaluation follows, the last step included.
-
-    Steps up to ``after`` are left out, except the last one.
-    """
-    for moment in sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)}):
-        if moment > after or moment == steps:
-            yield moment
 
 
 @torch.no_grad()
@@ -194,11 +105,6 @@ def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
     return feed.evaluation(split, size)
 
 
-def splits_of(last: bool) -> tuple[Split, ...]:
-    """Return the splits that a measurement evaluates: val, and test for the last one."""
-    return ("val", "test") if last else ("val",)
-
-
 def forward_logits(model: Model, x_BCHW: Tensor, precision: str, weights: State | None = None) -> dict[str, Tensor]:
     """Return the logits of a batch by head, in float32 or wider; ``bf16`` means autocast.
 
@@ -223,7 +129,19 @@ class Diverged(Exception):
 
 
 class Training:
-    """The state of a training between two steps, and the operations on it."""
+    """The state of a training between two steps, and the operations on it.
+
+    Args:
+        model: Initialised model on the device of ``feed``; it is trained in place.
+        feed: The batches.
+        spec: Length, optimizer and number of evaluations.  The last evaluation follows the last step and includes test.
+        seeds: Seeds of the streams ``dropout``, ``drop_path`` and ``mixup``.
+        task: The task of the labels.
+        distillation: The teacher, if any.
+        parts: How the batch of a step is split; by default it is not.
+        emit: Called with every measurement, including ``system/*``.
+        write: Called with every state that is to be saved.
+    """
 
     def __init__(
         self,
@@ -232,8 +150,11 @@ class Training:
         spec: TrainSpec,
         seeds: Mapping[str, int],
         task: Task,
-        distillation: Distillation | None,
+        distillation: Distillation | None = None,
         parts: FullBatch | None = None,
+        *,
+        emit: Callable[[Measurement], None] = lambda measurement: None,
+        write: Callable[[State], None] = lambda state: None,
     ) -> None:
         self.model = model.train()
         self.feed = feed
@@ -243,6 +164,8 @@ class Training:
         self.distillation = distillation
         self.parts = parts if parts is not None else FullBatch()
         self.parts.require(model, self.batch_images)
+        self.emit = emit
+        self.write = write
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
         self.metrics = metrics_of(feed.info, spec.metrics)
@@ -387,8 +310,8 @@ class Training:
         """Return a context in which the model has the weights that are evaluated."""
         return self.average.applied() if self.average is not None else nullcontext()
 
-    def save(self, write: Callable[[State], None]) -> None:
-        """Pass the state to ``write``, unless a loss since the last measurement is not finite.
+    def save(self) -> None:
+        """Write the state, unless a loss since the last measurement is not finite.
 
         Divergence is reported by the next measurement alone, so that the step at which a training ends does not depend
         on when it was saved.
@@ -396,7 +319,7 @@ class Training:
         if self.losses and not torch.stack(self.losses["loss"]).isfinite().all():
             return
         began = time.perf_counter()
-        write(
+        self.write(
             {
                 "model": self.model.state_dict(),
                 "average": self.average.state_dict() if self.average is not None else None,

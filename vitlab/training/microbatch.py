@@ -8,7 +8,7 @@ therefore equal those of the full batch up to rounding, and the setting belongs 
 Batch normalisation depends on the full batch and is refused.  Third-party components that draw from torch's own
 generator draw anew for every microbatch.
 
-K members of a cohort; ``...`` is (K,) for a cohort, and empty otherwise.
+K trials trained together; ``...`` is (K,) for these, and empty for one training.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FullBatch:
         return 1.0
 
     def weights(self, loss: Loss, targets: Sequence[Tensor]) -> Tensor | float:
-        """Return the weight of a microbatch for each member of a cohort, (K,)."""
+        """Return the weight of a microbatch for each of K trials."""
         return 1.0
 
     def combine(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
@@ -63,7 +63,7 @@ class FullBatch:
         return part.loss
 
     def combine_stacked(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
-        """Return the loss of the full batch of a cohort, and its normalised gradients, each (K, ...)."""
+        """Return the loss of the full batches of K trials, and their normalised gradients, each (K, ...)."""
         (part,) = parts
         return part.loss, gradients
 

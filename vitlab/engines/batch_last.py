@@ -1,23 +1,24 @@
-"""The forward pass of several small ViTs at once, with the batch as the last axis of all activations.
+"""The engine ``batch_last``: several small ViTs at once, with the batch as the last axis of all activations.
 
 For few tokens and narrow heads, the matrix products of a single image are too small to be efficient: an image of the
-tutorial has heads of 5 tokens by 3 channels.  Here activations have the axes (members, width, tokens, images), so a
-linear map is one product for all images of a member, and attention, norms and softmax operate on whole vectors of
+tutorial has heads of 5 tokens by 3 channels.  Here activations have the axes (trials, width, tokens, images), so a
+linear map is one product for all images of a trial, and attention, norms and softmax operate on whole vectors of
 images.  This needs one operation for every channel of a head and every token, and stores all products of tokens, so it
-only pays if both numbers are small (:func:`vitlab.plan.cohorts.engine_of` has the rule).
+only pays if both numbers are small (:func:`vitlab.plan.engine_choice.engine_of` has the rule); it is then twice as fast
+as ``vmap``.
 
 The module re-implements ViT's forward on canonical (timm) weights, so that all attention variants share it: linear
 patches, layer norm, attention and the plain MLP.  All other parts (position encodings, heads, other norms and MLPs,
-dropout) run their own forward, vectorised over members, on a view with the usual axes (batch, tokens, width).
+dropout) run their own forward, vectorised over trials, on a view with the usual axes (batch, tokens, width).
 
-K members; B images, C channels, I by J patches of h by w pixels, N patches, F = C*h*w; T tokens, D width, O another
+K trials; B images, C channels, I by J patches of h by w pixels, N patches, F = C*h*w; T tokens, D width, O another
 width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same as keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +30,11 @@ from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.position import Position
 from vitlab.components.position.additive import Additive
+from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
-
-if TYPE_CHECKING:
-    from vitlab.models.vit import Block, ViT
+from vitlab.models.vit import Block, ViT
+from vitlab.training.loop import Training, forward_logits
+from vitlab.training.losses import Value
 
 SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
 """Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
@@ -42,8 +44,7 @@ ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dro
 """Classes of the supported attentions' submodules; derived classes are not supported."""
 
 Rows = Mapping[str, Tensor]
-"""Parameters and buffers by name, each with the members on axis 0."""
-
+"""Parameters and buffers by name, each with the trials on axis 0."""
 
 RECOMPUTED = (
     *attention.SOFTMAX,
@@ -61,44 +62,78 @@ RECOMPUTED = (
 """Parts whose ``forward`` may be replaced by the computation here, as are those of the model and its blocks."""
 
 
-def incompatibility(model: ViT) -> str | None:
+class BatchLast(Vmap):
+    """Trainings of small ViTs: batch-last up to the head; the head and the loss are vectorised by ``vmap``."""
+
+    name = "batch_last"
+    fallback = "vmap"
+
+    @classmethod
+    def incompatibility(cls, training: Training) -> str | None:
+        """Return why the training is no small ViT of supported parts on a CPU, or None."""
+        return super().incompatibility(training) or incompatibility(
+            training.model, training.spec.precision, training.feed.device
+        )
+
+    def _losses(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
+        first, head = self.trainings[0], HeadOnly(self.model)
+
+        def loss(rows: Rows, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
+            with noise.drawing(draws):
+                return first.loss(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
+
+        x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW)
+        losses: Value = vmap(loss)(head.own(rows), x_KBTD, y_KB, draws)
+        return losses
+
+
+def incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
     """Return the reason why a model is not supported, in one sentence; None if it is."""
+    if device.type != "cpu":
+        return f"engine batch_last runs on CPUs only, and this is {device.type}"
+    if precision not in ("fp32", "fp64"):
+        return f"engine batch_last does not support precision {precision}"
+    if not isinstance(model, ViT) or not all(_inherits(ViT, name, model) for name in SUPPORTED_METHODS):
+        return f"a {type(model).__name__} is not supported by engine batch_last"
     position = model.position
     for what, required, hook in (
         ("rotates queries and keys", position.needs_rotation, "rotation"),
         ("has a bias", position.needs_bias, "bias"),
     ):
         if required or not _inherits(Position, hook, position):
-            return f"attention that {what} is not known with the batch innermost"
-    for path, block in model.blocks.named_children():
-        attend = cast("Block", block).attn
-        where = f"blocks.{path}.attn"
-        if type(attend) not in attention.SOFTMAX:
-            return f"{where} is a {type(attend).__name__}, which is not known with the batch innermost"
-        if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
-            return f"{where} normalises queries and keys, which is not known with the batch innermost"
-        for name, part in attend.named_modules():
-            if name and type(part) not in ATTENTION_PARTS:
-                return f"{where}.{name} is a {type(part).__name__}, which is not known with the batch innermost"
-        if cast(Dropout, attend.attn_drop).p > 0:
-            return f"{where} drops weights, which is not known with the batch innermost"
+            return f"attention that {what} is not supported by engine batch_last"
+    blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
+    for path, block in blocks:
+        if type(block) is not Block:
+            return f"{path} is a {type(block).__name__}, which is not supported by engine batch_last"
+        if reason := _attention_incompatibility(f"{path}.attn", block.attn):
+            return reason
     parts = [part for part in model.named_modules() if type(part[1]) in RECOMPUTED]
-    for path, module in [
-        ("", model),
-        *((f"blocks.{name}", block) for name, block in model.blocks.named_children()),
-        *parts,
-    ]:
+    for path, module in [("", model), *blocks, *parts]:
         if _is_altered(module):
             return f"{path or 'the model'}, a {type(module).__name__}, has a replaced forward method or a hook"
+    return None
+
+
+def _attention_incompatibility(path: str, attend: attention.Attention) -> str | None:
+    if type(attend) not in attention.SOFTMAX:
+        return f"{path} is a {type(attend).__name__}, which is not supported by engine batch_last"
+    if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
+        return f"{path} normalises queries and keys, which is not supported by engine batch_last"
+    for name, part in attend.named_modules():
+        if name and type(part) not in ATTENTION_PARTS:
+            return f"{path}.{name} is a {type(part).__name__}, which is not supported by engine batch_last"
+    if cast(Dropout, attend.attn_drop).p > 0:
+        return f"{path} drops weights, which is not supported by engine batch_last"
     return None
 
 
 class HeadOnly(Model):
     """The part of a model after its last block: from tokens (B, T, D) to its output."""
 
-    def __init__(self, model: ViT) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model = model
+        self.model = cast(ViT, model)
 
     def forward(self, x_BTD: Tensor) -> Any:
         """Return the model's output for the tokens after its last block."""
@@ -108,26 +143,19 @@ class HeadOnly(Model):
         """Return the model's logits by head."""
         return self.model.logits_by_head(output)
 
-
-class BatchLastForward:
-    """The passes of models of one shape; see :class:`vitlab.models.contract.BatchLast`."""
-
-    def __init__(self, model: ViT) -> None:
-        """Create the passes of models like ``model``, for which :func:`incompatibility` must return None."""
-        self.model = model
-        self.rest: Model = HeadOnly(model)
-
-    def rest_of(self, rows: Rows) -> dict[str, Tensor]:
-        """Return the rows of the head's parameters, under the names of :class:``HeadOnly``."""
+    def own(self, rows: Rows) -> dict[str, Tensor]:
+        """Return the tensors of this part by their names here."""
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
-    def features(self, rows: Rows, draws: noise.Draws, x_KBCHW: Tensor) -> Tensor:
-        """Return ``forward_features`` of each member, (K, B, T, D)."""
-        return _BatchLastPass(self.model, rows, draws).features(x_KBCHW)
 
+class BatchLastForward:
+    """One forward pass of several ViTs of one shape, for which :func:`incompatibility` returns None.
 
-class _BatchLastPass:
-    """One forward pass."""
+    Args:
+        model: One of them.
+        rows: Their parameters and buffers; gradients flow to these.
+        draws: The sources of their layers' random draws, with the trials on axis 0.
+    """
 
     def __init__(self, model: ViT, rows: Rows, draws: noise.Draws) -> None:
         self.model = model
@@ -135,6 +163,7 @@ class _BatchLastPass:
         self.draws = draws
 
     def features(self, x_KBCHW: Tensor) -> Tensor:
+        """Return ``forward_features`` of each trial, (K, B, T, D)."""
         x_KDTB = self._with_prefix(self._patches(x_KBCHW))
         x_KDTB = self._part("pos_drop", self._positions("add", x_KDTB, 0))
         for layer in range(1, len(self.model.blocks) + 1):
@@ -178,12 +207,12 @@ class _BatchLastPass:
 
     def _attention(self, at: str, x_KDTB: Tensor) -> Tensor:
         attend = cast(attention.SoftmaxAttention, self.model.get_submodule(at))
-        members, _, tokens, images = x_KDTB.shape
+        trials, _, tokens, images = x_KDTB.shape
         rows = _below(at, self.rows)
         if attend.implementation in ("split", "per_head"):
             rows = vmap(attend.to_canonical)(rows)
         qkv_KOM = _affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
-        qkv_K3HETB = qkv_KOM.view(members, 3, attend.num_heads, attend.head_dim, tokens, images)
+        qkv_K3HETB = qkv_KOM.view(trials, 3, attend.num_heads, attend.head_dim, tokens, images)
         y_KHETB: Tensor = _Attend.apply(qkv_K3HETB, attend.scale)  # type: ignore[no-untyped-call]
         y_KDM = _affine(rows["proj.weight"], rows["proj.bias"], y_KHETB.flatten(3).flatten(1, 2))
         return self._part(f"{at}.proj_drop", y_KDM.view(x_KDTB.shape))
@@ -217,7 +246,7 @@ class _BatchLastPass:
         return _to_KDTB(self._vectorised(at, _to_KBTD(x_KDTB), call))
 
     def _vectorised(self, at: str, x_KB: Tensor, call: Call = lambda part, x_B: part(x_B)) -> Tensor:
-        """Apply a part's own forward to each member's batch, (K, B, ...)."""
+        """Apply a part's own forward to each trial's batch, (K, B, ...)."""
         call_part = _PartCall(self.model.get_submodule(at), call)
 
         def one(rows: Rows, draws: noise.Draws, x_B: Tensor) -> Tensor:

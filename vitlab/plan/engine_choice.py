@@ -1,8 +1,8 @@
-"""Choice of engine, and the grouping of trials into cohorts that are trained together with stacked weights.
+"""Choice of engine, and the grouping of trials into batches that are trained together.
 
 One kernel call for all trials saves time if a call does little work: measured on a CPU, 16 seeds of a ViT with 17
 tokens of width 32 take 0.7 of the time of training them one after another at batch size 64, and 0.5 at 16; at width 64
-and batch size 128 there is no gain.  With the batch innermost (:mod:`vitlab.models.batch_last`), in batches of 128,
+and batch size 128 there is no gain.  By engine ``batch_last`` (:mod:`vitlab.engines.batch_last`), in batches of 128,
 those of a ViT of 5 tokens take 0.3 at 3 channels of a head, 0.5 at 8 and 0.7 at 16; of 10 tokens and 8 channels 0.5, of
 17 and 4 channels 0.6: 0.5 to 0.8 of what ``vmap`` takes.  At 17 tokens and 8 channels the two are alike.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from vitlab.geometry import Work
 from vitlab.plan.key import key_of
@@ -22,38 +22,38 @@ from vitlab.spec import Choice
 from vitlab.spec.run import Engine
 from vitlab.spec.trial import LENGTHS, TrialSpec
 
-MOST = 16  #: largest cohort: more members gain nothing, and losing a worker costs more
-LARGEST = 1 << 16
-"""Largest number of values between two layers, for a whole batch, at which a cohort is faster than the loop."""
+MAX_TOGETHER = 16  #: in a batch of trials: more gain nothing, and losing a worker costs more
+MAX_VALUES = 1 << 16
+"""Largest number of values between two layers, for a whole batch, at which ``vmap`` is faster than the loop."""
 
-NARROW = 1200
-"""Largest number of query-key products, per image and head, at which ``stack`` is faster than ``vmap``."""
+MAX_PRODUCTS = 1200
+"""Largest number of query-key products, per image and head, at which ``batch_last`` is faster than ``vmap``."""
 
 FREE = ("optimizer", "schedule", "clip_grad", "layer_decay", "mix")
-"""Keys of ``train`` that may differ between the members of a cohort: each member has its own optimizer."""
+"""Keys of ``train`` that may differ within a batch of trials: each trial has its own optimizer."""
 
 AUGMENT = ("augment",)
-"""Keys of ``data`` that may differ between the members of a cohort."""
+"""Keys of ``data`` that may differ within a batch of trials."""
 
 Works = Callable[[Trial], Work | None]
 """Returns the work of a trial's model for one image; None if the model does not declare it."""
 
 
 def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}) -> str:
-    """Return the engine of a trial: ``vmap`` or ``stack`` if it belongs in a cohort, even as its only member.
+    """Return the engine of a trial: ``vmap`` or ``batch_last`` for one to train with others, even if there are none.
 
     The rule, which is defined here alone:
 
     1. A trial that starts from another trial, learns from a teacher or averages its weights uses ``loop``.
-    2. ``run.engine`` ``loop``, ``vmap`` and ``stack`` are used as given.
+    2. ``run.engine`` ``loop``, ``vmap`` and ``batch_last`` are used as given.
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
-    4. ``auto`` is ``loop`` if a whole batch has more than :data:`LARGEST` values between two layers, or if the model
+    4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers, or if the model
        does not declare its work; otherwise rule 5 applies.
-    5. A cohort uses ``stack`` in fp32 and fp64 if a head forms at most :data:`NARROW` query-key products, and ``vmap``
-       if there are more or the model does not declare them.
+    5. The engine is ``batch_last`` in fp32 and fp64 if a head forms at most :data:`MAX_PRODUCTS` query-key products,
+       and ``vmap`` if there are more or the model does not declare them.
 
-    A worker falls back from ``stack`` to ``vmap`` on a GPU or if a component is not supported, and to ``loop`` if the
-    model cannot be stacked; it writes the reason to the journal.
+    A worker falls back from ``batch_last`` to ``vmap`` and from that to ``loop`` where a training is not supported
+    (:func:`vitlab.engines.schedule.supported_engine`), and writes the reason to the journal.
 
     The engine therefore depends on the trial, ``run.engine`` and plan.json, and not on added seeds or the machine.
     Nothing else is chosen: the number of threads is ``run.threads``, nothing is compiled, and the kernel of
@@ -61,24 +61,19 @@ def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, E
     """
     if chosen == "loop" or not stackable(trial):
         return "loop"
-    if chosen in ("vmap", "stack"):
+    if chosen in ("vmap", "batch_last"):
         return chosen
     if chosen == "measured" and (probe := probes.get(shape(trial))) is not None:
         return probe.engine
     work = works(trial)
-    if work is None or work.values * trial.spec.train.batch_size > LARGEST:
+    if work is None or work.values * trial.spec.train.batch_size > MAX_VALUES:
         return "loop"
-    return stacking(trial, work)
-
-
-def stacking(trial: Trial, work: Work | None) -> Literal["vmap", "stack"]:
-    """Return the engine of a trial in a cohort: rule 5 of :func:`engine_of`."""
-    wide = trial.spec.train.precision in ("fp32", "fp64")
-    return "stack" if wide and work is not None and work.products is not None and work.products <= NARROW else "vmap"
+    precise = trial.spec.train.precision in ("fp32", "fp64")
+    return "batch_last" if precise and work.products is not None and work.products <= MAX_PRODUCTS else "vmap"
 
 
 def stackable(trial: Trial) -> bool:
-    """Return whether a trial's spec allows it to be a member of a cohort."""
+    """Return True if a trial's spec allows it to be trained together with others."""
     return not (trial.needs or trial.spec.distill or trial.spec.train.ema)
 
 
@@ -104,11 +99,11 @@ def without_benchmark(trials: Iterable[Planned], probes: Mapping[str, EngineBenc
     return by_shape
 
 
-def stack_key(trial: Trial) -> str:
+def batch_key(trial: Trial) -> str:
     """Return a key that is equal for trials that can be trained together.
 
     Such trials differ in seeds and in :data:`FREE` and :data:`AUGMENT` alone.  They share their validation and test
-    images, because a cohort is evaluated together.
+    images, because they are evaluated together.
     """
     spec = _without(trial.spec, train=FREE, data=AUGMENT)
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
@@ -134,7 +129,7 @@ def group_trials(
         if engine == "loop":
             groups.append((engine, [planned]))
             continue
-        key = stack_key(planned.trial)
+        key = batch_key(planned.trial)
         if key not in stacks:
             stacks[key] = []
             groups.append((engine, stacks[key]))
@@ -151,7 +146,7 @@ def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> dict
 
 
 def _parts(group: list[Planned], places: int) -> list[list[Planned]]:
-    """Split a group into the fewest parts of at most :data:`MOST` trials that fill the places, nearly equal in size."""
-    count = max(-(-len(group) // MOST), min(places, -(-len(group) // 2)))
+    """Split a group into the fewest parts that fill the places, nearly equal and of at most :data:`MAX_TOGETHER`."""
+    count = max(-(-len(group) // MAX_TOGETHER), min(places, -(-len(group) // 2)))
     cuts = [index * len(group) // count for index in range(count + 1)]
     return [group[begin:end] for begin, end in pairwise(cuts)]

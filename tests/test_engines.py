@@ -23,8 +23,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitlab import lab
 from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
+from vitlab.engines import schedule
+from vitlab.engines.batch_last import incompatibility
+from vitlab.engines.schedule import ENGINES, train
 from vitlab.geometry import Work
-from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, group_trials, shape, stack_key
+from vitlab.plan.engine_choice import (
+    MAX_PRODUCTS,
+    MAX_TOGETHER,
+    MAX_VALUES,
+    batch_key,
+    engine_of,
+    group_trials,
+    shape,
+)
 from vitlab.plan.values import Planned, Trial
 from vitlab.registry import listing, slot
 from vitlab.runner.attempt import Attempt
@@ -34,9 +45,7 @@ from vitlab.spec.run import Engine
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import TrialResult
-from vitlab.training import cohort as cohorts
-from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, stacking_incompatibility, train_cohort
-from vitlab.training.loop import Training, TrainingResult, complete
+from vitlab.training.loop import Training, TrainingResult
 from vitlab.weights.transfer import start_from
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
@@ -75,9 +84,9 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision"), [("vmap", "fp32"), ("vmap", "fp64"), ("vmap", "bf16"), ("stack", "fp32")]
+    ("engine", "precision"), [("vmap", "fp32"), ("vmap", "fp64"), ("vmap", "bf16"), ("batch_last", "fp32")]
 )
-def test_trial_does_not_depend_on_batch_of_trials(engine: Stacking, precision: str) -> None:
+def test_trial_does_not_depend_on_batch_of_trials(engine: str, precision: str) -> None:
     """Trials differ in data order, augmentation, masks, mixing, rate, decay, clipping and optimizer."""
     ways: list[dict[str, Any]] = [
         {},
@@ -86,21 +95,21 @@ def test_trial_does_not_depend_on_batch_of_trials(engine: Stacking, precision: s
         {"mix": {"mixup": 0.8, "cutmix": 1.0}, "layer_decay": 0.8},
         {},
     ]
-    # Mixed images have shares of classes for labels, and those of a cohort have one shape.
+    # Mixed images have shares of classes for labels, and those trained together have one shape.
     ways = [{**way, "mix": {"mixup": 0.2}} if "mix" not in way else way for way in ways]
 
-    def member(seed: int) -> Training:
+    def new_training(seed: int) -> Training:
         augment = [{"type": "crop", "padding": seed % 2 + 1}, "flip"]
         return training(seed, data={"augment": augment}, precision=precision, **ways[seed])
 
     alone = []
     for seed in range(5):
-        one = member(seed)
-        (results,) = train_cohort([Member(one)], engine=engine)
+        one = new_training(seed)
+        (results,) = train([one], ENGINES[engine])
         alone.append((state_of(one), results))
     for size in (2, 3, 5):
-        together = [member(seed) for seed in range(size)]
-        results = train_cohort([Member(one) for one in together], engine=engine)
+        together = [new_training(seed) for seed in range(size)]
+        results = train(together, ENGINES[engine])
         for one, (state, expected), result in zip(together, alone, results, strict=False):
             assert same(state, state_of(one))
             assert result is not None and expected is not None
@@ -113,17 +122,17 @@ SIZES_THAT_DO_NOT_ALIGN = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from vitlab.training.cohort import Member, train_cohort
+from vitlab.engines.schedule import ENGINES, train
 from job_helpers import run_trial
-from test_cohort import SETTINGS, same, state_of, training, trial, work
+from test_engines import SETTINGS, same, state_of, training, trial, work
 run_trial(*work(Path({folder!r}), trial(0))[0], SETTINGS)
 odd = dict(model=dict(dim=9, heads=3, drop=0.0, drop_path=0.0), batch_size=13, steps=4, evaluations=1)
-for engine in ("vmap", "stack"):
+for engine in ("vmap", "batch_last"):
     together = [training(seed, **odd) for seed in range(3)]
-    train_cohort([Member(one) for one in together], engine=engine)
+    train(together, ENGINES[engine])
     for seed in (1, 2):
         alone = training(seed, **odd)
-        train_cohort([Member(alone)], engine=engine)
+        train([alone], ENGINES[engine])
         assert same(state_of(alone), state_of(together[seed])), (engine, seed)
 """
 
@@ -137,34 +146,36 @@ def test_trial_does_not_depend_on_memory_layout(tmp_path: Path) -> None:
 
 def test_diverging_trial_leaves_others_untouched() -> None:
     good = training(0)
-    train_cohort([Member(good)])
+    train([good], ENGINES["vmap"])
     together = [training(0), training(1, optimizer={"type": "sgd", "lr": 1e30}), training(2)]
     counts: Counter[int] = Counter()
-    members = [Member(one, emit=lambda _, m=m: counts.update([m])) for m, one in enumerate(together)]  # type: ignore[misc]
-    first, wild, last = train_cohort(members)
+    for m, one in enumerate(together):
+        one.emit = lambda _, m=m: counts.update([m])  # type: ignore[misc]
+    first, wild, last = train(together, ENGINES["vmap"])
     assert wild is not None and re.search(r"not finite at step \d of 9", wild.diverged)
     assert wild.metrics == {} and first is not None and last is not None and not first.diverged
     assert same(state_of(good), state_of(together[0]))
     assert counts == {0: 3, 2: 3}
 
 
-@pytest.mark.parametrize("engine", ["vmap", "stack"])
-def test_resume_from_different_steps_equals_uninterrupted(engine: Stacking) -> None:
+@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
+def test_resume_from_different_steps_equals_uninterrupted(engine: str) -> None:
     undisturbed = [training(seed) for seed in range(3)]
-    expected = train_cohort([Member(one) for one in undisturbed], engine=engine)
+    expected = train(undisturbed, ENGINES[engine])
     draw = random.Random(0)
     for _ in range(3):
         calls = iter(range(draw.randint(1, 8)))
         states: list[list[Any]] = [[], [], []]
         first = [training(seed) for seed in range(3)]
-        members = [Member(one, save=states[m].append) for m, one in enumerate(first)]
-        results = train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
+        for m, one in enumerate(first):
+            one.write = states[m].append
+        results = train(first, ENGINES[engine], stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
         assert results == [None] * 3
         # As after a kill between two checkpoints: one trial loses its latest, another all.
         second = [training(seed) for seed in range(3)]
         second[0].load(_copied(states[0][-1]))
         second[1].load(_copied(states[1][max(0, len(states[1]) - 2)]))
-        actual = train_cohort([Member(one) for one in second], engine=engine)
+        actual = train(second, ENGINES[engine])
         for one, other, before, after in zip(undisturbed, second, expected, actual, strict=True):
             assert same(state_of(one), state_of(other))
             assert before is not None and after is not None and before.metrics == after.metrics
@@ -221,52 +232,53 @@ def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) 
         return training(seed, data=data, model={**model, **size, **prefix}, **{**how, **train})
 
     one = new_training(1)
-    require_stackable(one.model)
-    engines: list[Stacking] = (
-        ["vmap"] if stacking_incompatibility(one.model, "fp64", one.feed.device) else ["vmap", "stack"]
-    )
-    cohorts = {engine: Cohort([new_training(seed) for seed in range(2)], engine) for engine in engines}
+    assert ENGINES["vmap"].incompatibility(one) is None
+    names = [name for name in ("vmap", "batch_last") if ENGINES[name].incompatibility(one) is None]
+    engines = {name: ENGINES[name]([new_training(seed) for seed in range(2)]) for name in names}
     for step in range(steps):
         one.train_step()
-        for engine, cohort in cohorts.items():
-            cohort.train_step()
+        for engine in engines.values():
+            engine.train_step()
             if step == 0:
-                other = cohort.trainings[1].model
+                other = engine.trainings[1].model
                 for name, parameter in one.model.named_parameters():
                     if parameter.grad is not None:
                         actual, expected = other.get_parameter(name).grad, parameter.grad
-                        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12, msg=f"{engine}: {name}")
-    for cohort in cohorts.values():
-        actual, expected = (torch.stack(each.losses["loss"]) for each in (cohort.trainings[1], one))
+                        torch.testing.assert_close(
+                            actual, expected, rtol=1e-10, atol=1e-12, msg=f"{engine.name}: {name}"
+                        )
+    for engine in engines.values():
+        actual, expected = (torch.stack(each.losses["loss"]) for each in (engine.trainings[1], one))
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-    (evaluated,) = cohort.evaluate(("val",))[1]
+    (evaluated,) = engine.evaluate(("val",))[1]
     assert evaluated.metrics == pytest.approx(one.evaluate("val").metrics, rel=1e-8)
 
 
 def test_vmap_equals_loop_up_to_rounding_in_float32() -> None:
     alone, together = [training(seed) for seed in range(3)], [training(seed) for seed in range(3)]
-    expected: list[TrainingResult | None] = [complete(one) for one in alone]
-    results = train_cohort([Member(one) for one in together])
+    expected: list[TrainingResult | None] = train(alone)
+    results = train(together, ENGINES["vmap"])
     for before, after in zip(expected, results, strict=True):
         assert before is not None and after is not None
         assert after.metrics == pytest.approx(before.metrics, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "stack"])
+@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_weight_averages_follow_stack(engine: Stacking, count: int) -> None:
+def test_weight_averages_follow_stack(engine: str, count: int) -> None:
     """Averages, their evaluations and checkpoints equal those of the loop."""
     how: dict[str, Any] = {"precision": "fp64", "ema": {"decay": 0.9}}
     alone, together = ([training(seed, **how) for seed in range(count)] for _ in range(2))
-    expected: list[TrainingResult | None] = [complete(one) for one in alone]
+    expected: list[TrainingResult | None] = train(alone)
     kept_states: list[list[Any]] = [[] for _ in range(count)]
-    members = [Member(one, save=kept_states[m].append) for m, one in enumerate(together)]
+    for m, one in enumerate(together):
+        one.write = kept_states[m].append
     calls = iter(range(4))
-    train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)
+    train(together, ENGINES[engine], stop=lambda: next(calls, None) is None, every_s=0.0)
     together = [training(seed, **how) for seed in range(count)]
     for one, states in zip(together, kept_states, strict=True):
         one.load(_copied(states[-1]))
-    results = train_cohort([Member(one) for one in together], engine=engine)
+    results = train(together, ENGINES[engine])
     for one, other, before, after in zip(alone, together, expected, results, strict=True):
         assert one.average is not None and other.average is not None and before is not None and after is not None
         averages, weights = one.average.state_dict(), state_of(one)
@@ -281,10 +293,10 @@ def test_training_with_teacher_is_not_stacked() -> None:
     one = training()
     one.distillation = object()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="distillation cannot be stacked"):
-        Cohort([one])
+        ENGINES["vmap"]([one])
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap", "stack"])
+@pytest.mark.parametrize("engine", ["loop", "vmap", "batch_last"])
 def test_frozen_body_is_in_evaluation_mode(engine: str) -> None:
     """The reference is torch's logistic regression on features in evaluation mode: batch norm, dropout, drop path."""
     model = {
@@ -312,12 +324,8 @@ def test_frozen_body_is_in_evaluation_mode(engine: str) -> None:
             torch.nn.functional.cross_entropy(layer(x_BD), batch.y_B).backward()
             optimizer.step()
         expected.append(layer.state_dict())
-    if engine == "loop":
-        for one in trainings:
-            complete(one)
-    else:
-        assert stacking_incompatibility(trainings[0].model, "fp64", trainings[0].feed.device) is None
-        train_cohort([Member(one) for one in trainings], engine=engine)  # type: ignore[arg-type]
+    assert ENGINES[engine].incompatibility(trainings[0]) is None
+    train(trainings, ENGINES[engine])
     for one, state, head in zip(trainings, before, expected, strict=True):
         after = state_of(one)
         for name in state.keys() - {"head.fc.weight", "head.fc.bias"}:
@@ -355,21 +363,21 @@ class Counting(TorchDispatchMode):
     ("engine", "model", "data", "most"),
     [
         ("vmap", TINY, {"image_size": 32}, 20),
-        ("stack", TINY, {"image_size": 32}, 21),
+        ("batch_last", TINY, {"image_size": 32}, 21),
         ("vmap", {"patch_size": 4, "dim": 64, "heads": 4, "depth": 6}, {"image_size": 32}, 32),
     ],
-    ids=["tiny", "tiny-stack", "micro"],
+    ids=["tiny", "tiny-batch-last", "micro"],
 )
 def test_sixteen_seeds_take_few_operations_each(
-    engine: Stacking, model: dict[str, Any], data: dict[str, Any], most: int
+    engine: str, model: dict[str, Any], data: dict[str, Any], most: int
 ) -> None:
     """Counts forward, backward and update, without drawing batches, which cost the loop the same."""
     plain = {"drop": 0.0, "drop_path": 0.0}
-    members = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
-    stacked = Cohort(members, engine)
+    trainings = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
+    stacked = ENGINES[engine](trainings)
     stacked.train_step()
-    draws = [one.draw(range(8)) for one in members]
-    for one, batch in zip(members, draws, strict=True):
+    draws = [one.draw(range(8)) for one in trainings]
+    for one, batch in zip(trainings, draws, strict=True):
         one.draw = lambda rows, batch=batch: batch  # type: ignore[method-assign,misc]
     with Counting() as counting:
         stacked.train_step()
@@ -420,15 +428,20 @@ def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> Non
 
 
 def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -> None:
-    stack = replace(SETTINGS, engine="stack")
+    settings = replace(SETTINGS, engine="batch_last")
     supported, unknown = (
         work(tmp_path / position, trial(0, model={"position": position})) for position in ("learned", "alibi2d")
     )
     for items in (supported, unknown):
-        run_together(items, stack)
-    assert [results(items)[0].circumstances.numerics["engine"] for items in (supported, unknown)] == ["stack", "vmap"]
+        run_together(items, settings)
+    assert [results(items)[0].circumstances.numerics["engine"] for items in (supported, unknown)] == [
+        "batch_last",
+        "vmap",
+    ]
     notes = [items[0][1].events()[0][0].body.get("note", "") for items in (supported, unknown)]
-    assert notes[0] == "" and re.search("trained by engine vmap, for attention that has a bias is not known", notes[1])
+    assert notes[0] == "" and re.search(
+        "trained by engine vmap: attention that has a bias is not supported by engine batch_last", notes[1]
+    )
     alike = work(tmp_path / "vmap", trial(0, model={"position": "alibi2d"}))
     run_together(alike, SETTINGS)
     assert results(alike)[0].outcome == results(unknown)[0].outcome
@@ -462,22 +475,35 @@ def test_result_names_every_engine_used(tmp_path: Path) -> None:
 
 
 def test_unstackable_trial_falls_back_to_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unsafe(slot("mlp").get("gelu")):  # type: ignore[misc]
-        vmap_safe = False
+    """The incompatibility may be declared, and so known before the first step, or not."""
+    mlp = slot("mlp").get("gelu")
+    forward = mlp.forward
 
-    monkeypatch.setattr(Part, "vmap_safe", True)
-    monkeypatch.setattr(slot("mlp").get("gelu"), "vmap_safe", False, raising=False)
-    items = work(tmp_path, trial(0), trial(1))
-    run_together(items, SETTINGS)
-    monkeypatch.undo()
+    def failing(self: Any, x_BTD: Tensor) -> Tensor:
+        if stacked():
+            raise RuntimeError("no batching rule")
+        return forward(self, x_BTD)  # type: ignore[no-any-return]
+
+    declared, failed = work(tmp_path / "declared", trial(0), trial(1)), work(tmp_path / "failed", trial(0), trial(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(Part, "vmap_safe", True)
+        patched.setattr(mlp, "vmap_safe", False, raising=False)
+        run_together(declared, SETTINGS)
+    with monkeypatch.context() as patched:
+        patched.setattr(mlp, "forward", failing)
+        run_together(failed, SETTINGS)
     looped = work(tmp_path / "loop", trial(0))
     run_trial(*looped[0], SETTINGS)
-    assert results(items)[0].outcome == results(looped)[0].outcome
-    assert results(items)[0].circumstances.numerics["engine"] == "loop"
-    starts = [event for event in items[1][1].events()[0] if event.kind == "start"]
-    assert re.search(r"could not be stacked: .*blocks.0.mlp.* not to be safe for vmap", starts[-1].body["note"])
-    assert [event.body["attempt"] for event in starts] == [1, 1], "one attempt, which falls back"
-    assert Attempt(*items[1], SETTINGS, torch.device("cpu")).number == 2
+    for items, note, attempts in (
+        (declared, r"^trained by engine loop: .*blocks.0.mlp.* not to be safe for vmap", [1]),
+        (failed, "^trained by engine loop, for engine vmap failed: RuntimeError: no batching rule", [1, 1]),
+    ):
+        assert results(items)[0].outcome == results(looped)[0].outcome
+        assert results(items)[0].circumstances.numerics["engine"] == "loop"
+        starts = [event for event in items[1][1].events()[0] if event.kind == "start"]
+        assert re.search(note, starts[-1].body["note"])
+        assert [event.body["attempt"] for event in starts] == attempts, "one attempt, which may fall back"
+        assert Attempt(*items[1], SETTINGS, torch.device("cpu")).number == 2
 
 
 def test_trial_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
@@ -514,12 +540,11 @@ def test_finished_trial_is_not_failed_by_later_error(tmp_path: Path, monkeypatch
     def fall(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitlab.runner.attempt.complete", fall)
-    monkeypatch.setattr("vitlab.runner.run.train_cohort", fall)
+    monkeypatch.setattr("vitlab.runner.run.train", fall)
     items = work(tmp_path, trial(0), bad, trial(2))
     run_together(items, SETTINGS)
     assert "not the data this trial was planned for" in (items[1][1].failure() or "")
-    assert all("No space left" in (items[member][1].failure() or "") for member in (0, 2))
+    assert all("No space left" in (items[seed][1].failure() or "") for seed in (0, 2))
 
 
 def test_stacked_is_true_only_inside_vmap() -> None:
@@ -540,15 +565,15 @@ def test_stacked_is_true_only_inside_vmap() -> None:
 
 def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    real = cohorts.train_cohort
+    real = schedule.train
 
-    def small(members: list[Member], **rest: Any) -> list[TrainingResult | None]:
-        sizes.append(len(members))
-        if len(members) > 2:
+    def small(trainings: list[Training], *rest: Any, **options: Any) -> list[TrainingResult | None]:
+        sizes.append(len(trainings))
+        if len(trainings) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(members, **rest)
+        return real(trainings, *rest, **options)
 
-    monkeypatch.setattr("vitlab.runner.run.train_cohort", small)
+    monkeypatch.setattr("vitlab.runner.run.train", small)
     items = work(tmp_path, *(trial(seed) for seed in range(5)))
     run_together(items, SETTINGS)
     assert sizes == [5, 2, 3, 1, 2]
@@ -574,10 +599,10 @@ def test_batches_have_one_shape_and_are_filled() -> None:
     ]
     assert (
         max(len(group) for _, group in group_trials([planned(seed) for seed in range(40)], 1, "vmap", lambda _: None))
-        <= MOST
+        <= MAX_TOGETHER
     )
-    assert stack_key(trial(0)) != stack_key(trial(0, batch_size=8))
-    assert stack_key(trial(0)) != stack_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
+    assert batch_key(trial(0)) != batch_key(trial(0, batch_size=8))
+    assert batch_key(trial(0)) != batch_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
 
 
 def test_speed_key_depends_on_picture_crops_only() -> None:
@@ -595,16 +620,23 @@ def test_engine_is_function_of_trial() -> None:
     def engine(engine_name: Engine, work: Work | None, **train: Any) -> str:
         return engine_of(trial(0, **train), engine_name, lambda _: work)
 
-    most = LARGEST // TRAIN["batch_size"]
+    most = MAX_VALUES // TRAIN["batch_size"]
     assert [engine("auto", Work(values)) for values in (most, most + 1)] == ["vmap", "loop"]
-    assert [engine("auto", Work(1, products)) for products in (NARROW, NARROW + 1)] == ["stack", "vmap"]
+    assert [engine("auto", Work(1, products)) for products in (MAX_PRODUCTS, MAX_PRODUCTS + 1)] == [
+        "batch_last",
+        "vmap",
+    ]
     assert engine("auto", None) == engine("auto", Work(most + 1, 1)) == "loop"
     assert (
         engine("auto", Work(1, 1), precision="bf16") == "vmap"
-        and engine("auto", Work(1, 1), precision="fp64") == "stack"
+        and engine("auto", Work(1, 1), precision="fp64") == "batch_last"
     )
-    assert [engine(engine_name, Work(1, 1)) for engine_name in ("loop", "vmap", "stack")] == ["loop", "vmap", "stack"]
-    assert engine("stack", Work(1, 1), ema={"decay": 0.9}) == "loop"
+    assert [engine(engine_name, Work(1, 1)) for engine_name in ("loop", "vmap", "batch_last")] == [
+        "loop",
+        "vmap",
+        "batch_last",
+    ]
+    assert engine("batch_last", Work(1, 1), ema={"decay": 0.9}) == "loop"
 
 
 @pytest.mark.parametrize(
@@ -625,11 +657,11 @@ def test_plan_predicts_engine_of_worker(model: dict[str, Any]) -> None:
     work = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
     tokens, dim, heads = 1 + 4, 16, 2
     assert work.values == tokens * dim
-    reason = stacking_incompatibility(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
+    reason = incompatibility(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
     assert work.products == (tokens**2 * dim // heads if reason else None)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "stack"])
+@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
 def test_study_ends_the_same_for_any_batching(tmp_path: Path, engine: str) -> None:
     """All at once in two worker processes; then one seed and then the others."""
     text = """

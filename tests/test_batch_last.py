@@ -1,4 +1,4 @@
-"""The batch innermost: each piece against torch's own, gradients against finite differences, and what is not known."""
+"""Engine batch_last: each piece against torch's own, gradients against finite differences, and what is not known."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from vitlab.components.attention import attention
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
+from vitlab.engines import batch_last
 from vitlab.geometry import DataInfo
-from vitlab.models import batch_last
 from vitlab.models.vit import Block, ViT
 from vitlab.registry import slot
 from vitlab.testing.engines import check_engines
-from vitlab.training.cohort import stacking_incompatibility
 
 INFO = DataInfo(image=(8, 8), channels=1, classes=3)
 
@@ -59,6 +58,10 @@ def test_patches_are_those_of_a_convolution() -> None:
     torch.testing.assert_close(found.flatten(0, 1), wanted, rtol=1e-12, atol=1e-12)
 
 
+def incompatibility(model: Any) -> str | None:
+    return batch_last.incompatibility(model, "fp64", torch.device("cpu"))
+
+
 def built(**options: Any) -> Any:
     choice = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 2, "heads": 2, **options}
     return slot("model").build(choice, INFO)
@@ -75,23 +78,21 @@ def built(**options: Any) -> Any:
     ],
 )
 def test_what_is_not_known_is_said(options: dict[str, Any], sentence: str) -> None:
-    reason = built(**options).batch_last_incompatibility()
+    reason = incompatibility(built(**options))
     assert reason is not None and sentence in reason
 
 
 def test_a_class_of_somebody_else_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be it derived from one that is: it may do another thing."""
-    assert built().batch_last_incompatibility() is None
+    assert incompatibility(built()) is None
 
     class Mine(attention.get("explicit")):  # type: ignore[misc]
         pass
 
     model = built()
     model.blocks[1].attn.__class__ = Mine
-    assert "blocks.1.attn is a Mine" in (model.batch_last_incompatibility() or "")
-    assert "a ResNet8 is not known" in (
-        slot("model").build({"type": "resnet8"}, INFO).batch_last_incompatibility() or ""
-    )
+    assert "blocks.1.attn is a Mine" in (incompatibility(model) or "")
+    assert "a ResNet8 is not supported" in (incompatibility(slot("model").build({"type": "resnet8"}, INFO)) or "")
 
 
 @pytest.mark.parametrize("method", ["forward", "forward_features", "forward_head", "_with_prefix"])
@@ -100,9 +101,9 @@ def test_a_model_that_does_another_thing_is_not_known(method: str) -> None:
     model = built()
     mine = type("Mine", (ViT,), {method: lambda self, x: getattr(ViT, method)(self, x)})
     model.__class__ = type("Other", (ViT,), {})
-    assert model.batch_last_incompatibility() is None
+    assert incompatibility(model) is None
     model.__class__ = mine
-    assert "a Mine is not known" in (model.batch_last_incompatibility() or "")
+    assert "a Mine is not supported" in (incompatibility(model) or "")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_kn
     model = built()
     part = model.get_submodule(at)
     part.__class__ = type("Mine", (type(part),), {})
-    assert model.batch_last_incompatibility() == f"{at} is a Mine, which is not known with the batch innermost"
+    assert incompatibility(model) == f"{at} is a Mine, which is not supported by engine batch_last"
 
 
 @pytest.mark.parametrize(
@@ -121,26 +122,24 @@ def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_kn
 def test_a_patched_built_in_is_not_passed_over(cls: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = getattr(cls, method)
     monkeypatch.setattr(cls, method, lambda self, *inputs: 2 * original(self, *inputs))
-    assert "has a replaced forward method or a hook" in (built().batch_last_incompatibility() or "")
+    assert "has a replaced forward method or a hook" in (incompatibility(built()) or "")
 
 
 def test_a_hook_is_not_passed_over() -> None:
     model = built()
     model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert "blocks.1.mlp, a GeluMLP, has a replaced forward method or a hook" in (
-        model.batch_last_incompatibility() or ""
-    )
+    assert "blocks.1.mlp, a GeluMLP, has a replaced forward method or a hook" in (incompatibility(model) or "")
 
 
 def test_norms_of_queries_and_hooks_of_positions_count_by_what_they_are() -> None:
     model = built()
     attend = model.blocks[0].attn
     attend.q_norm.__class__ = type("Mine", (NoNorm,), {"forward": lambda self, x: 2 * x})
-    assert "blocks.0.attn normalises queries" in (model.batch_last_incompatibility() or "")
+    assert "blocks.0.attn normalises queries" in (incompatibility(model) or "")
     for hook, sentence in (("rotation", "rotates queries and keys"), ("bias", "has a bias")):
         model = built()
         model.position.__class__ = type("Mine", (Learned,), {hook: lambda self, layer: None})
-        assert sentence in (model.batch_last_incompatibility() or "")
+        assert sentence in (incompatibility(model) or "")
 
 
 @pytest.mark.parametrize(
@@ -171,20 +170,20 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
 
         part.__class__ = type("Mine", (base,), {method: twice})
         assert not torch.allclose(model.forward_features(x_KBCHW[seed]), before)
-    assert models[0].batch_last_incompatibility() is None
+    assert incompatibility(models[0]) is None
     rows, kept = stack_module_state(models)
     keys_K = torch.arange(2)
     draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(3).expand(2, 3))
-    found = models[0].batch_last().features({**rows, **kept}, draws, x_KBCHW)
+    found = batch_last.BatchLastForward(models[0], {**rows, **kept}, draws).features(x_KBCHW)
     for member, model in enumerate(models):
         torch.testing.assert_close(found[member], model.forward_features(x_KBCHW[member]), rtol=1e-9, atol=1e-10)
 
 
 def test_it_is_for_processors_and_full_precision() -> None:
     model, cpu = built(), torch.device("cpu")
-    assert [stacking_incompatibility(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
-    assert "precision bf16" in (stacking_incompatibility(model, "bf16", cpu) or "")
-    assert "this is cuda" in (stacking_incompatibility(model, "fp32", torch.device("cuda")) or "")
+    assert [batch_last.incompatibility(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
+    assert "precision bf16" in (batch_last.incompatibility(model, "bf16", cpu) or "")
+    assert "this is cuda" in (batch_last.incompatibility(model, "fp32", torch.device("cuda")) or "")
 
 
 def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,9 +194,9 @@ def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patched:
         products = batch_last._over_channels
         patched.setattr(batch_last, "_over_channels", lambda a, b: products(0.5 * a, b))
-        with pytest.raises(AssertionError, match="explicit: in a ViT, with the batch innermost, its view '' differs"):
+        with pytest.raises(AssertionError, match="explicit: in a ViT, by engine batch_last, its view '' differs"):
             check_engines("explicit", explicit)
     plain = rms.component.forward  # type: ignore[attr-defined]
     monkeypatch.setattr(rms.component, "forward", lambda self, x: plain(self, x) * (1 if x.is_contiguous() else 1.001))
-    with pytest.raises(AssertionError, match="rmsnorm: in a ViT, with the batch innermost"):
+    with pytest.raises(AssertionError, match="rmsnorm: in a ViT, by engine batch_last"):
         check_engines("rmsnorm", rms)

@@ -1,0 +1,168 @@
+"""The engine ``vmap``: trials of one shape, trained together with stacked weights.
+
+Most of a step of a small model is kernel launch overhead.  The weights of the trials are stacked, and every kernel is
+launched once for all of them by ``torch.func.vmap``.
+
+Only forward, backward and evaluation are batched over trials; each trial keeps its own batches, random draws, learning
+rate, optimizer, history and checkpoint.  The weights of a trial's model are rows of the stacked weights, and its
+gradients rows of the stacked gradients.
+
+On a CPU the results of a trial are bitwise independent of the other trials.  Some kernels treat a stack of one
+differently, so a single trial is stacked twice.
+
+K trials; B images of a batch, C channels, H and W pixels.
+Reference: arXiv:2102.02344 (HFTA).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from vitlab import noise
+from vitlab.components.base import Part
+from vitlab.engines.base import Engine
+from vitlab.models.contract import State
+from vitlab.training.loop import EvaluationResult, Split, Training, evaluation_batches, forward_logits
+from vitlab.training.losses import Value
+from vitlab.training.metrics import MetricAccumulator
+from vitlab.training.microbatch import WeightedLoss
+from vitlab.training.optim import Joint
+
+NO_DISTILLATION = "a training with distillation cannot be stacked: its teacher has no stacked form"
+
+
+class Vmap(Engine):
+    """Trainings with stacked weights, vectorised by ``torch.func.vmap``."""
+
+    name = "vmap"
+    fallback = "loop"
+
+    def __init__(self, trainings: Sequence[Training]) -> None:
+        if any(training.distillation is not None for training in trainings):
+            raise ValueError(NO_DISTILLATION)
+        super().__init__(trainings)
+        with self._falling_back():
+            self._stack_weights()
+
+    @classmethod
+    def incompatibility(cls, training: Training) -> str | None:
+        """Return why the training cannot be vectorised, or None."""
+        if training.distillation is not None:
+            return NO_DISTILLATION
+        if training.model.vmap_safe:
+            return None
+        parts = [path for path, part in training.model.named_modules() if isinstance(part, Part) and not part.vmap_safe]
+        return f"{', '.join(parts) or 'the model'} is declared not to be safe for vmap"
+
+    def _train_step(self) -> None:
+        first = self.trainings[0]
+        losses: list[WeightedLoss] = []
+        gradients: list[Tensor] = []
+        for rows in first.parts.rows(first.batch_images):
+            part, part_gradients = self._forward_backward(rows)
+            losses.append(part)
+            gradients = (
+                [one + other for one, other in zip(gradients, part_gradients, strict=True)]
+                if gradients
+                else part_gradients
+            )
+        loss, gradients = first.parts.combine_stacked(losses, gradients)
+        for parameters, gradient in zip(self.parameters.values(), gradients, strict=True):
+            for parameter, row in zip(parameters, gradient, strict=False):
+                parameter.grad = row
+        for training in self.trainings:
+            training.clip_and_set_lr()
+        self.optimizers.step()
+        for row, training in enumerate(self.trainings):
+            training.after_step(Value(loss.total[row], {name: part[row] for name, part in loss.parts.items()}))
+
+    def _forward_backward(self, rows: range) -> tuple[WeightedLoss, list[Tensor]]:
+        """Return the losses of ``rows`` of every trial's batch, usually all of it, and their gradients."""
+        first = self.trainings[0]
+        each = [training.draw(rows) for training in self.trainings]
+        stacked = [each[row] for row in self.rows]
+        x_KBCHW = torch.stack([batch.x_BCHW for batch, _ in stacked])
+        y_KB = torch.stack([batch.y_B for batch, _ in stacked])
+        draws = noise.Draws(
+            dropout=self._keys([draws.dropout for _, draws in stacked]),
+            drop_path=self._keys([draws.drop_path for _, draws in stacked]),
+            sample_B=torch.stack([batch.id_B for batch, _ in stacked]),
+        )
+        loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
+        weight = first.parts.weights(first.loss, y_KB.unbind())
+        gradients = torch.autograd.grad((loss.total * weight).sum(), list(self.trainable.values()))
+        # Fused optimizers read memory in the order of the weights and ignore the strides of a gradient.
+        return WeightedLoss(loss.detached(), weight), [gradient.contiguous() for gradient in gradients]
+
+    @torch.no_grad()
+    def _evaluate(self, splits: Sequence[Split]) -> list[list[EvaluationResult]]:
+        began = time.perf_counter()
+        first = self.trainings[0]
+        rows = {**self.trainable, **self.frozen}
+        results: list[list[EvaluationResult]] = [[] for _ in self.trainings]
+        self.model.eval()
+        with ExitStack() as averages:
+            for training in self.trainings:  # each copies its averaged weights into its row of the stack
+                averages.enter_context(training.averaged())
+            for split in splits:
+                accumulators = [MetricAccumulator(training.metrics) for training in self.trainings]
+                for batch in evaluation_batches(first.feed, split, first.task):
+                    views = vmap(forward_logits, in_dims=(None, None, None, 0))(
+                        self.model, batch.x_BCHW, first.spec.precision, rows
+                    )
+                    for row, accumulator in enumerate(accumulators):
+                        accumulator.add({name: view[row] for name, view in views.items()}, batch.y_B, batch.id_B)
+                for evaluations, accumulator in zip(results, accumulators, strict=True):
+                    evaluations.append(EvaluationResult(split, accumulator.metrics(), accumulator.columns()))
+        self.model.train()
+        for training in self.trainings:
+            training.exclude_time(time.perf_counter() - began)
+        return results
+
+    def _losses(self, rows: State, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
+        """Return the losses of the batches of all trials, whose stacked weights are ``rows``."""
+        first = self.trainings[0]
+
+        def loss(rows: State, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
+            with noise.drawing(draws):
+                views = forward_logits(self.model, x_BCHW, first.spec.precision, rows)
+            return first.loss(views, y_B)
+
+        losses: Value = vmap(loss)(rows, x_KBCHW, y_KB, draws)
+        return losses
+
+    def _stack_weights(self) -> None:
+        count = len(self.trainings)
+        self.rows = range(count) if count > 1 else [0, 0]  # the trial of each row
+        models = [training.model for training in self.trainings]
+        self.model = models[0]
+        self.trainable: dict[str, Tensor] = {}
+        self.frozen: dict[str, Tensor] = {}  # frozen parameters and buffers
+        for name, parameter in self.model.named_parameters():
+            rows = self._stacked([model.get_parameter(name) for model in models])
+            (self.trainable if parameter.requires_grad else self.frozen)[name] = rows.requires_grad_(
+                parameter.requires_grad
+            )
+        for name, _ in self.model.named_buffers():
+            self.frozen[name] = self._stacked([model.get_buffer(name) for model in models])
+        self.parameters = {name: [model.get_parameter(name) for model in models] for name in self.trainable}
+        self.optimizers = Joint([training.optimizer for training in self.trainings])
+
+    def _keys(self, keys: Sequence[Any]) -> Tensor:
+        keys_K, device = torch.tensor(keys, dtype=torch.int64), self.trainings[0].feed.device
+        # A copy from unpinned memory to a GPU would block the host.
+        return keys_K.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys_K
+
+    def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Stack the tensors of the trials and make each a view of its row."""
+        rows = torch.stack([tensors[row].detach() for row in self.rows])
+        for tensor, row in zip(tensors, rows.unbind(), strict=False):
+            tensor.data = row
+        return rows
