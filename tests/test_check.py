@@ -27,7 +27,9 @@ from vitlab import lab
 from vitlab.cli import cli, main
 from vitlab.cli.check import command
 from vitlab.data.augment.geometric import Crop
+from vitlab.driver.planning import with_decisions
 from vitlab.errors import Refused, TrialFailed, UserError
+from vitlab.plan.plan_file import write_plan
 from vitlab.regression import check
 from vitlab.regression.baseline import read_baseline
 from vitlab.regression.gate import learning
@@ -101,6 +103,9 @@ def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
     """Its plan depends on stored results; the baseline was accepted before there were any."""
     twice = ("--set", "seeds={count: 2, escalate_to: 4}", "--set", "analysis.alpha=1e-9")
     changes = {"seeds": {"count": 2, "escalate_to": 4}, "analysis.alpha": 1e-9}
+    study, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
+    store = Store((accepted / "out").resolve())
+    write_plan(with_decisions(plan, store, study.run, (), print), store)  # as a run does after its first stage
     _, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
     assert plan.looks is not None and plan.looks.open == ("position=none",)
     once = vitlab(accepted, "--json", "--tier", "exact", "--set", "seeds=2", "--set", "analysis.alpha=1e-9")

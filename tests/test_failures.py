@@ -133,7 +133,7 @@ def test_out_of_memory_gets_more_memory_then_cpu(tmp_path: Path) -> None:
 def test_study_with_failing_trials_is_given_up(tmp_path: Path) -> None:
     scripts = {name: ["done" if name in "ab" else "error"] for name in "abcdefghij"}
     abort = {"failed_fraction": 0.5, "min_finished": 3}
-    with pytest.raises(TrialFailed, match="2 of the 4 finished trials have failed"):
+    with pytest.raises(TrialFailed, match="2 of the 4 trials that ended have failed"):
         drive(tmp_path / "a", scripts, abort_study=abort)
     failed, executor, _ = drive(tmp_path / "b", scripts)
     assert failed == 8 and len(executor.asked) == 10

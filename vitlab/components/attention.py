@@ -80,7 +80,7 @@ class SoftmaxAttention(Attention):
     ``per_head``  three matrices per head                explicit, one head after the other
     ============  =====================================  =======================================
 
-    References: arXiv:1706.03762; arXiv:2010.11929 equations 5 to 8.
+    Reference: arXiv:1706.03762; arXiv:2010.11929, equations 5 to 8.
 
     Args:
         qkv_bias: a bias for queries, keys and values.

@@ -31,8 +31,10 @@ def one_line(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Escape text for Markdown and the HTML it allows."""
-    escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~$&" else char for char in one_line(text))
-    return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", escaped)  # at the start of a line these would start a list
+    # An underscore within a word, as in an option's name, means nothing there.
+    escaped = re.sub(r"[\\`*\[\]<|#~$&]|(?<![^\W_])_|_(?=_*(?:[\W]|$))", r"\\\g<0>", one_line(text))
+    # At the start of a line these would start a quotation or a list.
+    return re.sub(r"^(?=>)|^(\d*)(?=[-+.)](?:\s|$))", r"\1\\", escaped)
 
 
 def latex(text: str) -> str:
