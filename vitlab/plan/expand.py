@@ -22,7 +22,8 @@ from vitlab.plan.tree import changed, keys_of, value_at
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
-from vitlab.spec.run import FORMER_ENGINES, Engine
+from vitlab.spec.choice import FORMER_ENGINES
+from vitlab.spec.run import Engine
 from vitlab.spec.study import To
 
 

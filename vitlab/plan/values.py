@@ -12,8 +12,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.plan.trial import FolderName
 from vitlab.plan.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
-from vitlab.spec.choice import Goal, Unit
-from vitlab.spec.run import EngineName
+from vitlab.spec.choice import EngineName, Goal, Unit
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from vitlab.errors import Problem, SpecError, UserError
-from vitlab.spec.choice import Frozen
-from vitlab.spec.run import EngineName
+from vitlab.spec.choice import EngineName, Frozen
 from vitlab.spec.sentences import sentences
 from vitlab.store.files import write_bytes
 

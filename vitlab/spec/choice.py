@@ -129,3 +129,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+FORMER_ENGINES = {"stack": "batch_last"}
+"""Former name of an engine to its present one.  Both are accepted in studies, and in files of earlier versions."""
+
+
+def present_engine(name: Any) -> Any:
+    """Return the present name of an engine, or of several joined by ``+``; other values are returned as they are."""
+    if not isinstance(name, str):
+        return name
+    return "+".join(dict.fromkeys(FORMER_ENGINES.get(part, part) for part in name.split("+")))
+
+
+EngineName = Annotated[str, BeforeValidator(present_engine)]
+"""The name of an engine in a stored file, or several joined by ``+``."""

@@ -6,28 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.choice import Choice, Frozen, present_engine
 from vitlab.spec.collect import conflict
 
 Engine = Literal["auto", "loop", "vmap", "batch_last", "stack", "measured"]
 
-FORMER_ENGINES = {"stack": "batch_last"}
-"""Former name of an engine to its present one.  Both are accepted in studies, and in files of earlier versions."""
-
-
-def present_engine(name: Any) -> Any:
-    """Return the present name of an engine, or of several joined by ``+``; other values are returned as they are."""
-    if not isinstance(name, str):
-        return name
-    return "+".join(dict.fromkeys(FORMER_ENGINES.get(part, part) for part in name.split("+")))
-
-
-EngineName = Annotated[str, BeforeValidator(present_engine)]
-"""The name of an engine in a stored file, or several joined by ``+``."""
 
 Count = Annotated[int, Field(ge=0)]
 

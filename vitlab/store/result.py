@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from vitlab.spec.run import present_engine
+from vitlab.spec.choice import present_engine
 
 
 class Ending(StrEnum):
