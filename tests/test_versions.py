@@ -217,6 +217,15 @@ def test_damaged_version_name_reads_no_other_file(here: Path, name: Any) -> None
     assert {path.name for path in here.iterdir()} == before and not (here / "out/escaped").exists()
 
 
+@pytest.mark.parametrize("damage", [{"plugins": [7]}, {"plugins": "x"}, {"folder": 7}, {"time": "now"}, {"file": []}])
+def test_damaged_record_of_run_counts_as_absent(here: Path, damage: dict[str, Any]) -> None:
+    file = here / "out/studies/tiny/run.json"
+    write_json(file, {**read_json(file), **damage})
+    version = versions(file.parent)[0]
+    assert version.run == {} and version.content is not None
+    assert json.loads(str(report.render(*open_study("tiny", out="out"), "json")))["study"] == "tiny"
+
+
 def test_gc_keeps_trials_of_every_version_and_names_deletions(here: Path) -> None:
     code, output = invoke("gc", "--yes")
     assert code == 0 and "trials" not in output and len(list(here.glob("out/trials/*/*/result.json"))) == 6

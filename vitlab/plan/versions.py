@@ -268,7 +268,8 @@ def _version(folder: Path) -> Version | None:
     """
     if not (folder / "plan.json").exists():
         return None
-    run, changes = (read_json(folder / name, mapping) or {} for name in ("run.json", "changes.json"))
+    run = read_json(folder / "run.json", _run_record) or {}
+    changes = read_json(folder / "changes.json", mapping) or {}
     stored = None
     with suppress(SpecError):
         stored = content_of(folder / "study.yaml", changes)
@@ -279,6 +280,24 @@ def _version(folder: Path) -> Version | None:
     if not name:  # from before versions had names
         name = name_of({"plan": (folder / "plan.json").read_text(errors="replace")} if stored is None else stored)
     return Version(folder, name, stored, changes, run)
+
+
+def _run_record(data: Any) -> Mapping[str, Any]:
+    """Return the content of a run.json.
+
+    Raises:
+        TypeError: if it is no mapping, or a value is of another type.
+    """
+    record = mapping(data)
+    plugins = record.get("plugins", [])
+    if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
+        raise TypeError("plugins: it holds no list of paths")
+    for name in ("file", "folder", "commit"):
+        if not isinstance(record.get(name, ""), str):
+            raise TypeError(f"{name}: it holds no text")
+    if not isinstance(record.get("time", 0.0), int | float):
+        raise TypeError("time: it holds no number")
+    return record
 
 
 def _version_of_plan(folder: Path) -> str:

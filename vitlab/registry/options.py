@@ -61,7 +61,7 @@ class Unhashed:
 class Options(Frozen):
     """The base model of options in a slot without shared options."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:

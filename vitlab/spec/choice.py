@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 class Frozen(BaseModel):
     """Base class of the models of a study file: immutable, without unknown keys, and without booleans as numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
