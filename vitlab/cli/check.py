@@ -29,7 +29,7 @@ WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
     "--baseline", type=click.Path(path_type=Path, dir_okay=False), help="By default FILE's name with .baseline.yaml."
 )
 @click.option(
-    "--tier", "tiers", type=click.Choice(TIERS), multiple=True, help="Only this tier; may be given again.  Else all."
+    "--tier", "tiers", type=click.Choice(TIERS), multiple=True, help="Run only this tier; repeatable.  By default all."
 )
 @out_option
 @set_option
@@ -38,7 +38,7 @@ WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 @click.option("--accept", is_flag=True, help="Write the results of this run as the baseline; needs --reason.")
 @click.option("--reason", metavar="TEXT", help="Reason for the new baseline, stored in it.")
 @click.option("--anchor", is_flag=True, help="With --accept: measure drift from here on.")
-@click.option("--plan", "plan_only", is_flag=True, help="How likely an unchanged model passes.  Trains nothing.")
+@click.option("--plan", "plan_only", is_flag=True, help="Print how likely an unchanged model passes.  Trains nothing.")
 @click.option(
     "--workflow",
     is_flag=True,
@@ -61,9 +61,9 @@ def command(
     junit: Path | None,
     as_json: bool,
 ) -> None:
-    """Hold FILE's study, as the code here trains it, against its baseline: pass, regressed or inconclusive.
+    """Compare FILE's study, trained by the installed code, with its baseline: pass, regressed or inconclusive.
 
-    Exit code 0: nothing has regressed; 1: something has; 5: inconclusive, where the file says that this is to fail.
+    Exit code 0: no regression; 1: a regression; 5: inconclusive, if the file makes that a failure.
     """
     if sum((accept, plan_only, workflow)) > 1:
         raise UserError("--accept, --plan and --workflow exclude each other; give one of them")

@@ -100,9 +100,6 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     return distillation.Distillation(how, teacher, theirs, mine, precision)
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
 def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:
     """Load the weights the trial starts from, if any, and return notes on them."""
     how = trial.spec.init_from

@@ -99,9 +99,6 @@ def without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
 def _start(number: int, work: Work, arguments: Sequence[Any]) -> _Process:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])

@@ -140,9 +140,6 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
         yield Attempt(trial, folder, settings, device).begin("loop")
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
 def device_of(name: str) -> torch.device:
     """Return the device for ``auto``, ``cpu`` or ``cuda``.
 

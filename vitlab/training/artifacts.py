@@ -148,9 +148,6 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
     write_bytes(file, buffer.getvalue().to_pybytes(), fsync=False)
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
 def _pixels(picture: Image) -> Tensor:
     """Return a picture as a uint8 tensor, (1, C, H, W), of one channel for grey and three otherwise."""
     grey = picture.mode in ("1", "L")

@@ -75,9 +75,6 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     return sort_metadata(safetensors.torch.save(copies, dict(metadata)))
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
 def _digest_of_file(tensors: Mapping[str, Tensor], rest: str) -> str:
     return hashlib.sha256(f"{digest(tensors)}\n{rest}".encode()).hexdigest()
 

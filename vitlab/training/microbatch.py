@@ -130,9 +130,6 @@ def microbatches_of(micro_batch_size: int | None, peers: SingleProcess) -> FullB
     return FullBatch() if micro_batch_size is None and peers.count == 1 else MicroBatches(micro_batch_size, peers)
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
 def _sums(parts: Sequence[WeightedLoss]) -> Tensor:
     """Return the sums over microbatches, (1 + losses, ...): weights, then the weighted loss and its terms."""
     rows = [

@@ -108,9 +108,6 @@ def rectangle(weight: float, row: int, column: int, height: int, width: int) -> 
     )
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-
 def _combine(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
     if box is None:
         return _blend(x_BCHW, weight)
