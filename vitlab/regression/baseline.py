@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from vitlab.errors import Problem, SpecError, UserError
 from vitlab.spec.choice import EngineName, Frozen
@@ -24,7 +24,9 @@ HEAD = "# What 'vitlab check' compares with.  Written by 'vitlab check --accept 
 
 
 class TraceRecord(Frozen):
-    """A stored trace, see :mod:`vitlab.regression.traces`."""
+    """A stored trace, see :mod:`vitlab.regression.traces`; the losses of a training that diverges are not finite."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
 
     precision: str
     engine: EngineName = "loop"
