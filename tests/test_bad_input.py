@@ -296,6 +296,8 @@ design:
         ({"patch_size: 2": "patch_size: 3", "position: [none]": "attention: [sdpa, flash]"}, ["patch_size 3", "'flash'"]),
         # sizes behind a component, and behind an unknown option
         ({"patch_size: 2": "patch_size: 3", "position: learned": "position: rope"}, ["patch_size 3", "'rope2d'"]),
+        ({"patch_size: 2": "patch_size: 3", "dim: 8": "dim: eight"}, ["patch_size 3", "found 'eight'"]),
+        ({"patch_size: 2": "patch_size: two", "heads: 2": "heads: 3"}, ["found 'two'", "dim 8 is not a multiple of heads 3"]),
         ({"patch_size: 2": "patch_size: 3", "heads: 2": "heads: 2, drp: 0.1"}, ["patch_size 3", "'drop'"]),
         (
             {"learned}": "rope}", "type: adamw": "type: adamW", "1.0e-3}": "1.0e-3}, schedule: cosin",
@@ -348,6 +350,10 @@ def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words
         ("study: small", "study: small\nrun: {explain: [0], keep: nothing}", "run.keep: found 'nothing'"),
         ("heads: 2", "heads: two", "heads must be a whole number"),
         ("[none]", "[none, 1]", "a component is a name"),
+        # the default of a wrong size is compared with no other size
+        ("dim: 8, depth: 1, heads: 2", "dim: eight, depth: 1, heads: 5", "found 'eight'"),
+        ("patch_size: 2", "patch_size: two", "found 'two'"),
+        ("depth: 1, heads: 2", "depth: one, heads: 2, blocks: {'20': {mlp: swiglu}}", "found 'one'"),
     ],
 )
 def test_mistake_does_not_cause_others(here: Path, old: str, instead: str, words: str) -> None:

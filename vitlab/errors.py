@@ -100,8 +100,7 @@ class OptionError(UserError):
 
     Attributes:
         faults: paths inside the options and sentences.
-        sound: the choice with defaults in the place of ``wrong`` options, where it can still be examined together
-            with others; else None.
+        sound: the choice with defaults in the place of ``wrong`` options; None if one of them has no default.
         wrong: names of options.
     """
 
@@ -118,10 +117,10 @@ class GeometryError(UserError):
     """Sizes that do not divide.
 
     Attributes:
-        faults: options of the model to blame, and sentences.
+        faults: options of the model that do not fit each other, the one to change first, and sentences.
     """
 
-    def __init__(self, *faults: tuple[str, str]) -> None:
+    def __init__(self, *faults: tuple[tuple[str, ...], str]) -> None:
         self.faults = faults
         super().__init__("; ".join(message for _, message in faults))
 

@@ -66,7 +66,7 @@ class Geometry:
         Raises:
             GeometryError: with every size that does not divide another, the option to change and values that do.
         """
-        faults = []
+        faults: list[tuple[tuple[str, ...], str]] = []
         axes = list(zip(("height", "width"), image, patch, strict=True))
         equal = axes[0][1:] == axes[1][1:]
         for axis, pixels, side in axes[:1] if equal else axes:
@@ -78,13 +78,13 @@ class Geometry:
                     f"the last {pixels % step} pixels would be dropped. "
                     f"Sizes that divide it: {_divisors(pixels, reduction)}."
                 )
-                faults.append(("patch_size", sentence))
+                faults.append((("patch_size", "patch"), sentence))
         if dim % heads:
             sentence = (
                 f"dim {dim} is not a multiple of heads {heads}, so head_dim would not be whole. "
                 f"Heads that divide it: {_divisors(dim)}."
             )
-            faults.append(("heads", sentence))
+            faults.append((("heads", "dim", "size"), sentence))
         if faults:
             raise GeometryError(*faults)
         grid = (image[0] // (patch[0] * reduction), image[1] // (patch[1] * reduction))

@@ -93,7 +93,7 @@ class ConvStem(PatchEmbedding):
     def __init__(self, g: Geometry, *, norm: Literal["batchnorm", "groupnorm"] = "batchnorm") -> None:
         super().__init__()
         if reason := self.incompatibility(g, {}):
-            raise GeometryError(("patch_size", reason))
+            raise GeometryError((("patch_size", "patch"), reason))
         halvings = tuple(side.bit_length() - 1 for side in g.patch)
         layers = max(halvings)
         widths = [g.channels, *(max(1, g.dim >> (layers - 1 - layer)) for layer in range(layers))]
@@ -146,7 +146,7 @@ class ResNet(PatchEmbedding):
     ) -> None:
         super().__init__()
         if reason := self.incompatibility(g, {"layers": layers}):
-            raise GeometryError(("patch", reason))
+            raise GeometryError((("patch", "dim"), reason))
         channels = _rounded(64 * width_factor)
         stem = _Stem(g.channels, channels)
         self.backbone = nn.Sequential(OrderedDict(stem=stem)) if layers else stem

@@ -173,22 +173,24 @@ class Anatomy:
 
 def _by_depth(
     depth: int, default: BlockChoices, blocks: Mapping[str, Any]
-) -> tuple[tuple[BlockChoices, ...], list[tuple[str, str]]]:
+) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[str, ...], str]]]:
     """Return the components of every block, the default ones with the changes of ``blocks``, and faults in these."""
     choices: list[dict[str, Resolved]] = [vars(default).copy() for _ in range(depth)]
     spans: dict[int, str] = {}
-    faults: list[tuple[str, str]] = []
+    faults: list[tuple[tuple[str, ...], str]] = []
     for span, parts in blocks.items():
         first, _, last = span.partition("-")
         indices = range(int(first), int(last or first) + 1)
         if not indices or indices[-1] >= depth:
-            faults.append(("blocks", f"blocks '{span}' are not there: the model has blocks 0 to {depth - 1}"))
+            faults.append(
+                (("blocks", "depth"), f"blocks '{span}' are not there: the model has blocks 0 to {depth - 1}")
+            )
             continue
         own = BlockParts.model_validate(parts)
         changes = {name: getattr(own, name) for name in BlockParts.model_fields if getattr(own, name) is not None}
         for index in indices:
             if index in spans:
-                faults.append(("blocks", f"block {index} is in '{spans[index]}' and in '{span}'; say it once"))
+                faults.append((("blocks",), f"block {index} is in '{spans[index]}' and in '{span}'; say it once"))
                 break
             spans[index] = span
             choices[index] |= changes

@@ -16,6 +16,7 @@ from vitlab.geometry import DataInfo
 from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, digests_of, identity_of, modules_beside, modules_of
 from vitlab.plan.tree import put, value_at
 from vitlab.registry import SLOT_MODULES, Resolved, slot
+from vitlab.registry.options import is_choice
 from vitlab.spec import Choice, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
@@ -103,6 +104,7 @@ class Resolver:
         plain = copied(collected.tree) if spec is None else spec.plain()
         identity = copied(plain)
         parts: dict[Path, _CachedChoice] = {}
+        model_choice: Resolved | None = None
         wrong: dict[Path, Collection[str | int]] = {}
         for path, name in SLOTS_OF_A_TRIAL.items():
             value = value_at(plain, path)
@@ -112,7 +114,10 @@ class Resolver:
             if option_error is not None:
                 faults += [((*path, *inner), sentence) for inner, sentence in option_error.faults]
                 wrong[path] = option_error.wrong
-            if choice is not None:
+            if path == ("model",) and choice is not None:
+                model_choice = choice.choice
+            # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
+            if choice is not None and all(_is_component(choice.choice, name) for name in wrong.get(path, ())):
                 parts[path] = choice
                 put(plain, path, choice.plain)
                 put(identity, path, choice.hashed)
@@ -122,13 +127,16 @@ class Resolver:
                 info = self._info(parts["data",].choice, plain["data"])
             except DataError as error:
                 faults.append((("data",), str(error)))
-        if info is not None and ("model",) in parts:
-            model_choice = parts["model",].choice
+        if info is not None and model_choice is not None:
             try:
                 incompatibility = model_choice.component.incompatibility(info, model_choice.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
                 known = wrong.get(("model",), ())
-                faults += [(("model", option), message) for option, message in error.faults if option not in known]
+                faults += [
+                    (("model", options[0]), message)
+                    for options, message in error.faults
+                    if not any(option in known for option in options)
+                ]
         metrics = self._metrics(plain, identity, info, faults)
         if info is not None and info.task != "classification" and value_at(plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {info.task}; remove it"
@@ -279,6 +287,11 @@ class Resolver:
         if cache_key not in self._infos:
             self._infos[cache_key] = self._inform(data)
         return self._infos[cache_key]
+
+
+def _is_component(choice: Resolved, option: str | int) -> bool:
+    """Return whether an option of a choice is itself a component, or a list of them."""
+    return is_choice(slot(choice.slot).options(choice.component).model_fields[str(option)])
 
 
 def _drop_unused_options(distill: dict[str, Any]) -> None:

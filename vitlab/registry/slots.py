@@ -16,7 +16,7 @@ from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
 from vitlab.registry.blame import with_frames
-from vitlab.registry.options import Options, clashing_defaults, faults_of, is_choice, options_of
+from vitlab.registry.options import Options, clashing_defaults, faults_of, options_of
 from vitlab.registry.resolved import Resolved
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin
 from vitlab.spec.choice import Choice
@@ -214,11 +214,9 @@ class Slot(Generic[T]):
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
             resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
         if collected.faults:
-            # A default component can stand in for a wrong one while the rest is checked; no other value can.
             wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}
-            choices = {name for name in wrong if is_choice(model.model_fields[str(name)])}
             faults = [(fault.path, fault.message) for fault in collected.faults]
-            raise OptionError(faults, resolved if wrong == choices else None, wrong)
+            raise OptionError(faults, resolved, wrong)
         assert resolved is not None
         if not choice.options:
             _bare[bare] = resolved

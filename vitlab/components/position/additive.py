@@ -109,7 +109,7 @@ class Learned2D(Additive):
     def __init__(self, g: Geometry, *, where: Where = "stem", prefix_rows: PrefixRows = "own") -> None:
         super().__init__(g, where)
         if reason := self.incompatibility(g, {}):
-            raise GeometryError(("dim", reason))
+            raise GeometryError((("dim", "position"), reason))
         self.x_embed = nn.Parameter(torch.empty(self.tables, g.grid[1], g.dim // 2))
         self.y_embed = nn.Parameter(torch.empty(self.tables, g.grid[0], g.dim // 2))
         own = g.prefix and prefix_rows == "own"
@@ -238,7 +238,7 @@ class SinCos2D(_Fixed):
     ) -> None:
         super().__init__(g, where)
         if reason := self.incompatibility(g, {"convention": convention}):
-            raise GeometryError(("dim", reason))
+            raise GeometryError((("dim", "position"), reason))
         self.keep(sincos2d(g, temperature, convention))
 
     @classmethod

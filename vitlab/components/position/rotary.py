@@ -27,7 +27,7 @@ class _Rotary(Position):
     def __init__(self, g: Geometry) -> None:
         super().__init__()
         if reason := self.incompatibility(g, {}):
-            raise GeometryError(("heads", reason))
+            raise GeometryError((("heads", "dim", "position"), reason))
         self.prefix = len(g.prefix)
 
     @classmethod
