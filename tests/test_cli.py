@@ -484,7 +484,10 @@ def test_list_and_show_agree(tmp_path: Path) -> None:
     rows = parsed(printed)
     assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(registry.SLOT_MODULES)
     code, printed, err = call("list")
-    assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == list(registry.SLOT_MODULES)
+    assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == [
+        *registry.SLOT_MODULES,
+        "studies",
+    ]
     for row in rows:
         code, printed, err = call("show", row["slot"], row["name"])
         assert (code, err) == (0, ""), (row, err)

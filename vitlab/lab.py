@@ -15,6 +15,7 @@ from vitlab.driver.missing import cached_trials, next_stage, require_arm, train
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.planning import read_data, with_decisions
 from vitlab.driver.scheduler import Watch, sole_driver
+from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import write_plan
 from vitlab.plan.versions import begin_run
 from vitlab.report.answer import Answer as Answer
@@ -40,7 +41,7 @@ def run(
     While another process runs the study, this one follows its progress, and continues when that process has ended.
 
     Args:
-        file: the study file.
+        file: the study file, or the name of a study that comes with vitlab, such as ``quickstart``.
         out: the output folder, shared by studies; a trial trained by another study is not trained again.
         changes: dotted path to value, applied to the file before it is read, such as ``{"data.root": ...}``
             (a path that does not start with a key of the file is relative to ``base``).
@@ -61,7 +62,8 @@ def run(
     """
     from vitlab.driver.progress import watch_on
 
-    file, watch = study_path(file), watch or watch_on()
+    watch = watch or watch_on()
+    file = study_file(study_path(file), out, watch.say)
     store = Store(Path(out).resolve())
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     study, plan = make()

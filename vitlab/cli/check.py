@@ -16,6 +16,7 @@ from vitlab.cli.options import (
     parse_changes,
     plugin_option,
     set_option,
+    study_file,
 )
 from vitlab.errors import UserError
 from vitlab.regression import TIERS
@@ -73,9 +74,11 @@ def command(
         raise UserError("--anchor needs --accept")
     if (accept or plan_only or workflow) and (as_json or junit is not None):
         raise UserError("--json and --junit need the result of a check, and --accept, --plan and --workflow run none")
-    baseline = baseline or file.with_suffix(".baseline.yaml")
+    name, file = file, study_file(file, out)
+    if baseline is None:  # that of a packaged study is in the current folder
+        baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
     if workflow:
-        click.echo(_workflow(file, baseline))
+        click.echo(_workflow(name, baseline))
         return
 
     from vitlab.driver.progress import watch_on

@@ -13,6 +13,7 @@ import click
 from vitlab.cli.options import out_option
 from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
+from vitlab.plan.packaged import study_name
 
 if TYPE_CHECKING:
     from vitlab.models.contract import Model
@@ -118,7 +119,7 @@ def _is_study(checkpoint: Path, out: Path) -> bool:
     """Return whether a path is a study's file or folder, or the name of a study that has been run in ``out``."""
     if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
         return True
-    name = str(checkpoint).partition("@")[0]
+    name = study_name(str(checkpoint).partition("@")[0])
     return not checkpoint.exists() and (out / "studies" / name / "plan.json").exists()
 
 

@@ -1,8 +1,11 @@
-"""``vitlab list [SLOT]``: list component names and origins without importing components."""
+"""``vitlab list [SLOT|studies]``: list component names and origins, without importing components, or the studies."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -10,16 +13,23 @@ import click
 
 from vitlab import registry
 from vitlab.cli.options import json_option, plugin_option
+from vitlab.plan import packaged
+
+STUDIES = ("studies", "study")
+"""What stands in the place of a slot for the studies that come with vitlab."""
 
 
 @click.command()
-@click.argument("slot", required=False)
+@click.argument("slot", metavar="[SLOT|studies]", required=False)
 @plugin_option
 @json_option
 def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
-    """List the components of SLOT, or all slots with theirs."""
+    """List the components of SLOT, or all slots with theirs, or the studies that come with vitlab."""
     for plugin in plugins:
         registry.load_file(plugin)
+    if slot in STUDIES:
+        show_studies(as_json)
+        return
     if slot and not as_json:
         show_components(slot)
         return
@@ -35,6 +45,8 @@ def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     for name in names:
         components = [entry.name for entry in entries if entry.slot == name]
         click.echo(f"{name:12} {', '.join(components)}")
+    if not slot:
+        click.echo(f"{STUDIES[0]:12} {', '.join(packaged.packaged_studies())}")
 
 
 def show_components(slot: str) -> None:
@@ -44,3 +56,30 @@ def show_components(slot: str) -> None:
     for entry in entries:
         label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
         click.echo(f"{label:20} {entry.origin!s:20} {entry.summary or entry.target}")
+
+
+def show_studies(as_json: bool) -> None:
+    """Print the packaged studies: name, question, cost, and the data set, which may have to be given."""
+    from vitlab.spec import read_document
+
+    rows = []
+    for name, file in packaged.packaged_studies().items():
+        data = read_document(file).data
+        choice = data["base"]["data"]
+        rows.append(
+            {
+                "name": name,
+                "question": data["question"],
+                "cost": packaged.header(file).get("Cost", "").partition("  ")[0],
+                "data": choice if isinstance(choice, str) else choice["type"],
+                "file": str(file),
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    for row in rows:
+        click.echo(f"{row['name']}  ({row['data']})")
+        for line in (row["question"], row["cost"]):
+            click.echo(textwrap.fill(line, width, initial_indent="    ", subsequent_indent="    "))

@@ -63,8 +63,14 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
 
 def _is_study(name: str, out: Path) -> bool:
     """Return True for a study's file, its folder, or the name of one in the output folder."""
+    from vitlab.plan.packaged import study_name
+
     path = Path(name)
-    return path.is_file() or (path / "plan.json").is_file() or name in {item.name for item in out.glob("studies/*")}
+    return (
+        path.is_file()
+        or (path / "plan.json").is_file()
+        or study_name(name) in {item.name for item in out.glob("studies/*")}
+    )
 
 
 def _line(event: Event) -> str:

@@ -16,11 +16,12 @@ from vitlab.spec.yaml import read_value
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
+OUT = Path("vitlab-runs")
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("vitlab-runs"),
+    default=OUT,
     show_default=True,
     help="Folder for everything that is written.",
 )
@@ -106,6 +107,17 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
         except ValueError as error:
             raise UserError(f"--set {change}: {error}") from None
     return values
+
+
+def study_file(file: Path, out: Path = OUT) -> Path:
+    """Return the file of a study, given by its path or by the name of a packaged study; print what is noteworthy.
+
+    Raises:
+        UserError: If there is neither a file nor a packaged study of that name.
+    """
+    from vitlab.plan import packaged
+
+    return packaged.study_file(file, out, lambda sentence: click.echo(sentence, err=True))
 
 
 def display_path(path: Path) -> str:

@@ -10,7 +10,15 @@ from typing import Any, Literal
 
 import click
 
-from vitlab.cli.options import file_argument, no_plugin_option, out_option, parse_changes, plugin_option, set_option
+from vitlab.cli.options import (
+    file_argument,
+    no_plugin_option,
+    out_option,
+    parse_changes,
+    plugin_option,
+    set_option,
+    study_file,
+)
 
 
 @click.command()
@@ -47,7 +55,7 @@ def command(
     from vitlab.driver.planning import plan_study
     from vitlab.store.folders import Store
 
-    study, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
+    study, plan = plan_study(study_file(file, out), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
     cached = {

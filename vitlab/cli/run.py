@@ -23,6 +23,7 @@ from vitlab.cli.options import (
     parse_changes,
     plugin_option,
     set_option,
+    study_file,
 )
 from vitlab.errors import TrialFailed, UserError, count
 
@@ -88,7 +89,7 @@ def command(
     if smoke:
         from vitlab.driver.smoke import smoke as run_smoke
 
-        sets = run_smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
+        sets = run_smoke(study_file(file, out), out=out, changes=values, plugins=plugins, watch=watch)
         click.echo(f"{sets} distinct sets of components ran two steps each.")
         return
     answer = lab.run(
@@ -135,7 +136,7 @@ def _detach(
     from vitlab.store.folders import Store
     from vitlab.store.locks import is_locked, owner, process
 
-    _, plan = plan_study(file, changes=changes, plugins=plugins, out=out)
+    _, plan = plan_study(study_file(file, out), changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
     again = shlex.join(["vitlab", "run", str(file), *options])
     if runner := driver_of(plan.study, store):

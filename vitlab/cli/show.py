@@ -1,4 +1,4 @@
-"""``vitlab show SLOT NAME``: a component's options and documentation, and where to find it."""
+"""``vitlab show SLOT NAME``: a component's options and documentation; ``vitlab show study NAME``: a study's file."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ import click
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
-from vitlab.cli.list import show_components
+from vitlab.cli.list import STUDIES, show_components, show_studies
 from vitlab.cli.options import plugin_option
-from vitlab.errors import BrokenComponent
+from vitlab.errors import BrokenComponent, UserError, nearest
+from vitlab.plan.packaged import packaged_studies
 
 
 @click.command()
-@click.argument("slot")
+@click.argument("slot", metavar="SLOT|study")
 @click.argument("name", required=False)
 @plugin_option
 def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     """Show the options of component NAME in SLOT, its documentation and where it comes from.
 
-    Without NAME, list the components of SLOT.
+    Without NAME, list the components of SLOT. 'vitlab show study NAME' prints the file of a study that comes with
+    vitlab.
     """
     for plugin in plugins:
         registry.load_file(plugin)
+    if slot in STUDIES:
+        _show_study(name)
+        return
     if name is None:
         show_components(slot)
         return
@@ -40,6 +45,19 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
     _print("Options", own, schema)
     _print(f"Options of every {slot}", {option: schema["properties"][option] for option in sorted(shared)}, schema)
+
+
+def _show_study(name: str | None) -> None:
+    """Print the file of a packaged study, or list all of them."""
+    if name is None:
+        show_studies(as_json=False)
+        return
+    studies = packaged_studies()
+    if name not in studies:
+        raise UserError(
+            f"no study called '{name}' comes with vitlab.{nearest(name, studies)} Studies: {', '.join(studies)}."
+        )
+    click.echo(studies[name].read_text(encoding="utf-8"), nl=False)
 
 
 def _place(component: type) -> str:

@@ -105,13 +105,16 @@ def _show(study: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vitlab.plan.packaged import packaged_name
     from vitlab.report.phrasing import states
 
     console = Console(highlight=False, width=10_000)  # never wrap: lines are piped to grep and cut
     console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in study["versions"]:
-        source = " ".join(text for text in (display_path(Path(row["file"])) if row["file"] else "", row["set"]) if text)
+        file = Path(row["file"])
+        place = packaged_name(file) or display_path(file) if row["file"] else ""
+        source = " ".join(text for text in (place, row["set"]) if text)
         trials = states({"diverged": 0, "running": 0, **row})
         table.add_row(*(Text(f" {cell}") for cell in (row["version"][:8], row["run"], trials, row["answer"], source)))
     console.print(table)

@@ -36,9 +36,10 @@ def command(study: str | None, out: Path, port: int, host: str, no_browser: bool
 
 def _name(study: str) -> str:
     """Return the name of a study from its name or its file."""
+    from vitlab.plan.packaged import study_name
     from vitlab.spec import read_document
 
-    return str(read_document(Path(study)).data.get("study")) if Path(study).is_file() else study
+    return str(read_document(Path(study)).data.get("study")) if Path(study).is_file() else study_name(study)
 
 
 def _has_display() -> bool:

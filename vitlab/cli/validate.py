@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.options import no_plugin_option, parse_changes, plugin_option, set_option
+from vitlab.cli.options import no_plugin_option, parse_changes, plugin_option, set_option, study_file
 from vitlab.errors import Problem, SpecError
 
 
@@ -24,7 +24,7 @@ def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Pa
     problems: list[Problem] = []
     for file in files:
         try:
-            _, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins)
+            _, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins)
         except SpecError as error:
             problems += error.problems
             continue

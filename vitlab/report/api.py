@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
+from vitlab.plan.packaged import study_name
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
@@ -57,7 +58,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     else:
         file = path if path.exists() or path.suffix in (".yaml", ".yml") else None
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
-        study = folder = Store(Path(out).resolve()).study(name if file is None else _name(file))
+        study = folder = Store(Path(out).resolve()).study(study_name(name) if file is None else _name(file))
         if file is not None:
             folder = _version_of(file, changes, study)
         elif version:

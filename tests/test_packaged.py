@@ -1,0 +1,155 @@
+"""Tests of the studies that come with vitlab: names beside files, upgrades, and installations that are read only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+import vitlab
+from vitlab.cli import cli
+from vitlab.errors import UserError
+from vitlab.plan import packaged
+
+ROOT = Path(__file__).parents[1]
+STUDY: dict[str, Any] = {
+    "study": "demo-study",  # unlike the name of the file
+    "question": "Does the position matter?",
+    "base": {
+        "data": {"type": "digits"},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "sinusoidal"},
+        "train": {"steps": 2, "batch_size": 16, "evaluations": 1},
+    },
+    "design": {"one_at_a_time": {"model.position": ["none"]}},
+    "seeds": 2,
+    "run": {"executor": "inline", "tracker": "none"},
+}
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of packaged studies, which has ``demo``; the current folder is empty."""
+    folder, here = tmp_path / "packaged", tmp_path / "here"
+    for path in (folder, here):
+        path.mkdir()
+    monkeypatch.setattr(packaged, "FOLDER", folder)
+    monkeypatch.chdir(here)
+    package(folder)
+    return folder
+
+
+def package(folder: Path, **changes: Any) -> None:
+    (folder / "demo.yaml").write_text("# Question   Does it?\n# Cost       Little.\n" + text(**changes))
+
+
+def text(**changes: Any) -> str:
+    return yaml.safe_dump({**STUDY, **changes}, sort_keys=False)
+
+
+def vitlab_(*words: str) -> Result:
+    result = CliRunner().invoke(cli, words, standalone_mode=False)
+    if result.exception is not None and not isinstance(result.exception, UserError | SystemExit):
+        raise result.exception
+    return result
+
+
+def test_every_study_of_the_repository_is_packaged() -> None:
+    files = {file for file in (ROOT / "pipelines").rglob("*.yaml") if ".baseline" not in file.name}
+    assert {file.resolve() for file in packaged.packaged_studies().values()} == files
+    rows = json.loads(vitlab_("list", "studies", "--json").stdout)
+    assert {row["name"] for row in rows} == {
+        file.relative_to(ROOT / "pipelines").with_suffix("").as_posix() for file in files
+    }
+    for row in rows:
+        assert row["question"].endswith("?") and row["cost"].endswith(".") and "arms x" in row["cost"], row
+    assert [line for line in vitlab_("list").stdout.splitlines() if line.startswith("studies ")]
+
+
+def test_show_prints_the_file(packages: Path) -> None:
+    assert vitlab_("show", "study", "demo").stdout == (packages / "demo.yaml").read_text()
+    error = vitlab_("show", "study", "demmo").exception
+    assert isinstance(error, UserError) and "Did you mean 'demo'?" in str(error)
+
+
+def test_unknown_name_is_refused_with_nearest(packages: Path) -> None:
+    for command in ("run", "plan", "validate", "check"):
+        error = vitlab_(command, "demmo").exception
+        assert isinstance(error, UserError) and error.exit_code == 2
+        assert "Did you mean 'demo'?" in str(error) and "vitlab list studies" in str(error)
+    assert "named 'demo'" in str(vitlab_("plan", "demo.yaml").exception)
+    assert "no study of this name" in str(vitlab_("plan", "x" * 5000).exception)
+    assert list(Path().iterdir()) == []
+
+
+def test_existing_path_precedes_packaged_study(packages: Path) -> None:
+    Path("demo").write_text(text(seeds=5))
+    result = vitlab_("validate", "demo")
+    assert "2 arms, 10 trials" in result.stdout and "the file of this name is used" in result.stderr
+    Path("demo").unlink()
+    Path("demo").mkdir()
+    result = vitlab_("plan", "demo")
+    assert "is a folder" in str(result.exception) and "the folder of this name is used" in result.stderr
+    Path("demo").rmdir()
+    result = vitlab_("validate", "demo")
+    assert "2 arms, 4 trials" in result.stdout and not result.stderr
+
+
+@pytest.mark.usefixtures("no_report")
+def test_stored_version_precedes_the_one_of_an_upgrade(packages: Path) -> None:
+    """The results of a study do not change with vitlab; the new version can be had as a file."""
+    assert "4 trained" in vitlab_("run", "demo").stdout
+    package(packages, seeds=3)
+    result = vitlab_("run", "demo")
+    assert "0 trained, 4 taken from earlier runs" in result.stdout
+    assert "the version that was run in vitlab-runs is used" in result.stderr and "seeds 2 -> 3" in result.stderr
+    assert "4 trials, 4 of them trained" in vitlab_("plan", "demo").stdout
+    assert json.loads(vitlab_("status", "demo", "--json").stdout)["arms"]["baseline"] == {"done": 2}
+    assert "demo" in vitlab_("studies").stdout.splitlines()[1].split(), "by its name, not by its place"
+    assert "6 trials, 4 of them trained" not in vitlab_("plan", "demo").stdout
+    Path("demo.yaml").write_text(vitlab_("show", "study", "demo").stdout)
+    assert "6 trials, 4 of them trained" in vitlab_("plan", "demo.yaml").stdout
+    package(packages, run={"executor": "inline", "tracker": "none", "workers": 1})  # no difference to any result
+    assert not vitlab_("plan", "demo").stderr
+    assert {path.name for path in packages.iterdir()} == {"demo.yaml"}
+
+
+def test_baseline_of_packaged_study_is_in_the_current_folder(packages: Path) -> None:
+    assert "--baseline demo.baseline.yaml" in vitlab_("check", "demo", "--workflow").stdout
+
+
+def test_python_takes_names(packages: Path) -> None:
+    with pytest.raises(UserError, match="no study of this name comes with vitlab"):
+        vitlab.run("demmo")
+
+
+def test_installation_is_never_written_to(tmp_path: Path) -> None:
+    """Copies the package as a wheel has it, with files in the place of the link, where nothing can be written."""
+    site, here = tmp_path / "site", tmp_path / "here"
+    here.mkdir()
+    shutil.copytree(
+        Path(vitlab.__file__).parent, site / "vitlab", ignore=shutil.ignore_patterns("__pycache__"), symlinks=False
+    )
+    before = {path: path.lstat().st_mtime_ns for path in site.rglob("*")}
+    for path in (*before, site):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    code = "import vitlab; assert 'site' in vitlab.__file__; from vitlab.__main__ import main; main()"
+    words = ["run", "quickstart", "--smoke", "--executor", "inline", "--set", "design=null"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], cwd=here, env=environment, capture_output=True, text=True, check=False
+        )
+    finally:
+        for path in (site, *before):
+            path.chmod(0o755)
+    assert done.returncode == 0 and "1 distinct sets of components ran" in done.stdout, done.stderr
+    assert {path: path.lstat().st_mtime_ns for path in site.rglob("*")} == before
+    assert [path.name for path in here.iterdir()] == ["vitlab-runs"]
