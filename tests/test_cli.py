@@ -124,7 +124,7 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
 
 def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     code, printed, err = call("run", write(tmp_path), "--out", tmp_path / "out", "--smoke")
-    assert (code, printed) == (0, "2 distinct sets of components ran two steps each.\n"), err
+    assert (code, printed) == (0, "2 combinations of components ran two steps each.\n"), err
     results = [json.loads(file.read_text()) for file in tmp_path.glob("out/trials/*/*/result.json")]
     assert len(results) == 2 and not (tmp_path / "out" / "studies").exists()
 

@@ -526,7 +526,7 @@ def test_unsuitable_convnets_are_refused_as_teachers(tmp_path: Path) -> None:
         open_teacher(tmp_path, {name: value for name, value in state.items() if not name.startswith("fc.")})
     with pytest.raises(WeightsError, match=r"teacher.pth: these are not the weights of a ResNet18: layer1.0.bn1.bias"):
         open_teacher(tmp_path, {name: value for name, value in state.items() if name != "layer1.0.bn1.bias"})
-    with pytest.raises(WeightsError, match="of 3 \\+ 4 \\+ 6 \\+ 3 blocks is not known here"):
+    with pytest.raises(WeightsError, match="of 3 \\+ 4 \\+ 6 \\+ 3 blocks is not supported"):
         open_teacher(tmp_path, models.resnet34(num_classes=3).state_dict())
 
 

@@ -148,7 +148,7 @@ def test_picture_crop_equals_torchvision(root: Path, decoded: str, how: str) -> 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"type": "digits"}, "augment: random_resized_crop crops pictures in files, and digits has none"),
+        ({"type": "digits"}, "augment: random_resized_crop crops full-size picture files, and digits has none"),
         (
             {"type": "image_folder", "root": "x", "num_classes": 2, "augment": ["flip"]},
             "must be the first augmentation; it is number 2",

@@ -201,7 +201,7 @@ def test_arm_pattern_leaves_other_arms_for_later(tmp_path: Path) -> None:
 
 def test_unknown_arm_name_is_refused(tmp_path: Path) -> None:
     file = study(tmp_path, design={"one_at_a_time": {"model.patch_size": [[2, 4]]}}, seeds=1)
-    with pytest.raises(UserError, match=r"no arm is called 'baselin'. Did you mean 'baseline'"):
+    with pytest.raises(UserError, match=r"no arm matches 'baselin'. Did you mean 'baseline'"):
         vitlab.run(file, out=tmp_path / "out", only="baselin")
     assert not (tmp_path / "out").exists()
     assert vitlab.run(file, out=tmp_path / "out", only="patch_size=[2, 4]").trained == 1

@@ -86,7 +86,7 @@ for folder in folders:
     printed = python(script, tmp_path / "site", tmp_path)
     assert "5 passed" in printed  # the data set has two tests
     for slot in OWN:
-        assert f"acme-{slot}/studies/acme.yaml: 2 arms, 20 trials\n2 distinct sets of components ran two" in printed
+        assert f"acme-{slot}/studies/acme.yaml: 2 arms, 20 trials\n2 combinations of components ran two" in printed
 
 
 def test_other_templates_pass_contract_and_have_valid_studies(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_unreadable_options_are_reported_and_left_out_of_schema(tmp_path: Path) 
     for name, words in {
         "typed": "Typed: its annotations cannot be read: .*'Decimal'",
         "bare": "Bare: option 'by' needs an annotation",
-        "hidden": "Hidden: no option can be called '_by'",
+        "hidden": "Hidden: rename option '_by'",
     }.items():
         with pytest.raises(BrokenComponent, match=words):
             norm.resolve(name)

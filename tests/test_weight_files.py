@@ -286,7 +286,7 @@ def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
     again = canonical(start(tmp_path, folder.weights, head="keep"))
     assert all(torch.equal(again[name], value) for name, value in mine.to_canonical(mine.state_dict()).items())
     folder.spec.unlink()
-    assert "spec.json is not beside them" in refused("weights", "inspect", folder.weights)
+    assert "spec.json is missing beside them" in refused("weights", "inspect", folder.weights)
 
 
 def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:
@@ -294,4 +294,4 @@ def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:
     convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2, image=(24, 24)))
     folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})
     sentence = refused("weights", "convert", folder.weights, tmp_path / "c.pth", "--to", "timm")
-    assert "position 'rope2d' is in no other format" in sentence
+    assert "position 'rope2d' exists in vitlab alone" in sentence

@@ -219,7 +219,7 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
             "mlp.approximate of block 1 is tanh, and the file holds none",
         ),
         ({"blocks": {"1": {"mlp": {"type": "gelu", "ratio": 2}}}}, "timm", "mlp.ratio of block 1 is 2, and the file"),
-        ({"norm": "none"}, "timm", "norm 'none' of a block is in no other format"),
+        ({"norm": "none"}, "timm", "norm 'none' of a block exists in vitlab alone"),
         (
             {"head": {"type": "linear", "pool": "map", "approximate": "tanh"}},
             "timm",

@@ -180,9 +180,7 @@ def test_rotary_positions_are_refused_by_every_format(tmp_path: Path) -> None:
         "theta": 100.0,
         "coordinates": "centred",
     }
-    with pytest.raises(
-        WeightsError, match="position 'rope2d' is in no tensor, so it cannot be said in the format timm"
-    ):
+    with pytest.raises(WeightsError, match="timm cannot hold position 'rope2d', which is stored in no tensor"):
         convert(case.file, tmp_path / "b.pth", "timm")
 
 

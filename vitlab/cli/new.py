@@ -228,8 +228,8 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 def _check_distribution(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > 60:
         raise UserError(
-            f"'{name}' cannot be the name of a package here: lower-case letters and digits, words joined by '-', "
-            "at most 60, such as acme-vit"
+            f"'{name}' cannot be the name of a package; use at most 60 lower-case letters, digits and single '-' "
+            "between words, and begin with a letter, such as acme-vit"
         )
     module = name.replace("-", "_")
     if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
@@ -239,8 +239,8 @@ def _check_distribution(name: str) -> None:
 def _check_component(name: str, slot: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 40 or keyword.iskeyword(name):
         raise UserError(
-            f"'{name}' cannot be the name of a component: lower-case letters, digits and '_', at most 40, no word of "
-            "Python's; set another with --component"
+            f"'{name}' cannot be the name of a component; use at most 40 lower-case letters, digits and '_', begin "
+            "with a letter, and use no keyword of Python; set it with --component"
         )
     if not isinstance(read_value(name), str):
         raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; set another with --component")

@@ -39,6 +39,6 @@ def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output:
         write_bytes(output, data)
         click.echo(str(output), err=True)
     elif form == "parquet" and sys.stdout.isatty():
-        raise click.UsageError("parquet is not text; name a file with --output")
+        raise click.UsageError("parquet cannot be printed on a terminal; name a file with --output")
     else:
         sys.stdout.buffer.write(data if form == "parquet" or data.endswith(b"\n") else data + b"\n")

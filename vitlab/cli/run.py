@@ -90,7 +90,7 @@ def command(
         from vitlab.driver.smoke import smoke as run_smoke
 
         sets = run_smoke(study_file(file, out), out=out, changes=values, plugins=plugins, watch=watch)
-        click.echo(f"{sets} distinct sets of components ran two steps each.")
+        click.echo(f"{sets} combinations of components ran two steps each.")
         return
     answer = lab.run(
         file,

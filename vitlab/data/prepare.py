@@ -269,11 +269,14 @@ def _check_cuts(resolved: Resolved) -> None:
             continue
         if place:
             raise DataError(
-                f"augment: {choice.type} crops pictures in files and must be the first augmentation; "
+                f"augment: {choice.type} crops full-size picture files and must be the first augmentation; "
                 f"it is number {place + 1}"
             )
         if resolved.component.pictures is Dataset.pictures:  # type: ignore[attr-defined]
-            raise DataError(f"augment: {choice.type} crops pictures in files, and {resolved.type} has none")
+            raise DataError(
+                f"augment: {choice.type} crops full-size picture files, and {resolved.type} has none; "
+                "remove 'of: picture'"
+            )
 
 
 def _normalization(normalize: str | Normalization, raw: _Raw) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -57,7 +57,10 @@ class Subset:
         return Subset(self.pixels_MCHW, self.row_N[position_N], self.y_N[position_N], self.id_N[position_N])
 
     def to(self, device: torch.device) -> Subset:
-        """Return the subset with only its own pixels copied to a device; images in storage are not copied."""
+        """Return a copy on a device with only the images of this subset.
+
+        The subset itself is returned if its images are in storage or already on the device.
+        """
         if not isinstance(self.pixels_MCHW, Tensor) or self.pixels_MCHW.device == device:
             return self
         return Subset.of(self.x_NCHW.to(device), self.y_N.to(device), self.id_N.to(device))

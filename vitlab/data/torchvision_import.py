@@ -20,7 +20,7 @@ _fragments: list[torch.library.Library] = []
 
 @cache
 def torchvision(module: str = "torchvision") -> Any:
-    """Import and return ``torchvision``, or a module below it.
+    """Import ``torchvision`` or a module below it, even if its compiled operators cannot be loaded.
 
     With a CPU-only torch, the compiled operators of PyPI's torchvision wheel do not load, and its import fails because
     they are not declared.  This function then declares them and imports again.

@@ -19,7 +19,7 @@ def require_arm(plan: Plan, only: str) -> None:
     """Raise UserError if a pattern matches no arm."""
     arms = [arm.name for arm in plan.arms]
     if not any(is_selected(arm, only) for arm in arms):
-        raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {'; '.join(arms)}.")
+        raise UserError(f"no arm matches '{only}'.{nearest(only, arms)} Arms: {'; '.join(arms)}.")
 
 
 def is_selected(arm: str, only: str) -> bool:

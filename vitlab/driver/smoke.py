@@ -50,7 +50,7 @@ def smoke(
     finally:
         watch.close()
     if failed:
-        raise TrialFailed(f"{failed} of {len(distinct)} distinct sets of components failed")
+        raise TrialFailed(f"{failed} of {len(distinct)} combinations of components failed; the lines above say why")
     return len(distinct)
 
 

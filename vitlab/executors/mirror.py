@@ -92,7 +92,10 @@ class FileSender:
         }
 
     def changes(self, *, ended: bool = False) -> Iterator[FileChunk]:
-        """Yield changes in an order that is consistent if cut off anywhere; results only once the job has ``ended``."""
+        """Yield the changes of the job's files since the last call, so that the copy is consistent wherever they stop.
+
+        A ``result.json`` comes last, and only if the job has ``ended``.
+        """
         marks = {(index, path): mark for index, path, mark in self._marks() if ended or path != RESULT}
         changed = sorted(
             (place for place, mark in marks.items() if self._sent.get(place) != mark),

@@ -109,7 +109,7 @@ class Ray(Executor):
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
-        """Refuse a cluster's address that only a study file names."""
+        """Return ``address`` if it names a cluster, on which code would run; None for ``auto`` and ``local``."""
         return None if options.get("address", "auto") in ("auto", "local") else "address"
 
     @property

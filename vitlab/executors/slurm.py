@@ -128,7 +128,7 @@ class Slurm(Executor):
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
-        """Refuse shell commands that only a study file names."""
+        """Return ``setup`` if it holds shell commands, which run on the cluster; None otherwise."""
         return "setup" if options.get("setup") else None
 
     @property

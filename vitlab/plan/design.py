@@ -46,7 +46,7 @@ class Draft:
 
 
 def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
-    """Return the arms of a design in order, duplicates included; without a design, the base alone.
+    """Return the drafts of a design's arms in order, duplicates included; without a design, that of the base alone.
 
     Raises:
         DesignFault: if two nodes of a grid set the same path, a sample is larger than its population, or there are more

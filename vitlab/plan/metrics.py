@@ -74,7 +74,7 @@ def _facts(reported: Iterable[tuple[str, DataInfo, Mapping[str, Any]]]) -> dict[
 
 
 def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
-    """Return the goal that a metric such as ``val/accuracy`` declares; None if it is not reported.
+    """Return the goal, ``min`` or ``max``, of a metric such as ``val/accuracy``; None if no arm reports it.
 
     Every ``train`` metric is a loss.
     """

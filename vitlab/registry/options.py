@@ -82,7 +82,9 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         if name.startswith("_") or name == "type":
-            raise BrokenComponent(f"{component.__qualname__}: no option can be called '{name}'")
+            raise BrokenComponent(
+                f"{component.__qualname__}: rename option '{name}'; 'type' and names with a leading '_' are reserved"
+            )
         if name not in hints:
             raise BrokenComponent(f"{component.__qualname__}: option '{name}' needs an annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -94,7 +96,10 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
 
 
 def clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
-    """Return the defaults that are choices with an ambiguous name, qualified as built-ins."""
+    """Return the default of each option whose default names a built-in that a plugin offers too, as ``vitlab:NAME``.
+
+    The keys are names of options.
+    """
     defaults = {}
     for name, info in model.model_fields.items():
         for mark in info.metadata:

@@ -36,7 +36,7 @@ class Resolved(Choice):
 
     @property
     def rename_note(self) -> str | None:
-        """A sentence if the component has its former name; None otherwise."""
+        """A note on the new name, if a built-in component is called by its former one; None otherwise."""
         present = {former: name for name, former in slot(self.slot).former_names.items()}
         bare = self.type.removeprefix(f"{BUILT_IN}:")
         if self.origin.source != BUILT_IN or bare not in present:

@@ -154,7 +154,7 @@ def smallest_detectable_drop(
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float, correlation: float = 0.0) -> float:
-    """Return the probability that an unchanged model passes a cell.
+    """Return the probability that an unchanged model passes the test of one arm and metric.
 
     Args:
         n: seeds.

@@ -127,7 +127,7 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
-    """Return the predictions of every finished trial of a study, one row per image and split.
+    """Return the predictions of every finished trial of a study, one row per trial, split and image.
 
     Columns are those of ``PREDICTIONS`` in :mod:`vitlab.report.api`.
 

@@ -105,7 +105,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     }
     notes = [f"{UNREGISTERED[0].upper()}{UNREGISTERED[1:]}: it is exploratory."]
     for arm, (old, new) in pairs.items():
-        notes += _differences(arm, old, new)
+        notes += _notes_on_changes(arm, old, new)
     for label, own_names, other_names in ((labels[0], names[0], names[1]), (labels[1], names[1], names[0])):
         unmatched = [name for name in own_names if name not in other_names]
         if unmatched:
@@ -119,8 +119,8 @@ def _one(plan: Plan, arm: str) -> Trial | None:
     return next((item.trial for item in plan.trials if item.arm == arm), None)
 
 
-def _differences(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
-    """Describe how the specs and the code of an arm's trials differ."""
+def _notes_on_changes(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
+    """Return a note on how an arm's spec and code differ between two studies; none if they are equal."""
     if old is None or new is None:
         return []
     before, after = flat(old.spec.plain()), flat(new.spec.plain())

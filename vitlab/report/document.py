@@ -121,7 +121,7 @@ def tuning(plan: Plan) -> list[dict[str, Any]]:
 
 
 def heads(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the mean accuracy of every head and fusion of arms with several heads, and the token cosine."""
+    """Return per arm with several heads the mean accuracy of each and of their combinations, and its token cosine."""
     group = plan.analysis.metric.partition("/")[0]
     names = [name for name in frame.columns if name.startswith(f"{group}/accuracy_")]
     extra = f"{group}/token_cosine"

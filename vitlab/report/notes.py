@@ -160,7 +160,7 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def _interim_analysis(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return a note about the two looks: their cost, and the arms that the first left open."""
+    """Return a note on how the two looks share alpha, and which arms the first left open; none without looks."""
     if plan.looks is None:
         return []
     first, second = len(plan.looks.first), len(plan.looks.second)
@@ -228,7 +228,7 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
 
 
 def _disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes about verdicts that a cross-check does not support."""
+    """Return notes on verdicts that the sign-flip test or another interval contradicts."""
     lines = []
     for row in rows:
         if row["test"] != "paired t" or row["verdict"] not in ("better", "worse"):

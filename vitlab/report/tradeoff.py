@@ -73,7 +73,10 @@ def as_error(plan: Plan, value: float) -> float:
 
 
 def fronts(plan: Plan, rows: Sequence[Row]) -> dict[str, dict[str, bool]]:
-    """Return, for every cost in which the arms differ, which arms no other arm beats in both cost and result."""
+    """Return for each cost whether each arm is on the Pareto front of that cost and the result.
+
+    A cost is left out if fewer than two arms have it, or if its largest value is below ``APART`` times its smallest.
+    """
     on_front = {}
     for cost in COSTS:
         comparable = [row for row in rows if row["mean"] is not None and row.get(cost) is not None and row[cost] > 0]

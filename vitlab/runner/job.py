@@ -44,7 +44,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Display name: that of the first trial."""
+        """Display name of the job: that of its first trial."""
         return self.trials[0].name
 
     @property

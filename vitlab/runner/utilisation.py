@@ -52,7 +52,9 @@ def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[st
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """Return the operations per second of a large matrix product, in a training's precision and on its threads.
+    """Return the measured rate of a large matrix product in operations per second.
+
+    It is cached by device, precision and number of threads.
 
     The memory used is freed.  The rate is NaN if it cannot be measured, which must not prevent training.
     """

@@ -129,7 +129,7 @@ def _kind(detail: ErrorDetails) -> str:
 
 
 def _format(value: Any) -> str:
-    """Format a value briefly."""
+    """Format a value for an error message: lists and mappings by kind, long text shortened."""
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"
     if isinstance(value, list | tuple):

@@ -26,7 +26,7 @@ def superiority_of_pairs(first: Sequence[float], second: Sequence[float], alpha:
     """
     x, y = finite(first), finite(second)
     if len(x) != len(y):
-        raise ValueError(f"pairs need as many values on either side; found {len(x)} and {len(y)}")
+        raise ValueError(f"pairs need equal numbers of values; found {len(x)} and {len(y)}")
     if len(x) == 0:
         return Superiority(NAN, NAN, NAN)
     from statsmodels.stats.proportion import proportion_confint

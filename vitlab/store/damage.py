@@ -83,8 +83,8 @@ def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
     return record
 
 
-def is_whole(path: Path, read: Callable[[Path], object]) -> bool:
-    """Return True if a file exists undamaged; an unchanged file is read once per process."""
+def is_readable(path: Path, read: Callable[[Path], object]) -> bool:
+    """Return whether a file exists and ``read`` can read it; an unchanged file is read once per process."""
     checked, signature = _checked.get(path), _signature(path)
     return read(path) is not None if checked is None or checked[0] != signature else checked[1]
 

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 
 from vitlab.errors import UserError
 from vitlab.store import locks
-from vitlab.store.damage import DAMAGED, is_whole, read_stored, set_aside, set_aside_damaged
+from vitlab.store.damage import DAMAGED, is_readable, read_stored, set_aside, set_aside_damaged
 from vitlab.store.files import (
     abandoned,
     append_json,
@@ -96,14 +96,14 @@ class TrialFolder:
 
     def done(self) -> bool:
         """Return True if the trial has a result."""
-        return is_whole(self.path / "result.json", lambda file: read_json(file, self._own_result))
+        return is_readable(self.path / "result.json", lambda file: read_json(file, self._own_result))
 
     def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
         return (
             self.done()
-            and is_whole(self.weights, lambda file: read_stored(file, check_weights))
-            and is_whole(self.spec, lambda file: read_json(file, mapping))
+            and is_readable(self.weights, lambda file: read_stored(file, check_weights))
+            and is_readable(self.spec, lambda file: read_json(file, mapping))
         )
 
     def _own_result(self, data: Any) -> TrialResult:
@@ -133,7 +133,7 @@ class TrialFolder:
         Args:
             spec: The trial in JSON values, if known.
         """
-        lacks_spec = spec is not None and not is_whole(self.spec, lambda file: read_json(file, mapping))
+        lacks_spec = spec is not None and not is_readable(self.spec, lambda file: read_json(file, mapping))
         if (lacks_spec or self.checkpoint.exists()) and self.done():
             with suppress(Busy, OSError, UserError), self.lease():
                 remove(self.checkpoint)

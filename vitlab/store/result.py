@@ -44,7 +44,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``numerics`` with the present names of engines, after checking the types of the fields of reports.
+    """Check the fields of ``numerics`` that reports show, and return it with the present names of engines.
 
     Raises:
         ValueError: If a field is of another type.

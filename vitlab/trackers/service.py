@@ -96,7 +96,9 @@ def open_client(address: Address) -> Any:
 
     if address.database is not None:
         if not address.embedded and (problem := foreign(address.database)):
-            raise ValueError(f"{address.database} is no database of MLflow's: {problem}")
+            raise ValueError(
+                f"{address.database} is not an MLflow database: {problem}; name another file, new ones are created"
+            )
         initialise(address.database)
     return MlflowClient(tracking_uri=address.uri, registry_uri=address.uri)
 

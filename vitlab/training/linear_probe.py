@@ -29,7 +29,7 @@ MIN_STD = 1e-5
 
 @torch.no_grad()
 def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
-    """Solve for the classifiers of a model on the training images without augmentation.
+    """Fit the linear classifiers of a model in place, by ridge regression on the training images without augmentation.
 
     The model keeps its mode.
 

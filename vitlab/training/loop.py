@@ -332,7 +332,7 @@ class Training:
         self.exclude_time(time.perf_counter() - began)
 
     def exclude_time(self, seconds: float) -> None:
-        """Exclude time spent on saving or evaluating from the interval."""
+        """Exclude seconds spent on saving or evaluating from the measured speed of training."""
         self._interval_began += seconds
 
     def load(self, state: State) -> None:

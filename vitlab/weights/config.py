@@ -203,7 +203,9 @@ def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["no
         if arguments["class"] != "Eva" and value.lower() != "silu":
             raise WeightsError(f"{where}: act_layer is {value} in a gated MLP; vitlab's swiglu has silu")
         if arguments["class"] != "Eva" and "attn_pool.latent" in state:
-            raise WeightsError(f"{where}: act_layer is {value}, also of attention pooling; vitlab's has a GELU")
+            raise WeightsError(
+                f"{where}: act_layer is {value}, also in attention pooling, where vitlab supports GELU alone"
+            )
         return "none"
     gelu: Literal["none", "tanh"] = _look_up(value, _ACTIVATIONS, where, "act_layer")
     return gelu
@@ -215,7 +217,8 @@ def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, wher
         return Encoding(type="none")
     if "pos_embed" in state:
         raise WeightsError(
-            f"{where}: use_rot_pos_emb beside learned positions; vitlab's models have one position encoding"
+            f"{where}: these weights have rotary (use_rot_pos_emb) and learned (pos_embed) positions; "
+            "vitlab supports one of them. Use other weights."
         )
     kind = arguments.get("rope_type", "cat")
     if kind not in ("cat", "dinov3", "mixed"):
@@ -277,7 +280,7 @@ def _transformers(config: Mapping[str, Any], state: State, where: str) -> Config
         raise WeightsError(f"{where}: pruned_heads is {config['pruned_heads']}; vitlab's blocks have all heads")
     pooler = config.get("pooler_act", "tanh")
     if "pre_logits.fc.weight" in state and pooler != "tanh":
-        raise WeightsError(f"{where}: pooler_act is {pooler}; vitlab's pre-logits have tanh")
+        raise WeightsError(f"{where}: pooler_act is {pooler}, and vitlab supports tanh alone; use other weights")
     for key, actual in (
         ("hidden_size", _size(state, "blocks.0.norm1.weight", 0)),
         ("num_hidden_layers", _depth(state)),

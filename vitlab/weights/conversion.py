@@ -161,11 +161,13 @@ def _require_exportable(
     if checkpoint.trial is not None:
         reason = checkpoint.trial.export_incompatibility()
         if reason:
-            raise WeightsError(f"these weights cannot be said in the format {to}: {reason}")
+            raise WeightsError(
+                f"{to} cannot hold this model, nor can another format: {reason}. Keep the trial's own file."
+            )
         return
     position = architecture.facts().position
     if position is not None and position.type != "none":
-        raise WeightsError(f"position '{position.type}' is in no tensor, so it cannot be said in the format {to}")
+        raise WeightsError(f"{to} cannot hold position '{position.type}', which is stored in no tensor")
     own = _skeleton(architecture)
     if headless:
         own = {name: value for name, value in own.items() if not name.startswith("head.")}
@@ -183,7 +185,7 @@ def _prefix_rows(state: State, architecture: Architecture, to: str) -> Literal["
 def _move_norm_to_tokens(
     state: dict[str, Tensor], architecture: Architecture
 ) -> tuple[dict[str, Tensor], Architecture]:
-    """Move the last norm from pooled tokens to all tokens, if the head reads single tokens.
+    """Rename ``fc_norm`` to ``norm`` for export, if the head reads the class or distillation token and no mean.
 
     A norm treats each token by itself, so the function stays the same.  Most libraries only have a norm on the tokens,
     and those with one after pooling expect it with a mean.

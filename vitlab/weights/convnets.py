@@ -67,7 +67,7 @@ def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Mode
     regnet = "stem.0.weight" in state
     stem_weight = "stem.0.weight" if regnet else "conv1.weight"
     if "fc.weight" not in state:
-        raise WeightsError("this network has no classifier, fc, so there is nothing it could teach")
+        raise WeightsError("this network has no classifier (fc.weight); use weights that have one")
     for name, axes in ((stem_weight, 4), ("fc.weight", 2)):
         if state[name].ndim != axes:
             raise WeightsError(f"{name} cannot be of the shape {tuple(state[name].shape)}: it has {axes} axes")
@@ -144,5 +144,7 @@ def _resnet(state: Mapping[str, Tensor]) -> type[ResNet]:
     last = "conv3" if "layer1.0.conv3.weight" in state else "conv2"
     if (last, depths) not in BLOCKS:
         names = ", ".join(kind.__name__ for kind in BLOCKS.values())
-        raise WeightsError(f"a ResNet of {' + '.join(map(str, depths))} blocks is not known here; known: {names}")
+        raise WeightsError(
+            f"a ResNet with stages of {' + '.join(map(str, depths))} blocks is not supported; use one of {names}"
+        )
     return BLOCKS[last, depths]

@@ -137,7 +137,7 @@ def container_of(file: Path) -> Container:
         WeightsError: for an unknown suffix.
     """
     if file.suffix not in SUFFIXES:
-        raise WeightsError(f"{file} is not called as files of weights are: {', '.join(SUFFIXES)}")
+        raise WeightsError(f"{file} has no suffix of a weight file; allowed: {', '.join(SUFFIXES)}")
     return SUFFIXES[file.suffix]
 
 

@@ -49,7 +49,7 @@ class Native(Format):
         return Canonical(dict(state))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        raise WeightsError("the weights of a trial are written by its training alone")
+        raise WeightsError("vitlab's own format cannot be converted to; only a training writes it")
 
 
 @dataclass(frozen=True)
@@ -104,21 +104,21 @@ class TrialModel:
         assert isinstance(self.model, ViT)
         position, patch = self.options["position"], self.options["patch"]["type"]
         if position["type"] not in ("learned", "none"):
-            return f"position '{position['type']}' is in no other format"
+            return f"position '{position['type']}' exists in vitlab alone"
         if position.get("where", "stem") != "stem":
-            return f"positions added at {position['where']} are in no other format"
+            return f"positions added at {position['where']} exist in vitlab alone"
         if patch not in ("linear", "resnet"):
-            return f"patch '{patch}' is in no other format"
+            return f"patch '{patch}' exists in vitlab alone"
         if self.options["head"]["type"] not in ("linear", "mlp", "distilled"):
-            return f"head '{self.options['head']['type']}' is in no other format"
+            return f"head '{self.options['head']['type']}' exists in vitlab alone"
         norms = [block.norm.type for block in self._anatomy().blocks]
         if other := next((norm for norm in norms if norm not in ("layernorm", "rmsnorm")), None):
-            return f"norm '{other}' of a block is in no other format"
+            return f"norm '{other}' of a block exists in vitlab alone"
         foreign = [type(part).__name__ for part in self.model.modules() if not type(part).__module__.startswith(_OURS)]
         if foreign:
-            return f"{foreign[0]} is a part of somebody else's, and in no other format"
+            return f"{foreign[0]} is a part of a plugin, which no other format has"
         if any(isinstance(part, Attention) and part.canonical is None for part in self.model.modules()):
-            return "its attention is in no other format"
+            return "its attention exists in vitlab alone"
         return None
 
 
@@ -140,7 +140,9 @@ def load_trial(contents: WeightFile) -> TrialModel:
     folder = TrialFolder(contents.file.parent)
     trial = read_json(folder.spec, mapping)
     if trial is None:
-        raise WeightsError(f"these are the weights of a trial, and its {folder.spec.name} is not beside them")
+        raise WeightsError(
+            f"these are the weights of a trial, and its {folder.spec.name} is missing beside them; copy both"
+        )
     result = folder.result()
     if result is not None and result.outcome.weights not in ("", digest(contents.tensors)):
         raise WeightsError("it is damaged: its tensors are not the weights that the trial ended with")
@@ -154,9 +156,11 @@ def load_trial(contents: WeightFile) -> TrialModel:
         wide = next((value.dtype for value in contents.tensors.values() if value.is_floating_point()), torch.float32)
         model.to(wide).load_state_dict(contents.tensors)
         return TrialModel(model.eval(), choice.plain(), info, tuple(header["mean"]), tuple(header["std"]))
-    except (UserError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except UserError as error:
+        raise WeightsError(f"the model of {folder.spec} cannot be built: {error}") from None
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         line = " ".join(str(error).split())
-        raise WeightsError(f"the {folder.spec.name} beside it is not that of these weights: {line}") from None
+        raise WeightsError(f"{folder.spec} is not the spec of these weights: {line}. Restore it.") from None
 
 
 _OURS = ("vitlab.", "torch.")

@@ -64,7 +64,10 @@ class RelativeBias(Position):
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
         """Interpolate the table to the offsets of the new grid."""
         if new.prefix and not old.prefix:
-            raise WeightsError("the table of relative positions has no rows for prefix tokens")
+            raise WeightsError(
+                "these weights come from a model without prefix tokens, so their table of relative positions has "
+                f"no rows for {', '.join(new.prefix)}; remove these from model.prefix, or use weights that have them"
+            )
         source = (2 * old.grid[0] - 1, 2 * old.grid[1] - 1)
         target = (2 * new.grid[0] - 1, 2 * new.grid[1] - 1)
         count = source[0] * source[1]

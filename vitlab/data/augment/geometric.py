@@ -24,7 +24,7 @@ ATTEMPTS = 10
 
 def _ordered(value: tuple[float, float]) -> tuple[float, float]:
     if value[0] > value[1]:
-        raise ValueError(f"the smaller number comes first, found {list(value)}")
+        raise ValueError(f"write the smaller number first; found {list(value)}")
     return value
 
 

@@ -56,9 +56,13 @@ class Cifar(Checksummed):
         batch = read_arrays(path)
         x_ND, y_N = batch.get("data"), batch.get(self.key)
         if not (isinstance(x_ND, np.ndarray) and x_ND.dtype == np.uint8 and x_ND.shape[1:] == (3 * 32 * 32,)):
-            raise DataError(f"{path} has no 'data' of 3072 unsigned bytes an image")
+            raise DataError(
+                f"{path} is no batch of CIFAR: 'data' must be unsigned bytes of shape (N, 3072); download it again"
+            )
         if not (isinstance(y_N, list) and len(y_N) == len(x_ND) and all(isinstance(label, int) for label in y_N)):
-            raise DataError(f"{path} has no '{self.key}' with a class for each of its {len(x_ND)} images")
+            raise DataError(
+                f"{path} is no batch of CIFAR: '{self.key}' must be a list of {len(x_ND)} classes; download it again"
+            )
         if y_N and not (min(y_N) >= 0 and max(y_N) < len(self.labels)):
             raise DataError(f"{path} has a label {max(y_N)}; {self.name} has {len(self.labels)} classes from 0")
         return x_ND.reshape(-1, 3, 32, 32), np.array(y_N, np.int64)

@@ -111,7 +111,9 @@ class ImageFolder(Dataset):
     def _labels(self) -> list[str]:
         labels = sorted(_check_name(path.name, path) for path in (self.root / "train").iterdir() if path.is_dir())
         if len(labels) < 2:
-            raise DataError(f"image_folder: {self.root / 'train'} needs a folder for each class; it has {len(labels)}")
+            raise DataError(
+                f"image_folder: {self.root / 'train'} needs a folder per class, at least two; found {len(labels)}"
+            )
         if self.num_classes not in (None, len(labels)):
             raise DataError(
                 f"image_folder: {self.root / 'train'} has {len(labels)} classes, num_classes says {self.num_classes}"

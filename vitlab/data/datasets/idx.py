@@ -44,7 +44,7 @@ def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
             f"expected {UNSIGNED_BYTE:#04x} (unsigned bytes) with {dimensions}"
         )
     if len(head) < 4 + 4 * dimensions:
-        raise DataError(f"{path} is cut off inside its header, after {len(head)} bytes")
+        raise DataError(f"{path} is cut off inside its header, after {len(head)} bytes; download it again")
     return struct.unpack(f">{dimensions}I", head[4:])
 
 

@@ -74,7 +74,11 @@ class Pictures:
 
 
 def decode(path: Path, size: Pair, fit: Fit) -> Tensor:
-    """Return a picture in RGB, resized to ``size`` by antialiased bilinear interpolation, uint8 (3, H, W).
+    """Read a picture file as RGB, cropped or squashed to ``size`` by antialiased bilinear interpolation.
+
+    Returns:
+        uint8 (3, H, W)
+
 
     Raises:
         DataError: if it cannot be read.
