@@ -362,8 +362,8 @@ def test_non_byte_array_is_refused(tmp_path: Path, content: bytes, message: str)
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"labels": [0]}, "has no 'data'"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "for each of its 2 images"),
+        ({"labels": [0]}, "'data' must be unsigned bytes"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "must be a list of 2 classes"),
         ({"data": np.zeros((2, 3), np.uint8), "labels": [0, 1]}, "3072"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, "a label 10"),
     ],
