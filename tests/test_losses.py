@@ -12,7 +12,8 @@ from torch import Tensor
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
-from vitlab.training.metrics import MetricAccumulator, calibration_error, mean_iou, metrics_of
+from vitlab.training.evaluation import MetricAccumulator
+from vitlab.training.metrics import calibration_error, mean_iou, metrics_of
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402

@@ -23,7 +23,8 @@ from vitlab.registry import BUILT_IN, slot
 from vitlab.regression import gate
 from vitlab.spec import Study
 from vitlab.trackers import records
-from vitlab.training.metrics import STANDARD, Metric, MetricAccumulator, metric, metrics_of
+from vitlab.training.evaluation import MetricAccumulator
+from vitlab.training.metrics import STANDARD, Metric, metric, metrics_of
 
 GUEST = """
 import torch

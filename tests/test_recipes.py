@@ -32,7 +32,8 @@ from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
 from vitlab.store.folders import TrialFolder
 from vitlab.training.ema import Average
-from vitlab.training.loop import TrainingResult, evaluate
+from vitlab.training.evaluation import evaluate
+from vitlab.training.loop import TrainingResult
 from vitlab.training.mixup import Mixing
 
 torchvision()  # timm imports torchvision, whose import may need a workaround

@@ -30,8 +30,9 @@ from vitlab.geometry import DataInfo
 from vitlab.models import model
 from vitlab.registry import slot
 from vitlab.spec import TrainSpec
-from vitlab.training import loop
-from vitlab.training.metrics import MetricAccumulator, confusion, mean_iou, metrics_of
+from vitlab.training import evaluation
+from vitlab.training.evaluation import MetricAccumulator
+from vitlab.training.metrics import confusion, mean_iou, metrics_of
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -555,10 +556,10 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     first, last = (moment.metrics["val/loss"] for moment in trained.history)
     assert last < first < np.log(11)
     assert set(trained.predictions["test"]) == {"id", "pixel_accuracy", "loss"}
-    monkeypatch.setattr(loop, "EVALUATION_PIXELS", 3 * 16 * 16 + 5)
+    monkeypatch.setattr(evaluation, "EVALUATION_PIXELS", 3 * 16 * 16 + 5)
     sizes = []
     cut = feed.evaluation
     monkeypatch.setattr(feed, "evaluation", lambda split, size: sizes.append(size) or cut(split, size))
-    again, _ = loop.evaluate(built, feed, "test", "segmentation", "fp32")
+    again, _ = evaluation.evaluate(built, feed, "test", "segmentation", "fp32")
     assert sizes == [3]
     assert again == pytest.approx({name: trained.metrics[f"test/{name}"] for name in again}, rel=1e-5)

@@ -30,13 +30,8 @@ from vitlab.store.damage import Damaged
 from vitlab.store.result import Measurement
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
-from vitlab.training.loop import (
-    EVALUATION_BATCH,
-    TrainingResult,
-    evaluate,
-    peak_memory,
-    steps_of,
-)
+from vitlab.training.evaluation import EVALUATION_BATCH, evaluate
+from vitlab.training.loop import TrainingResult, peak_memory, steps_of
 from vitlab.weights.files import write_file
 
 DATA = {

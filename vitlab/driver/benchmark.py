@@ -34,7 +34,8 @@ from vitlab.spec import RunSpec
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
-from vitlab.training.loop import Training, forward_logits, peak_memory
+from vitlab.training.evaluation import forward_logits
+from vitlab.training.loop import Training, peak_memory
 
 ROUNDS = 5  #: processes per arm
 PROBES = 3  #: maximum number of measured blocks per engine

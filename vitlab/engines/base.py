@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
-from vitlab.training.loop import EvaluationResult, Split, Training
+from vitlab.training.evaluation import EvaluationResult, Split
+from vitlab.training.loop import Training
 
 
 class EngineFailed(Exception):

@@ -33,7 +33,8 @@ from vitlab.components.position.additive import Additive
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
 from vitlab.models.vit import Block, ViT
-from vitlab.training.loop import Training, forward_logits
+from vitlab.training.evaluation import forward_logits
+from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 
 SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from vitlab.engines.base import Engine, Loop
 from vitlab.engines.batch_last import BatchLast
 from vitlab.engines.vmap import Vmap
-from vitlab.training.loop import Diverged, Split, Training, TrainingResult
+from vitlab.training.evaluation import Split
+from vitlab.training.loop import Diverged, Training, TrainingResult
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Loop, Vmap, BatchLast)}
 

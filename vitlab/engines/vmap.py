@@ -29,9 +29,9 @@ from vitlab import noise
 from vitlab.components.base import Part
 from vitlab.engines.base import Engine
 from vitlab.models.contract import State
-from vitlab.training.loop import EvaluationResult, Split, Training, evaluation_batches, forward_logits
+from vitlab.training.evaluation import EvaluationResult, MetricAccumulator, Split, evaluation_batches, forward_logits
+from vitlab.training.loop import Training
 from vitlab.training.losses import Value
-from vitlab.training.metrics import MetricAccumulator
 from vitlab.training.microbatch import WeightedLoss
 from vitlab.training.optim import Joint
 

@@ -25,7 +25,8 @@ from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial, run
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store
-from vitlab.training.loop import Training, evaluation_batches, forward_logits
+from vitlab.training.evaluation import evaluation_batches, forward_logits
+from vitlab.training.loop import Training
 
 EXACT_STEPS = 20
 LEARNING_STEPS = 100

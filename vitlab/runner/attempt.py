@@ -36,7 +36,8 @@ from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, Tri
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.distributed import SingleProcess
-from vitlab.training.loop import EVALUATION_BATCH, Training, TrainingResult, peak_memory
+from vitlab.training.evaluation import EVALUATION_BATCH
+from vitlab.training.loop import Training, TrainingResult, peak_memory
 from vitlab.training.microbatch import microbatches_of
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")

@@ -17,7 +17,7 @@ from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
 from vitlab.testing.assertions import during, expect
-from vitlab.training.loop import forward_logits
+from vitlab.training.evaluation import forward_logits
 
 K, B = 2, 3
 

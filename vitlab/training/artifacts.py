@@ -26,7 +26,7 @@ from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.store.files import write_bytes
 from vitlab.training.checkpoint import pack
-from vitlab.training.metrics import Columns
+from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
     from PIL.Image import Image

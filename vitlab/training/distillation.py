@@ -22,7 +22,7 @@ from vitlab.geometry import Geometry
 from vitlab.models.contract import Model
 from vitlab.spec.trial import Distill
 from vitlab.training.artifacts import InputSpec
-from vitlab.training.loop import forward_logits
+from vitlab.training.evaluation import forward_logits
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import mean
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
-from vitlab.training.loop import EVALUATION_BATCH, forward_logits
+from vitlab.training.evaluation import EVALUATION_BATCH, forward_logits
 from vitlab.weights.transfer import head_names
 
 MIN_STD = 1e-5

@@ -11,14 +11,13 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from vitlab import noise
 from vitlab.data.prepare import Batch, Feed
@@ -28,8 +27,9 @@ from vitlab.plan.key import AVERAGING, MIXING
 from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
+from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate, forward_logits
 from vitlab.training.losses import Loss, Value
-from vitlab.training.metrics import Columns, Metric, MetricAccumulator, mean, metrics_of
+from vitlab.training.metrics import mean, metrics_of
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
@@ -39,23 +39,8 @@ if TYPE_CHECKING:
     from vitlab.training.ema import Average
     from vitlab.training.mixup import Mixing
 
-EVALUATION_BATCH = 512
-"""Images of an evaluation batch.  Constant, so that metrics do not depend on the batch size of training."""
-
-EVALUATION_PIXELS = 1 << 19
-"""Maximum pixels of an evaluation batch of segmentation, which has one logit per class and pixel."""
-
-Split = Literal["train", "val", "test"]
 State = Mapping[str, Any]
 """The content of a checkpoint."""
-
-
-class EvaluationResult(NamedTuple):
-    """The metrics of one split, and its values per image."""
-
-    split: Split
-    metrics: Mapping[str, float]
-    columns: Columns  #: one value per image, by name
 
 
 @dataclass(frozen=True)
@@ -78,42 +63,6 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
         return max(1, round(spec.epochs * feed.steps_per_epoch(spec.batch_size)))
     assert spec.images is not None
     return max(1, round(spec.images / feed.batch_images(spec.batch_size)))
-
-
-@torch.no_grad()
-def evaluate(
-    model: Model, feed: Feed, split: Split, task: Task, precision: str, metrics: Mapping[str, Metric] | None = None
-) -> tuple[dict[str, float], Columns]:
-    """Return the metrics of a model on a split, by default those of its task, and the values per image.
-
-    The model keeps its mode.
-    """
-    was_training = model.training
-    model.eval()
-    accumulator = MetricAccumulator(metrics_of(feed.info) if metrics is None else metrics)
-    for batch in evaluation_batches(feed, split, task):
-        accumulator.add(forward_logits(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
-    model.train(was_training)
-    return accumulator.metrics(), accumulator.columns()
-
-
-def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
-    """Yield the batches of an evaluation, whose size does not depend on the batch size of training."""
-    size = EVALUATION_BATCH
-    if task == "segmentation":
-        size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
-    return feed.evaluation(split, size)
-
-
-def forward_logits(model: Model, x_BCHW: Tensor, precision: str, weights: State | None = None) -> dict[str, Tensor]:
-    """Return the logits of a batch by head, in float32 or wider; ``bf16`` means autocast.
-
-    ``weights``, if given, replace the model's own parameters and buffers.
-    """
-    with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
-        views = model.logits_by_head(output)
-    return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}
 
 
 def peak_memory(device: torch.device) -> int:

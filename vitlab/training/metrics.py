@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -33,9 +32,6 @@ from vitlab.spec.choice import Goal, Unit
 from vitlab.training.losses import flat
 
 TASKS: tuple[Task, ...] = get_args(Task)
-
-Columns = dict[str, Tensor]
-"""One value per image, by name."""
 
 
 class Metric(ABC):
@@ -354,58 +350,6 @@ def _standard(data: DataInfo) -> list[Resolved]:
 
 def _name(choice: Resolved) -> str:
     return metric.build(choice).name or choice.type.rpartition(":")[2]
-
-
-class MetricAccumulator:
-    """Accumulates the metrics of an evaluation batch by batch; nothing is read back from the device before the end.
-
-    Args:
-        metrics: Metrics by name, ``loss`` first; see :func:`metrics_of`.
-    """
-
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self._metrics = metrics
-        self._rows: defaultdict[str, defaultdict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
-        self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
-
-    def add(self, views: Mapping[str, Tensor], target: Tensor, id_B: Tensor) -> None:
-        """Add a batch: logits by head (``""`` is the prediction), class indices and image identities."""
-        self._columns["id"].append(id_B)
-        if views[""].ndim == 2:
-            probability_B, prediction_B = views[""].softmax(1).max(1)
-            for name, column_B in (("label", target), ("prediction", prediction_B), ("probability", probability_B)):
-                self._columns[name].append(column_B)
-        for name, one in self._metrics.items():
-            for view in views if one.every_view else ("",):
-                self._rows[name][view].append(one.rows(views[view], target))
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of all batches; the loss alone if it is not finite."""
-        values: dict[str, float] = {}
-        for name, one in self._metrics.items():
-            for view, parts in self._rows[name].items():
-                values[f"{name}_{view}" if view else name] = float(one.value(_concatenate(parts)))
-            if not math.isfinite(values.get("loss", 0.0)):
-                break
-        return values
-
-    def columns(self) -> Columns:
-        """Return the values per image, on the CPU."""
-        columns = {name: _concatenate(parts) for name, parts in self._columns.items()}
-        for name, one in self._metrics.items():
-            column_N = one.column(_concatenate(self._rows[name][""]))
-            if column_N is not None:
-                columns[name] = column_N
-        return columns
-
-
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    """Concatenate ``parts`` on the CPU, in place, so that later calls copy nothing."""
-    parts[:] = [torch.cat(parts).cpu()]
-    return parts[0]
-
-
-# -- formulas ----------------------------------------------------------------------------------------------------------
 
 
 def mean(values: Tensor) -> float:

@@ -1,0 +1,122 @@
+"""Evaluation: the logits of a model on a split, and the metrics that are accumulated from them batch by batch."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from vitlab.data.prepare import Batch, Feed
+from vitlab.geometry import Task
+from vitlab.models.contract import Model
+from vitlab.training.metrics import Metric, metrics_of
+
+EVALUATION_BATCH = 512
+"""Images of an evaluation batch.  Constant, so that metrics do not depend on the batch size of training."""
+
+EVALUATION_PIXELS = 1 << 19
+"""Maximum pixels of an evaluation batch of segmentation, which has one logit per class and pixel."""
+
+Split = Literal["train", "val", "test"]
+Columns = dict[str, Tensor]
+"""One value per image, by name."""
+
+
+class EvaluationResult(NamedTuple):
+    """The metrics of one split, and its values per image."""
+
+    split: Split
+    metrics: Mapping[str, float]
+    columns: Columns  #: one value per image, by name
+
+
+@torch.no_grad()
+def evaluate(
+    model: Model, feed: Feed, split: Split, task: Task, precision: str, metrics: Mapping[str, Metric] | None = None
+) -> tuple[dict[str, float], Columns]:
+    """Return the metrics of a model on a split, by default those of its task, and the values per image.
+
+    The model keeps its mode.
+    """
+    was_training = model.training
+    model.eval()
+    accumulator = MetricAccumulator(metrics_of(feed.info) if metrics is None else metrics)
+    for batch in evaluation_batches(feed, split, task):
+        accumulator.add(forward_logits(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
+    model.train(was_training)
+    return accumulator.metrics(), accumulator.columns()
+
+
+def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
+    """Yield the batches of an evaluation, whose size does not depend on the batch size of training."""
+    size = EVALUATION_BATCH
+    if task == "segmentation":
+        size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
+    return feed.evaluation(split, size)
+
+
+def forward_logits(
+    model: Model, x_BCHW: Tensor, precision: str, weights: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """Return the logits of a batch by head, in float32 or wider; ``bf16`` means autocast.
+
+    ``weights``, if given, replace the model's own parameters and buffers.
+    """
+    with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
+        views = model.logits_by_head(output)
+    return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}
+
+
+class MetricAccumulator:
+    """Accumulates the metrics of an evaluation batch by batch; nothing is read back from the device before the end.
+
+    Args:
+        metrics: Metrics by name, ``loss`` first; see :func:`metrics_of`.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
+        self._rows: defaultdict[str, defaultdict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+        self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+    def add(self, views: Mapping[str, Tensor], target: Tensor, id_B: Tensor) -> None:
+        """Add a batch: logits by head (``""`` is the prediction), class indices and image identities."""
+        self._columns["id"].append(id_B)
+        if views[""].ndim == 2:
+            probability_B, prediction_B = views[""].softmax(1).max(1)
+            for name, column_B in (("label", target), ("prediction", prediction_B), ("probability", probability_B)):
+                self._columns[name].append(column_B)
+        for name, one in self._metrics.items():
+            for view in views if one.every_view else ("",):
+                self._rows[name][view].append(one.rows(views[view], target))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all batches; the loss alone if it is not finite."""
+        values: dict[str, float] = {}
+        for name, one in self._metrics.items():
+            for view, parts in self._rows[name].items():
+                values[f"{name}_{view}" if view else name] = float(one.value(_concatenate(parts)))
+            if not math.isfinite(values.get("loss", 0.0)):
+                break
+        return values
+
+    def columns(self) -> Columns:
+        """Return the values per image, on the CPU."""
+        columns = {name: _concatenate(parts) for name, parts in self._columns.items()}
+        for name, one in self._metrics.items():
+            column_N = one.column(_concatenate(self._rows[name][""]))
+            if column_N is not None:
+                columns[name] = column_N
+        return columns
+
+
+def _concatenate(parts: list[Tensor]) -> Tensor:
+    """Concatenate ``parts`` on the CPU, in place, so that later calls copy nothing."""
+    parts[:] = [torch.cat(parts).cpu()]
+    return parts[0]
