@@ -19,7 +19,7 @@ from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
-from vitlab.plan.design import count, drafts, short_names, text
+from vitlab.plan.design import changes_of, count, short_names, text
 from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.key import RUNNER, closure, code_digest, key_of, refresh
 from vitlab.plan.rules import RuleFault, holds, parse
@@ -47,7 +47,7 @@ def names(actual: Plan) -> list[str]:
 
 
 def values(node: dict[str, Any]) -> list[dict[str, Any]]:
-    return [dict(draft.values) for draft in drafts(Node.model_validate(node))]
+    return [dict(changes.values) for changes in changes_of(Node.model_validate(node))]
 
 
 def test_one_at_a_time_is_base_and_single_alternatives() -> None:
@@ -78,14 +78,14 @@ def test_zip_pairs_union_concatenates_and_arms_are_explicit() -> None:
     assert values(rows) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}]
     cli_only_option = {"arms": {"plain": None, "big": {"a": 9}}}
     assert values({"union": [rows, cli_only_option]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}, {}, {"a": 9}]
-    assert [draft.label for draft in drafts(Node.model_validate(cli_only_option))] == ["plain", "big"]
+    assert [changes.label for changes in changes_of(Node.model_validate(cli_only_option))] == ["plain", "big"]
 
 
 def test_sample_draws_without_replacement_by_own_seed() -> None:
     over = {"grid": {"a": list(range(10)), "b": list(range(10))}}
     first, again, other = (values({"sample": {"n": 20, "seed": seed, "over": over}}) for seed in (1, 1, 2))
     assert first == again != other
-    assert len({tuple(draft.items()) for draft in first}) == 20
+    assert len({tuple(changes.items()) for changes in first}) == 20
 
 
 def test_nodes_can_be_nested() -> None:

@@ -31,7 +31,7 @@ from vitlab.errors import UserError, VitlabError
 from vitlab.executors import Executor, Inline, Job, Local, Ray, base
 from vitlab.executors import ray as room
 from vitlab.executors.base import trial_endings
-from vitlab.executors.ray import _Running
+from vitlab.executors.ray import _SubmittedJob
 from vitlab.executors.task import Finished, Started, stream
 from vitlab.plan.values import Trial
 from vitlab.runner.job import JobTrial, Settings
@@ -456,7 +456,7 @@ def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
         executor._daemon, executor._stopping, executor._looked = address, False, -math.inf
         executor._waiting, executor._ends, executor._bell = [], [], None
         trial = job(tmp_path, "train")
-        executor._running = {"stream": _Running(trial, "stream", None, ExitStack(), ())}
+        executor._running = {"stream": _SubmittedJob(trial, "stream", None, ExitStack(), ())}
         executor._require_daemon()
     with pytest.raises(VitlabError, match="daemon on this machine"):
         executor.poll(0.0)

@@ -54,7 +54,7 @@ COUNT_S = 5.0  #: interval at which machines are counted and this machine's daem
 
 
 @dataclass
-class _Running:
+class _SubmittedJob:
     """A job submitted to Ray: its stream, the receiver of its files, and the leases and objects held until its end."""
 
     job: Job
@@ -103,7 +103,7 @@ class Ray(Executor):
         self._bell: Any = None
         self._stopping = False
         self._waiting: list[Job] = []  #: trials whose lease another process holds
-        self._running: dict[Any, _Running] = {}  #: by stream
+        self._running: dict[Any, _SubmittedJob] = {}  #: by stream
         self._ends: list[JobEnd] = []
         self._shared: dict[Path, Any] = {}  #: files of prerequisites, each stored once in the object store
 
@@ -197,7 +197,7 @@ class Ray(Executor):
                 num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
             )(stream)
             items = task.remote(job, self.runner, token, files, share > 0, self._bell)
-            self._running[items] = _Running(job, items, inbox, leases.pop_all(), files or ())
+            self._running[items] = _SubmittedJob(job, items, inbox, leases.pop_all(), files or ())
         return True
 
     def _copies(self) -> bool:
@@ -230,7 +230,7 @@ class Ray(Executor):
                 running.due, running.killed = math.inf, True
                 self._kill(running)
 
-    def _take(self, running: _Running) -> None:
+    def _take(self, running: _SubmittedJob) -> None:
         errors = self._ray.exceptions
         try:
             item = self._ray.get(next(running.stream))
@@ -275,14 +275,14 @@ class Ray(Executor):
                 case Finished():
                     self._end(running, *item)
 
-    def _hear(self, running: _Running, stage: Stage) -> None:
+    def _hear(self, running: _SubmittedJob, stage: Stage) -> None:
         timeout_s = running.job.timeout_s
         if stage == "tries" and timeout_s is not None:
             running.due = time.monotonic() + timeout_s + base.FROZEN_S
         if stage == "waits":
             running.due = math.inf
 
-    def _kill(self, running: _Running) -> None:
+    def _kill(self, running: _SubmittedJob) -> None:
         """Kill the process of a task, by another task on its machine."""
         if running.started is not None:
             task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(base.kill)
@@ -300,7 +300,7 @@ class Ray(Executor):
                 "the cluster, and resumes from the last checkpoints"
             )
 
-    def _end(self, running: _Running, ending: Ending, detail: str = "") -> None:
+    def _end(self, running: _SubmittedJob, ending: Ending, detail: str = "") -> None:
         if ending == Ending.LOST:
             self._require_daemon()
         del self._running[running.stream]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from vitlab.errors import Problem
-from vitlab.plan.design import Draft
+from vitlab.errors import Path, Problem
+from vitlab.plan.design import Changes
 from vitlab.plan.key import code_of_modules, key_of
-from vitlab.plan.resolve import ResolvedTrial, Resolver, other_split, same_images
+from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver, other_split, same_images
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.tree import changed
 from vitlab.plan.values import Trial
@@ -24,7 +24,7 @@ from vitlab.store.files import read_json
 class ResolvedArm:
     """An arm of the design, resolved; matching, rules and tuning complete it."""
 
-    draft: Draft
+    changes: Changes
     name: str
     trial: ResolvedTrial
     key: str  #: key of the trial without seeds, before matching and tuning; arms with equal keys are merged
@@ -42,12 +42,13 @@ Rules = list[tuple[int, ast.expr, str, str]]
 
 @dataclass(frozen=True)
 class PlanContext:
-    """The study, its resolved base and its rules, from which arms are resolved."""
+    """The study, its base and its rules, from which arms are resolved."""
 
     study: Study
     document: Document
-    base: Mapping[str, Any]
-    resolved_base: ResolvedTrial
+    base: Mapping[str, Any]  #: as written in the document
+    plain: Mapping[str, Any]  #: the resolved base, as far as it is sound
+    faults: list[tuple[Path, str]]  #: mistakes of the base
     resolver: Resolver
     rules: Rules
 
@@ -55,9 +56,17 @@ class PlanContext:
         """Return the base with ``values`` changed, resolved.
 
         Raises:
-            Faults: if the base cannot take these values.
+            Faults: with the mistakes that the base itself does not have; without any if they are all the base's.
         """
-        return self.resolver.resolve(changed(self.base, values, self.resolved_base.plain))
+        try:
+            return self.resolver.resolve(self.changed(values))
+        except Faults as error:
+            own = [fault for fault in error.faults if fault not in self.faults]
+            raise Faults(own, error.plain, error.info) from None
+
+    def changed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the base with ``values`` changed, as it would be written in the document."""
+        return changed(self.base, values, self.plain)
 
     def apply_rules(self, arm: ResolvedArm) -> list[Problem]:
         """Apply the rules to an arm: skip it, or return a problem, for each rule that it breaks."""

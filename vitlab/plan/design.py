@@ -1,4 +1,4 @@
-"""Expansion of a design into drafts: sets of changes to the base, each with a name and its places in the document."""
+"""Expansion of a design into sets of changes to the base, one per arm, each with its places in the document."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DesignFault(Exception):
 
 
 @dataclass(frozen=True)
-class Draft:
-    """An arm before it is resolved."""
+class Changes:
+    """The changes of an arm to the base, before they are resolved."""
 
     values: Mapping[str, Any] = field(default_factory=dict)  #: dotted path to value
     places: Mapping[str, Path] = field(default_factory=dict)  #: dotted path to where the document says so
@@ -34,44 +34,44 @@ class Draft:
     against: Mapping[str, Any] = field(default_factory=dict)  #: values of the arm it is compared with
     beside: frozenset[str] = frozenset()  #: paths that the label does not cover
 
-    def and_(self, other: Draft) -> Draft:
-        """Return a draft with the changes of both."""
-        return Draft(
+    def and_(self, other: Changes) -> Changes:
+        """Return the changes of both."""
+        return Changes(
             {**self.values, **other.values},
             {**self.places, **other.places},
             ", ".join(filter(None, (self.label, other.label))),
             {**self.against, **other.against},
-            frozenset().union(*(draft.beside if draft.label else draft.values for draft in (self, other))),
+            frozenset().union(*(each.beside if each.label else each.values for each in (self, other))),
         )
 
 
-def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
-    """Return the drafts of a design's arms in order, duplicates included; without a design, that of the base alone.
+def changes_of(node: Node | None, place: Path = ("design",)) -> list[Changes]:
+    """Return the changes of a design's arms in order, duplicates included; without a design, those of the base alone.
 
     Raises:
         DesignFault: if two nodes of a grid set the same path, a sample is larger than its population, or there are more
             than ``MOST`` arms.
     """
     if node is None:
-        return [Draft()]
+        return [Changes()]
     here = (*place, node.kind)
     if (arms := count(node)) > MOST:
         raise DesignFault(here, f"a {node.kind} of {arms:,} arms; a design has at most {MOST:,}")
     if node.one_at_a_time is not None:
-        return [Draft(), *_alone(node.one_at_a_time, here)]
+        return [Changes(), *_alone(node.one_at_a_time, here)]
     if node.leave_one_out is not None:
         return _leave_one_out(node.leave_one_out.of, node.leave_one_out.direction, (*here, "of"))
     if node.zip is not None:
         return _rows(node.zip.levels, node.zip.labels, here)
     if node.arms is not None:
         return [
-            Draft(values or {}, {path: (*here, name, path) for path in values or {}}, name)
+            Changes(values or {}, {path: (*here, name, path) for path in values or {}}, name)
             for name, values in node.arms.items()
         ]
     if node.union is not None:
-        return [draft for index, part in enumerate(node.union) for draft in drafts(part, (*here, index))]
+        return [each for index, part in enumerate(node.union) for each in changes_of(part, (*here, index))]
     if node.sample is not None:
-        population = drafts(node.sample.over, (*here, "over"))
+        population = changes_of(node.sample.over, (*here, "over"))
         if node.sample.n > len(population):
             raise DesignFault(
                 (*here, "n"), f"a sample of {node.sample.n} is larger than its population of {len(population)}"
@@ -101,31 +101,31 @@ def count(node: Node) -> int:
     return math.prod(map(len, node.grid.values()) if isinstance(node.grid, Mapping) else map(count, node.grid))
 
 
-def _alone(levels: Levels, here: Path) -> list[Draft]:
+def _alone(levels: Levels, here: Path) -> list[Changes]:
     return [
-        Draft({path: value}, {path: (*here, path, index)})
+        Changes({path: value}, {path: (*here, path, index)})
         for path, values in levels.items()
         for index, value in enumerate(values)
     ]
 
 
-def _leave_one_out(without: Mapping[str, Any], direction: str, here: Path) -> list[Draft]:
+def _leave_one_out(without: Mapping[str, Any], direction: str, here: Path) -> list[Changes]:
     places = {path: (*here, path) for path in without}
     short = short_names(without)
-    remove = [Draft({path: value}, {path: places[path]}, f"without {short[path]}") for path, value in without.items()]
-    add = [Draft(without, places, "bare")]
+    remove = [Changes({path: value}, {path: places[path]}, f"without {short[path]}") for path, value in without.items()]
+    add = [Changes(without, places, "bare")]
     for restored in without:
         rest = {path: value for path, value in without.items() if path != restored}
-        add.append(Draft(rest, {path: places[path] for path in rest}, f"bare + {short[restored]}", against=without))
+        add.append(Changes(rest, {path: places[path] for path in rest}, f"bare + {short[restored]}", against=without))
     if direction == "remove":
-        return [Draft(), *remove]
-    return add if direction == "add" else [Draft(), *remove, *add]
+        return [Changes(), *remove]
+    return add if direction == "add" else [Changes(), *remove, *add]
 
 
-def _rows(levels: Levels, labels: Sequence[str] | None, here: Path) -> list[Draft]:
+def _rows(levels: Levels, labels: Sequence[str] | None, here: Path) -> list[Changes]:
     count = len(next(iter(levels.values())))
     return [
-        Draft(
+        Changes(
             {path: values[row] for path, values in levels.items()},
             {path: (*here, path, row) for path in levels},
             labels[row] if labels else "",
@@ -134,20 +134,20 @@ def _rows(levels: Levels, labels: Sequence[str] | None, here: Path) -> list[Draf
     ]
 
 
-def _axes(grid: Levels | list[Node], here: Path) -> list[list[Draft]]:
+def _axes(grid: Levels | list[Node], here: Path) -> list[list[Changes]]:
     if isinstance(grid, Mapping):
         return [_alone({path: values}, here) for path, values in grid.items()]
-    return [drafts(part, (*here, index)) for index, part in enumerate(grid)]
+    return [changes_of(part, (*here, index)) for index, part in enumerate(grid)]
 
 
-def _product(axes: list[list[Draft]], here: Path) -> list[Draft]:
+def _product(axes: list[list[Changes]], here: Path) -> list[Changes]:
     for first, second in itertools.combinations(axes, 2):
-        shared = {path for draft in first for path in draft.values} & {
-            path for draft in second for path in draft.values
+        shared = {path for changes in first for path in changes.values} & {
+            path for changes in second for path in changes.values
         }
         if shared:
             raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
-    products = [Draft()]
+    products = [Changes()]
     for axis in axes:
         products = [left.and_(right) for left in products for right in axis]
     return products
@@ -170,16 +170,16 @@ def _ends(path: str, name: str) -> bool:
     return f".{path.removesuffix('.type')}".endswith(f".{name}")
 
 
-def name_of(draft: Draft, short: Mapping[str, str]) -> str:
+def name_of(changes: Changes, short: Mapping[str, str]) -> str:
     """Return the name of an arm: its label and the values that the label does not cover, or ``baseline``.
 
     Example: ``position=rope2d(theta=50), patch_size=4``.
     """
-    parts = [draft.label] if draft.label else []
+    parts = [changes.label] if changes.label else []
     parts += [
         f"{short[path]}={text(value)}"
-        for path, value in draft.values.items()
-        if not draft.label or path in draft.beside
+        for path, value in changes.values.items()
+        if not changes.label or path in changes.beside
     ]
     return ", ".join(parts) or "baseline"
 

@@ -19,7 +19,7 @@ from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Planned
 from vitlab.spec import Choice
-from vitlab.spec.run import Engine
+from vitlab.spec.run import EngineChoice
 from vitlab.spec.trial import LENGTHS, TrialSpec
 
 MAX_TOGETHER = 16  #: in a batch of trials: more gain nothing, and losing a worker costs more
@@ -39,7 +39,7 @@ Works = Callable[[Trial], Work | None]
 """Returns the work of a trial's model for one image; None if the model does not declare it."""
 
 
-def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}) -> str:
+def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[str, EngineBenchmark] = {}) -> str:
     """Return the engine of a trial: ``vmap`` or ``batch_last`` for one to train with others, even if there are none.
 
     The rule, which is defined here alone:
@@ -110,7 +110,7 @@ def batch_key(trial: Trial) -> str:
 
 
 def group_trials(
-    todo: Sequence[Planned], places: int, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}
+    todo: Sequence[Planned], places: int, chosen: EngineChoice, works: Works, probes: Mapping[str, EngineBenchmark] = {}
 ) -> list[tuple[str, list[Planned]]]:
     """Group trials that are trained together; return each group with its engine, ordered by its first trial.
 

@@ -11,19 +11,19 @@ from typing import Any
 
 from vitlab import errors
 from vitlab.errors import Path, Problem, SpecError
-from vitlab.geometry import Work
+from vitlab.geometry import DataInfo, Work
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
-from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
+from vitlab.plan.design import MOST, Changes, DesignFault, changes_of, name_of, short_names
 from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
-from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver
-from vitlab.plan.tree import changed, keys_of, value_at
+from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
+from vitlab.plan.tree import keys_of, value_at
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import FORMER_ENGINES
-from vitlab.spec.run import Engine
+from vitlab.spec.run import EngineChoice
 from vitlab.spec.study import To
 
 
@@ -32,7 +32,7 @@ def make_plan(
     document: Document,
     problems: list[Problem],
     inform: Inform,
-    count: match.Count,
+    count: match.CountCost,
     decisions: Decisions = UNDECIDED,
     surroundings: Surroundings = NOTHING,
 ) -> Plan:
@@ -59,57 +59,44 @@ def make_plan(
     rules = rules_of(study, document, problems)
     if study is None or not isinstance(base, Mapping):
         raise SpecError(problems)
-    resolved_base: ResolvedTrial | Partial
+    resolved_base: ResolvedTrial | None = None
     base_faults: list[tuple[Path, str]] = []
     try:
         resolved_base = resolver.resolve(base)
+        plain, info = resolved_base.plain, resolved_base.info
     except Faults as error:
-        resolved_base, base_faults = error.partial, error.faults
+        base_faults, plain, info = error.faults, error.plain, error.info
         # Missing keys were reported while reading the file.
         new = [(path, sentence) for path, sentence in base_faults if sound or len(path) > 1 or path[0] in base]
         problems += [document.problem(("base", *path), sentence) for path, sentence in new]
-
-    def at(values: Mapping[str, Any]) -> ResolvedTrial | Partial:
-        """Return the base with ``values`` changed, resolved.
-
-        Raises:
-            Faults: if there are mistakes that the base itself does not have.
-        """
-        try:
-            return resolver.resolve(changed(base, values, resolved_base.plain))
-        except Faults as error:
-            if own := [fault for fault in error.faults if fault not in base_faults]:
-                raise Faults(own, error.partial) from None
-            return error.partial
-
-    study = metrics.with_goal(study, resolved_base)
+    reported = metrics.metrics(plain, info)
+    study = metrics.with_goal(study, reported)
+    context = PlanContext(study, document, base, plain, base_faults, resolver, rules)
     try:
-        planned = drafts(study.design)
+        design = changes_of(study.design)
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
-    short = short_names(list(dict.fromkeys(path for draft in planned for path in draft.values)))
+    short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
     arms: dict[str, ResolvedArm] = {}
-    trials: list[ResolvedTrial | Partial] = []
+    trials: list[tuple[Mapping[str, Any], DataInfo | None]] = []
     wrong: dict[tuple[Path, str], list[Path]] = {}
     repeated: list[str] = []
-    for draft in planned:
+    for changes in design:
         try:
-            trial = at(draft.values)
+            trial = context.at(changes.values)
         except Faults as error:
-            trials.append(error.partial)
+            trials.append((error.plain, error.info))
             for path, sentence in error.faults:
-                value, place = _locate(draft, path)
+                value, place = _locate(changes, path)
                 wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
             continue
-        trials.append(trial)
-        if isinstance(trial, Partial):
-            continue
-        name, key = name_of(draft, short), key_of(trial.identity)
+        trials.append((trial.plain, trial.info))
+        name, key = name_of(changes, short), key_of(trial.identity)
         if key not in arms:
-            arms[key] = ResolvedArm(draft, name, trial, key, skip=trial.incompatibility)
+            arms[key] = ResolvedArm(changes, name, trial, key, skip=trial.incompatibility)
         elif name != arms[key].name:
             arms[key].aliases.append(name)
-        elif draft.values and draft.places != arms[key].draft.places:
+        elif changes.values and changes.places != arms[key].changes.places:
             repeated.append(name)
     for (values, sentence), places in wrong.items():
         # A mistake that several values of a list share is reported once, at the list.
@@ -119,13 +106,12 @@ def make_plan(
         size = f"{errors.count(len(arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
-    faults = match.mistakes(study.match, resolved_base.plain, planned) if study.match is not None else []
-    faults += tune.mistakes(study, at, planned) if study.tune is not None else []
-    faults += metrics.mistakes(study, document, resolved_base, trials)
+    faults = match.mistakes(study.match, plain, design) if study.match is not None else []
+    faults += tune.mistakes(study, context.at, reported, design) if study.tune is not None else []
+    faults += metrics.mistakes(study, document, reported, trials)
     problems += [document.problem(place, sentence) for place, sentence in faults]
-    if isinstance(resolved_base, Partial):
+    if resolved_base is None:
         raise SpecError(problems)
-    context = PlanContext(study, document, base, resolved_base, resolver, rules)
     if study.match is None and sound:
         for arm in arms.values():
             problems += context.apply_rules(arm)
@@ -134,10 +120,12 @@ def make_plan(
 
     baselines = _baselines(context, arms)
     matcher = match.Matcher(study.match, count) if study.match is not None else None
-    notes = match.solve(context, matcher, arms, baselines) if matcher is not None else []
+    notes = match.solve(context, matcher, resolved_base, arms, baselines) if matcher is not None else []
     _can_run(document, arms, baselines)
     prerequisites: dict[str, Trial] = {}
-    tuning = tune.plan(context, matcher, arms, decisions.tunings, prerequisites) if study.tune is not None else []
+    tuning = []
+    if study.tune is not None:
+        tuning = tune.plan(context, matcher, resolved_base, arms, decisions.tunings, prerequisites)
     if study.seeds.escalate_to is not None and not any(baselines.values()):
         sentence = "escalate_to adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
         raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
@@ -159,8 +147,8 @@ def _plan(
     compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
     inconclusive = tuple(arm for arm in decisions.inconclusive_arms(seeds.values) if compared.get(arm) is not None)
     looks = None if seeds.escalate_to is None else InterimAnalysis(seeds.values, seeds.all, inconclusive)
-    draft_paths = [path for arm in arms.values() for path in arm.draft.values]
-    paths = list(dict.fromkeys([*draft_paths, *(path for arm in arms.values() for path in arm.solved)]))
+    design_paths = [path for arm in arms.values() for path in arm.changes.values]
+    paths = list(dict.fromkeys([*design_paths, *(path for arm in arms.values() for path in arm.solved)]))
     planned, pending = [], []
     for arm in arms.values():
         if arm.skip:
@@ -226,7 +214,7 @@ def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     return Trial(resolved.spec, streams, resolved.origins, resolved.info.identity)
 
 
-def _engine(arm: ResolvedArm, chosen: Engine, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
+def _engine(arm: ResolvedArm, chosen: EngineChoice, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
     """Return the engine of an arm, given one of its trials."""
     model = arm.trial.model
 
@@ -243,7 +231,7 @@ def _same_names(arms: Mapping[str, ResolvedArm], document: Document) -> list[Pro
     problems = []
     for arm in arms.values():
         if arm.name in first:
-            place = next(iter(arm.draft.places.values()), ("design",))
+            place = next(iter(arm.changes.places.values()), ("design",))
             problems.append(document.problem(place, f"two different arms are called '{arm.name}'; give them labels"))
         first.setdefault(arm.name, arm)
     return problems
@@ -257,7 +245,7 @@ def _baselines(context: PlanContext, arms: Mapping[str, ResolvedArm]) -> dict[st
     place: Path = ("analysis", "compare")
     names: dict[str, str | None] = {}
     for key, arm in arms.items():
-        against = {**arm.draft.values, **compare.to} if isinstance(compare, To) else arm.draft.against
+        against = {**arm.changes.values, **compare.to} if isinstance(compare, To) else arm.changes.against
         try:
             other = arms.get(key_of(context.at(against).identity))
         except Faults as error:
@@ -286,21 +274,21 @@ def _can_run(document: Document, arms: Mapping[str, ResolvedArm], baselines: Map
             raise SpecError([document.problem(("base", "model"), sentence)])
 
 
-def _locate(draft: Draft, path: Path) -> tuple[Path, Path]:
+def _locate(changes: Changes, path: Path) -> tuple[Path, Path]:
     """Return the place of the change that caused a fault of an arm, and the place of the fault inside it.
 
     The base does not have this fault, so one of the changes caused it.
     """
     dotted = ".".join(map(str, path))
-    causes = [change for change in draft.values if f"{dotted}.".startswith(f"{change.removesuffix('.type')}.")]
-    causes = causes or [change for change in draft.values if change.startswith(f"{dotted}.")]
-    if not causes and draft.values:
+    causes = [change for change in changes.values if f"{dotted}.".startswith(f"{change.removesuffix('.type')}.")]
+    causes = causes or [change for change in changes.values if change.startswith(f"{dotted}.")]
+    if not causes and changes.values:
         # A change can make another value wrong, as a width does the number of heads: take the closest in the tree.
-        causes = [max(draft.values, key=lambda change: _shared(path, change))]
+        causes = [max(changes.values, key=lambda change: _shared(path, change))]
     if causes:
         cause = max(causes, key=len)
         inner = path[cause.removesuffix(".type").count(".") + 1 :]
-        return draft.places[cause], (*draft.places[cause], *inner)
+        return changes.places[cause], (*changes.places[cause], *inner)
     return ("base",), ("base", *path)
 
 
@@ -315,8 +303,8 @@ def _value_at(context: PlanContext, arm: ResolvedArm, path: str) -> Any:
 
     None if the arm has replaced the component that has this option.
     """
-    own = changed(context.base, arm.draft.values, context.resolved_base.plain)
-    for value in (arm.solved.get(path), arm.draft.values.get(path), value_at(own, keys_of(path))):
+    own = context.changed(arm.changes.values)
+    for value in (arm.solved.get(path), arm.changes.values.get(path), value_at(own, keys_of(path))):
         if value is not None:
             return value
     resolved = value_at(arm.trial.plain, keys_of(path))

@@ -7,14 +7,13 @@ take: whole numbers, multiples of the batch size for ``train.images``, four sign
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import floor, log10
 from typing import Any, Protocol
 
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.plan.arms import PlanContext, ResolvedArm
-from vitlab.plan.design import Draft, text
+from vitlab.plan.design import Changes, text
 from vitlab.plan.key import key_of
 from vitlab.plan.price import BACKWARD, images_seen
 from vitlab.plan.resolve import Faults, ResolvedTrial
@@ -28,7 +27,7 @@ IMAGES = "images"
 SPAN = 512  #: largest number of consecutive impossible values that the search skips
 
 
-class Counts(Protocol):
+class ModelCost(Protocol):
     """Cost of one model."""
 
     @property
@@ -44,7 +43,7 @@ class Counts(Protocol):
         """Multiply-accumulates of one forward pass of one image."""
 
 
-Count = Callable[[Mapping[str, Any], DataInfo], Counts]
+CountCost = Callable[[Mapping[str, Any], DataInfo], ModelCost]
 """Returns the cost of a model, given its resolved choice and its data; supplied by a caller that can build models."""
 
 
@@ -52,23 +51,13 @@ class Unmatched(Exception):
     """Failure to match an arm: no value of the knob comes close enough.  The message is one sentence."""
 
 
-@dataclass(frozen=True)
-class Matched:
-    """A trial that is matched with its reference."""
-
-    trial: ResolvedTrial
-    value: int | float  #: of the knob
-    off: float  #: relative difference from the baseline's cost
-    note: str
-
-
 class Matcher:
     """Solver for one knob, with a cache of model costs."""
 
-    def __init__(self, match: Match, count: Count) -> None:
+    def __init__(self, match: Match, count: CountCost) -> None:
         self.match = match
         self._count = count
-        self._costs: dict[tuple[str, DataInfo], Counts] = {}
+        self._costs: dict[tuple[str, DataInfo], ModelCost] = {}
 
     def off(self, trial: ResolvedTrial, reference: ResolvedTrial) -> float:
         """Return the relative difference of a trial's cost from the reference's; negative if it costs less.
@@ -86,20 +75,18 @@ class Matcher:
             raise Unmatched(f"the baseline has 0 {self.match.quantity}, so no arm can be matched to it")
         return amount / target - 1
 
-    def solve(
-        self, trial: ResolvedTrial, reference: ResolvedTrial, at: Callable[[int | float], ResolvedTrial]
-    ) -> Matched:
-        """Return the trial with the value of the knob at which it costs as much as the reference.
+    def solve(self, arm: ResolvedArm, reference: ResolvedTrial, at: Callable[[int | float], ResolvedTrial]) -> None:
+        """Give an arm the value of the knob at which its trial costs as much as the reference.
 
         Args:
-            trial: the trial before matching.
+            arm: the arm; its trial is replaced, and the value, the difference and a note are added.
             reference: the trial to match.
             at: returns the trial with another value of the knob; raises Faults if it cannot take the value.
 
         Raises:
             Unmatched: if no value is within the tolerance, naming the nearest.
         """
-        knob = self.match.knob
+        knob, trial = self.match.knob, arm.trial
         now = value_at(trial.plain, keys_of(knob))
         if not is_number(now):
             raise Unmatched(f"it has no number at {knob}")
@@ -133,8 +120,8 @@ class Matcher:
                 f"the nearest that {knob} can reach is {self._describe(best, reference)}{beyond}; the tolerance is "
                 f"{100 * self.match.tolerance:g} %"
             )
-        value = value_at(solved.plain, keys_of(knob))
-        return Matched(solved, value, distance, f"matched by {self._describe(best, reference)}")
+        arm.trial, arm.off, arm.note = solved, abs(distance), f"matched by {self._describe(best, reference)}"
+        arm.solved[knob] = value_at(solved.plain, keys_of(knob))
 
     def _describe(self, candidate: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
         """Format a candidate: ``model.dim 36: 12,345 params, 0.42 % above 12,293``."""
@@ -161,7 +148,11 @@ class Matcher:
 
 
 def solve(
-    context: PlanContext, matcher: Matcher, arms: Mapping[str, ResolvedArm], baselines: Mapping[str, str | None]
+    context: PlanContext,
+    matcher: Matcher,
+    base: ResolvedTrial,
+    arms: Mapping[str, ResolvedArm],
+    baselines: Mapping[str, str | None],
 ) -> list[str]:
     """Solve for the knob of every arm that is compared with another; return notes for the report."""
     options = matcher.match
@@ -170,27 +161,24 @@ def solve(
         if name not in by_name:
             sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
             raise SpecError([context.document.problem(("match", "except", index), sentence)])
-    base, compared = key_of(context.resolved_base.identity), set(baselines.values())
+    base_key, compared = key_of(base.identity), set(baselines.values())
     unmatched: dict[str, str] = {}
     for key, arm in arms.items():
         reference = arm
         while (above := baselines.get(reference.key)) is not None:
             reference = by_name[above]
         alone = reference is arm
-        is_baseline = alone and (key == base or arm.name in compared)
+        is_baseline = alone and (key == base_key or arm.name in compared)
         if arm.skip or reference.skip or is_baseline or arm.name in options.spare:
             continue
 
         def at(value: int | float, arm: ResolvedArm = arm) -> ResolvedTrial:
-            return context.at({**arm.draft.values, options.knob: value})
+            return context.at({**arm.changes.values, options.knob: value})
 
         try:
-            matched = matcher.solve(arm.trial, context.resolved_base if alone else reference.trial, at)
+            matcher.solve(arm, base if alone else reference.trial, at)
         except Unmatched as error:
             unmatched[arm.name] = f"it cannot be matched in {options.quantity}: {error}"
-            continue
-        arm.trial, arm.off, arm.note = matched.trial, abs(matched.off), matched.note
-        arm.solved[options.knob] = matched.value
     problems = []
     for arm in arms.values():
         problems += context.apply_rules(arm)
@@ -199,7 +187,7 @@ def solve(
                 arm.skip = unmatched[arm.name]
             else:
                 sentence = f"arm '{arm.name}': {unmatched[arm.name]}"
-                problems.append(context.document.problem(next(iter(arm.draft.places.values()), ("match",)), sentence))
+                problems.append(context.document.problem(next(iter(arm.changes.places.values()), ("match",)), sentence))
     if problems:
         raise SpecError(problems)
     solved = [arm for arm in arms.values() if arm.note]
@@ -213,13 +201,13 @@ def solve(
     ]
 
 
-def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) -> list[tuple[Path, str]]:
+def mistakes(match: Match, plain: Mapping[str, Any], design: Sequence[Changes]) -> list[tuple[Path, str]]:
     """Return the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
 
     Args:
         match: the ``match`` of the study.
         plain: the resolved base.
-        drafts: the arms of the design.
+        design: the changes of every arm.
     """
     knob = match.knob
     if knob in LENGTHS and match.quantity != "train_macs":
@@ -235,17 +223,17 @@ def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) ->
             place,
             f"the design sets {knob}, for which 'match' solves; match by another knob, or remove it from the design",
         )
-        for place in setting(knob, drafts)
+        for place in setting(knob, design)
     ]
 
 
-def setting(knob: str, drafts: Sequence[Draft]) -> list[Path]:
+def setting(knob: str, design: Sequence[Changes]) -> list[Path]:
     """Return the places at which a design sets a knob: the first of every path that sets it."""
     places: dict[str, Path] = {}
-    for draft in drafts:
-        for path, value in draft.values.items():
+    for changes in design:
+        for path, value in changes.values.items():
             if path not in places and _sets(path, value, knob):
-                places[path] = draft.places[path]
+                places[path] = changes.places[path]
     return list(places.values())
 
 

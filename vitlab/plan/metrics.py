@@ -11,7 +11,7 @@ from typing import Any
 
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
-from vitlab.plan.resolve import Partial, ResolvedTrial
+from vitlab.plan.resolve import ResolvedTrial
 from vitlab.plan.values import MetricFacts, Plan, own_metric
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.spec import Choice, Document, Study
@@ -19,13 +19,13 @@ from vitlab.spec.choice import Goal, Unit
 from vitlab.spec.trial import METRICS
 
 
-def metrics(trial: ResolvedTrial | Partial) -> dict[str, Any]:
+def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
     """Return name to metric, for the metrics that a trial reports of a split; empty if its data is unknown."""
-    if trial.info is None:
+    if info is None:
         return {}
     train, key = METRICS
-    choices = trial.plain[train].get(key, ()) if isinstance(trial.plain.get(train), Mapping) else ()
-    return _metrics(trial.info, choices)
+    choices = plain[train].get(key, ()) if isinstance(plain.get(train), Mapping) else ()
+    return _metrics(info, choices)
 
 
 def _metrics(data: DataInfo, choices: Iterable[Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _metrics(data: DataInfo, choices: Iterable[Any]) -> dict[str, Any]:
 
 def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
     """Return metric to its facts, for the metrics that the trials of a study's arms report."""
-    return _facts((arm, trial.info, metrics(trial)) for arm, trial in trials.items())
+    return _facts((arm, trial.info, metrics(trial.plain, trial.info)) for arm, trial in trials.items())
 
 
 def with_facts(plan: Plan) -> Plan:
@@ -85,12 +85,17 @@ def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
     return None if own is None else reported[own].goal
 
 
-def with_goal(study: Study, base: ResolvedTrial | Partial) -> Study:
-    """Return the study with the goal of its analysis filled in, if the file names none."""
+def with_goal(study: Study, reported: Mapping[str, Any]) -> Study:
+    """Return the study with the goal of its analysis filled in, if the file names none.
+
+    Args:
+        study: the study.
+        reported: name to metric, for the metrics of the base.
+    """
     if "goal" in study.analysis.model_fields_set:
         return study
     metric = study.analysis.metric
-    goal = goal_of(metric, metrics(base)) or _installed(metric.partition("/")[2]) or study.analysis.goal
+    goal = goal_of(metric, reported) or _installed(metric.partition("/")[2]) or study.analysis.goal
     return study.model_copy(update={"analysis": study.analysis.model_copy(update={"goal": goal})})
 
 
@@ -103,15 +108,25 @@ def _installed(name: str) -> Goal | None:
 
 
 def mistakes(
-    study: Study, document: Document, base: ResolvedTrial | Partial, arms: Iterable[ResolvedTrial | Partial]
+    study: Study,
+    document: Document,
+    reported: Mapping[str, Any],
+    trials: Iterable[tuple[Mapping[str, Any], DataInfo | None]],
 ) -> Iterator[tuple[Path, str]]:
-    """Yield mistakes in the metrics of a study and in amounts in their units, as places and sentences."""
-    yield from _unreported(study, base, arms)
-    yield from _amounts(study, document, metrics(base))
+    """Yield mistakes in the metrics of a study and in amounts in their units, as places and sentences.
+
+    Args:
+        study: the study.
+        document: source of the amounts as written.
+        reported: name to metric, for the metrics of the base; empty if its data is unknown.
+        trials: values and data of the trials of the arms, as far as they are sound.
+    """
+    yield from _unreported(study, reported, trials)
+    yield from _amounts(study, document, reported)
 
 
 def _unreported(
-    study: Study, base: ResolvedTrial | Partial, arms: Iterable[ResolvedTrial | Partial]
+    study: Study, of_base: Mapping[str, Any], trials: Iterable[tuple[Mapping[str, Any], DataInfo | None]]
 ) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each metric that the study compares or selects by and that no trial reports."""
     required: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
@@ -119,12 +134,12 @@ def _unreported(
         required["tune", "select"] = study.tune.select
     if study.check is not None:
         required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
-    reported = metrics(base)
-    if base.info is None or all(goal_of(metric, reported) is not None for metric in required.values()):
+    reported = dict(of_base)
+    if not reported or all(goal_of(metric, reported) is not None for metric in required.values()):
         return  # the usual case, in which no arm need be examined
-    for trial in arms:
-        reported |= metrics(trial)
-        if trial.plain.get("distill"):
+    for plain, info in trials:
+        reported |= metrics(plain, info)
+        if plain.get("distill"):
             return  # distillation reports values that are not metrics
     for place, metric in required.items():
         if goal_of(metric, reported) is None:

@@ -27,20 +27,19 @@ Inform = Callable[[Resolved], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
 
 
-@dataclass(frozen=True)
-class Partial:
-    """The sound part of a trial with mistakes."""
-
-    plain: Mapping[str, Any]  #: sound part of ``plain`` of a :class:`ResolvedTrial`
-    info: DataInfo | None  #: None if the data set is invalid
-
-
 class Faults(Exception):
-    """All mistakes of one trial, as paths below ``base`` and sentences, and its sound part."""
+    """All mistakes of one trial, as paths below ``base`` and sentences, and its sound part.
 
-    def __init__(self, faults: list[tuple[Path, str]], partial: Partial) -> None:
+    Args:
+        faults: the mistakes.
+        plain: the sound part of ``plain`` of a :class:`ResolvedTrial`.
+        info: the model's view of the data; None if the data set is invalid.
+    """
+
+    def __init__(self, faults: list[tuple[Path, str]], plain: Mapping[str, Any], info: DataInfo | None) -> None:
         self.faults = faults
-        self.partial = partial
+        self.plain = plain
+        self.info = info
         super().__init__("; ".join(sentence for _, sentence in faults))
 
 
@@ -153,7 +152,7 @@ class Resolver:
                 reason = _other_split_below(Choice.of(plain["data"]), info.identity, role, prerequisite.trial)
                 faults += [(places[role], reason)] if reason else []
         if faults:
-            raise Faults(faults, Partial(plain, info))
+            raise Faults(faults, plain, info)
         assert info is not None
         model = parts["model",].choice
         all_parts = [*parts.values(), *metrics]

@@ -47,7 +47,7 @@ PINNED = frozenset(
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleSource:
     """The digest and the imports of a module's source text."""
 
     digest: str  #: digest of the code; empty for a missing module
@@ -56,7 +56,7 @@ class Source:
     """Name to its module and name there, for a package that only re-exports names; otherwise empty."""
 
 
-Reader = Callable[[str], Source]
+Reader = Callable[[str], ModuleSource]
 """Returns the source of a module: :func:`read`, :func:`loaded` or :func:`expected`."""
 
 
@@ -67,20 +67,20 @@ def refresh() -> None:
 
 
 @cache
-def read(module: str) -> Source:
+def read(module: str) -> ModuleSource:
     """Return the source in a module's file as it is now."""
     text = plugin_files.text_of(module)
     if text is not None:
         return _source(text, "", "")
     file = file_of(module)
     if file is None:
-        return Source(SESSION if _is_imported_module(module) else "")
+        return ModuleSource(SESSION if _is_imported_module(module) else "")
     stamp = stamp_of(file)
-    return Source("") if stamp is None else _read(module, file, stamp)
+    return ModuleSource("") if stamp is None else _read(module, file, stamp)
 
 
 @cache
-def loaded(module: str) -> Source:
+def loaded(module: str) -> ModuleSource:
     """Return the source of a module as imported by this process, from which its file may have changed since.
 
     For a module that is not imported, this is the source in its file.  A module whose file changed before it was read
@@ -92,10 +92,10 @@ def loaded(module: str) -> Source:
         return read(module)
     if last.stamp == stamp_of(file):
         return read(module)
-    return _texts.get((module, file, last.stamp), Source(f"unknown {SESSION}"))
+    return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
 
 
-def expected(module: str) -> Source:
+def expected(module: str) -> ModuleSource:
     """Return the source of a module that a worker started now will run.
 
     Workers are forked from a process with this process's vitlab, so that editing vitlab does not disturb a running
@@ -239,30 +239,30 @@ def requirement_of(module: str) -> str:
 
 
 _unsaved: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
-_texts: dict[tuple[str, Path, Stamp], Source] = {}  # sources read in this process
+_texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this process
 _tops: dict[str, str] = {}  # requirement to the imported top-level package
 
 
-def _read(module: str, file: Path, stamp: Stamp) -> Source:
+def _read(module: str, file: Path, stamp: Stamp) -> ModuleSource:
     """Return the source in a file, from the cache of this process if possible."""
     source = _texts.get((module, file, stamp))
     if source is None:
         text = file.read_bytes()
         is_package = file.name == PACKAGE
         package = module if is_package else module.rpartition(".")[0]
-        source = _source(text, package, file.name) if file.suffix == ".py" else Source(_digest(text))
+        source = _source(text, package, file.name) if file.suffix == ".py" else ModuleSource(_digest(text))
         _texts[module, file, stamp] = source
     return source
 
 
-def _source(text: bytes, package: str, file: str) -> Source:
+def _source(text: bytes, package: str, file: str) -> ModuleSource:
     entries, cache_key = _memory().entries, f"{_reader()} {package} {file == PACKAGE} {_digest(text)}"
     if cache_key not in entries:
         entries[cache_key] = asdict(_parsed(text, package, file == PACKAGE))
         _unsaved.append(cache_key)
     entry = entries[cache_key]
     imports, passed_on = map(tuple, entry["imports"]), entry["passed_on"].items()
-    return Source(entry["digest"], tuple(imports), {name: tuple(place) for name, place in passed_on})
+    return ModuleSource(entry["digest"], tuple(imports), {name: tuple(place) for name, place in passed_on})
 
 
 def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
@@ -332,17 +332,17 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _parsed(text: bytes, package: str, passes_on: bool) -> Source:
+def _parsed(text: bytes, package: str, passes_on: bool) -> ModuleSource:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return Source(_digest(text))  # the error is reported when the module is imported
+        return ModuleSource(_digest(text))  # the error is reported when the module is imported
     imports = tuple(dict.fromkeys(_imports(tree, package)))
     passed_on = _passed_on(tree, package) if passes_on else {}
     for node in (tree, *_statements(tree.body)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
-    return Source(_digest(ast.dump(tree).encode()), imports, passed_on)
+    return ModuleSource(_digest(ast.dump(tree).encode()), imports, passed_on)
 
 
 def _is_imported_module(module: str) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
-from vitlab.plan.design import MOST, Draft, short_names, text
+from vitlab.plan.design import MOST, Changes, short_names, text
 from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
-from vitlab.plan.metrics import goal_of, metrics
-from vitlab.plan.resolve import Faults, Partial, ResolvedTrial
+from vitlab.plan.metrics import goal_of
+from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.plan.tree import keys_of, without
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
@@ -62,20 +62,24 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
 
 
 def mistakes(
-    study: Study, at_base: Callable[[Mapping[str, Any]], ResolvedTrial | Partial], drafts: Sequence[Draft]
+    study: Study,
+    at: Callable[[Mapping[str, Any]], ResolvedTrial],
+    reported: Mapping[str, Any],
+    design: Sequence[Changes],
 ) -> list[tuple[Path, str]]:
     """Return the mistakes in a ``tune`` that show before any training, as places and sentences.
 
     Args:
         study: the study.
-        at_base: returns the base with other values; raises Faults if it cannot take them.
-        drafts: the arms of the design.
+        at: returns the base with other values; raises Faults if it cannot take them.
+        reported: name to metric, for the metrics of the base.
+        design: the changes of every arm.
     """
     tune = study.tune
     assert tune is not None
     faults: list[tuple[Path, str]] = []
     rivals = math.prod(map(len, tune.knobs.values()))
-    trials = rivals * tune.seeds * (len(drafts) if tune.per == "arm" else 1)
+    trials = rivals * tune.seeds * (len(design) if tune.per == "arm" else 1)
     if trials > MOST:
         faults.append((("tune",), f"{rivals:,} rivals make {trials:,} trainings; a tuning has at most {MOST:,}"))
     for position, (knob, values) in enumerate(tune.knobs.items()):
@@ -83,7 +87,7 @@ def mistakes(
         indices_by_sentence: dict[str, list[int]] = {}
         for index, value in enumerate(values):
             try:
-                at_base({knob: value})
+                at({knob: value})
             except Faults as error:
                 for _, sentence in error.faults:
                     indices_by_sentence.setdefault(sentence, []).append(index)
@@ -93,8 +97,8 @@ def mistakes(
             for sentence, indices in indices_by_sentence.items()
         ]
         faults += [
-            (at, f"the design sets {knob}, which 'tune' chooses; remove it from one of the two")
-            for at in setting(knob, drafts)
+            (where, f"the design sets {knob}, which 'tune' chooses; remove it from one of the two")
+            for where in setting(knob, design)
         ]
         if study.match is not None and overlap(knob, study.match.knob):
             faults.append((place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"))
@@ -104,7 +108,7 @@ def mistakes(
             if overlap(knob, other)
         ]
     select, own = selects(tune, study.analysis), study.analysis.metric.partition("/")[2]
-    if select.partition("/")[2] != own and goal_of(select, metrics(at_base({}))) not in (None, study.analysis.goal):
+    if select.partition("/")[2] != own and goal_of(select, reported) not in (None, study.analysis.goal):
         goal, other = study.analysis.goal, "min" if study.analysis.goal == "max" else "max"
         sentence = f"the goal of {select} is {other}, and that of the analysis {goal}; select by a metric with its goal"
         faults.append((("tune", "select"), sentence))
@@ -114,6 +118,7 @@ def mistakes(
 def plan(
     context: PlanContext,
     matcher: Matcher | None,
+    base: ResolvedTrial,
     arms: Mapping[str, ResolvedArm],
     decided: Mapping[str, Tuning],
     prerequisites: dict[str, Trial],
@@ -123,6 +128,7 @@ def plan(
     Args:
         context: study, base and rules.
         matcher: solver of ``match``, if the study has one.
+        base: the resolved base.
         arms: arms by key; completed in place with the chosen values.
         decided: earlier tunings by key.
         prerequisites: trials by key; extended in place.
@@ -130,12 +136,12 @@ def plan(
     study = context.study
     assert study.tune is not None
     runnable = [arm for arm in arms.values() if not arm.skip]
-    base = ResolvedArm(Draft(), "base", context.resolved_base, "")
+    all_arms = ResolvedArm(Changes(), "base", base, "")
     problems: list[Problem] = []
     tunings: dict[str, Tuning] = {}
-    for arm in [base] if study.tune.per == "study" else runnable:
+    for arm in [all_arms] if study.tune.per == "study" else runnable:
         key = key_without(arm.trial, study)
-        name = None if arm is base else arm.name
+        name = None if arm is all_arms else arm.name
         earlier = decided.get(key)
         if earlier is not None and earlier.winner is not None:
             tunings[arm.name] = replace(earlier, arm=name)
@@ -148,7 +154,7 @@ def plan(
             tuning if rivals else replace(tuning, failure="no combination of the tuned values is possible")
         )
     for arm in runnable:
-        tuning = tunings[base.name if study.tune.per == "study" else arm.name]
+        tuning = tunings[all_arms.name if study.tune.per == "study" else arm.name]
         if tuning.failure:
             arm.skip = tuning.failure
         elif tuning.winner is None:
@@ -157,7 +163,7 @@ def plan(
         else:
             arm.solved |= tuning.rivals[tuning.winner].values
             try:
-                arm.trial = context.at({**arm.draft.values, **arm.solved})
+                arm.trial = context.at({**arm.changes.values, **arm.solved})
             except Faults as error:
                 problems += _of_knobs(context, arm.name, error)
                 continue
@@ -226,7 +232,7 @@ def _rivals(
     rivals = []
     for values in grid(study.tune):
         try:
-            trial = context.at({**arm.draft.values, **arm.solved, **values})
+            trial = context.at({**arm.changes.values, **arm.solved, **values})
             if matcher is not None and abs(matcher.off(trial, arm.trial)) > matcher.match.tolerance:
                 sentence = f"tuning {name_of(values)} would undo the match in {matcher.match.quantity}"
                 problems.append(context.document.problem(("tune", "knobs"), sentence))
@@ -235,7 +241,7 @@ def _rivals(
             continue
         except Unmatched:
             pass  # the two cannot be compared, so there is no match to undo
-        rival = ResolvedArm(arm.draft, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
+        rival = ResolvedArm(arm.changes, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
         problems += context.apply_rules(rival)
         if not rival.skip:
             trials = [

@@ -20,9 +20,10 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitlab.store.result import Ending
 
@@ -35,20 +36,24 @@ CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead p
 LEAVE_S = 10.0  #: time the others have to exit after rank 0 has finished
 ORPHANED = 75  #: exit code of a rank whose supervisor has died
 
-RankEnding = Ending | Literal["busy", "gone"]
-"""Ending of a rank: ``busy`` if another process holds the trial, ``gone`` if another rank has died."""
+
+class NoResult(StrEnum):
+    """Ending of a rank that has nothing to report of its own."""
+
+    BUSY = "busy"  #: another process holds the trial
+    PEER_DIED = "peer died"  #: another rank has died, or has failed and reports the cause
 
 
 @dataclass(frozen=True)
 class RankResult:
     """The result of one rank."""
 
-    ending: RankEnding
+    ending: Ending | NoResult
     sentence: str = ""  #: why it failed; empty otherwise
     traceback: str = ""
 
 
-Work = Callable[..., RankResult]
+RankFunction = Callable[..., RankResult]
 """Called in each process with its rank, the rendezvous file, a function that polls for stop, and the arguments."""
 
 
@@ -60,7 +65,7 @@ class _Process:
     result: RankResult | None = None
 
 
-def launch_ranks(count: int, work: Work, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
+def launch_ranks(count: int, work: RankFunction, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
     """Run a function in several processes.
 
     Args:
@@ -99,7 +104,7 @@ def without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _start(number: int, work: Work, arguments: Sequence[Any]) -> _Process:
+def _start(number: int, work: RankFunction, arguments: Sequence[Any]) -> _Process:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     ours, theirs = context.Pipe()
@@ -115,7 +120,7 @@ def _start(number: int, work: Work, arguments: Sequence[Any]) -> _Process:
 
 
 def _main(
-    number: int, work: Work, arguments: Sequence[Any], environment: dict[str, str], supervisor: Connection
+    number: int, work: RankFunction, arguments: Sequence[Any], environment: dict[str, str], supervisor: Connection
 ) -> None:
     """Run the work of one rank, send its result and exit."""
     for forwarded in (signal.SIGINT, signal.SIGTERM):  # the supervisor handles them and forwards the stop
@@ -153,14 +158,16 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankR
         if (first := processes[0].result) is not None and first.ending in (Ending.DONE, Ending.STOPPED):
             _join_all(processes)
             return first
-        causes = [result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, "gone")]
+        causes = [
+            result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, NoResult.PEER_DIED)
+        ]
         if causes:
             return causes[0]
-        if any(result.ending == "gone" for result in results):
+        if any(result.ending == NoResult.PEER_DIED for result in results):
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if time.monotonic() > deadline or len(results) == len(processes):
-            (gone, *_) = [result for result in results if result.ending == "gone"]
-            return RankResult(Ending.LOST, gone.sentence, gone.traceback)
+            (first, *_) = [result for result in results if result.ending == NoResult.PEER_DIED]
+            return RankResult(Ending.LOST, first.sentence, first.traceback)
         if not stop_requested and stop():
             stop_requested = True
             for one in processes:

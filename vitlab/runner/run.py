@@ -27,7 +27,7 @@ from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, out_of_memory, result_of, sentence_of
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import Job, Settings
-from vitlab.runner.ranks import RankResult, launch_ranks
+from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
@@ -242,7 +242,7 @@ def _train_in_ranks(
             return folder.result()
         case Ending.STOPPED:
             return None
-        case "busy":
+        case NoResult.BUSY:
             return Busy(str(folder.path))
         case Ending.LOST:  # nothing is recorded, as when a whole worker dies
             return Lost(rank.sentence)
@@ -256,7 +256,7 @@ def _train_in_ranks(
 def _run_rank(
     rank: int, place: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
 ) -> RankResult:
-    """Run one rank; see :data:`vitlab.runner.ranks.Work`."""
+    """Run one rank; see :data:`vitlab.runner.ranks.RankFunction`."""
     try:
         _load_plugins(settings)
         with ExitStack() as contexts:
@@ -272,9 +272,9 @@ def _run_rank(
             attempt = (Attempt if rank == 0 else _ReadOnlyAttempt)(trial, folder, settings, device, peers)
             return RankResult(Ending.STOPPED if attempt.train(peers.any_rank(stop)) is None else Ending.DONE)
     except Busy:
-        return RankResult("busy")
+        return RankResult(NoResult.BUSY)
     except PeerDied as error:
-        return RankResult("gone", str(error), traceback.format_exc())
+        return RankResult(NoResult.PEER_DIED, str(error), traceback.format_exc())
     except RankMismatch as error:
         return RankResult(Ending.LOST, str(error), traceback.format_exc())
     except (Exception, SystemExit) as error:  # of any component

@@ -13,10 +13,9 @@ from pydantic_core import CoreSchema
 from vitlab.spec.choice import Choice, Frozen, present_engine
 from vitlab.spec.collect import conflict
 
-Engine = Literal["auto", "loop", "vmap", "batch_last", "stack", "measured"]
+EngineChoice = Literal["auto", "loop", "vmap", "batch_last", "stack", "measured"]
 
-
-Count = Annotated[int, Field(ge=0)]
+RetryCount = Annotated[int, Field(ge=0)]
 
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -81,11 +80,11 @@ class Retries(Frozen):
     A trial that diverged is not retried: divergence is a result, and another attempt would diverge, too.
     """
 
-    lost: Count = 1  #: its worker died
-    preempted: Count | Literal["always"] = "always"  #: the machine was taken for another job
-    timeout: Count = 0  #: it took longer than ``run.timeout``
-    oom: Count = 0  #: memory ran out although the trial had the device alone, and ``run.on_oom`` did not help
-    error: Count = 0  #: it raised an error, which recurs under the same code unless a disk or a network caused it
+    lost: RetryCount = 1  #: its worker died
+    preempted: RetryCount | Literal["always"] = "always"  #: the machine was taken for another job
+    timeout: RetryCount = 0  #: it took longer than ``run.timeout``
+    oom: RetryCount = 0  #: memory ran out although the trial had the device alone, and ``run.on_oom`` did not help
+    error: RetryCount = 0  #: it raised an error, which recurs under the same code unless a disk or a network caused it
 
     @model_validator(mode="before")
     @classmethod
@@ -132,7 +131,7 @@ class RunSpec(Frozen):
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a
     step are still the mean over ``train.batch_size``."""
-    engine: Engine = "auto"
+    engine: EngineChoice = "auto"
     """loop: each trial by itself; vmap: trials of one shape together; batch_last: the same with the batch as the last
     axis, for small ViTs on a CPU (its former name is stack); auto: one of these by the size of the model; measured: the
     fastest in a benchmark of each shape of the study, which is stored in plan.json."""
@@ -184,6 +183,6 @@ class RunSpec(Frozen):
         return self
 
     @property
-    def effective_engine(self) -> Engine:
+    def effective_engine(self) -> EngineChoice:
         """``engine`` by its present name, or ``loop`` if several processes train one trial."""
-        return "loop" if self.resources.together > 1 else cast(Engine, present_engine(self.engine))
+        return "loop" if self.resources.together > 1 else cast(EngineChoice, present_engine(self.engine))
