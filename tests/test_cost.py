@@ -8,8 +8,8 @@ import torch
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import model
+from vitlab.models.anatomy import SIZES
 from vitlab.models.cost import Cost, cost_of, formula, macs, parameters
-from vitlab.models.sizes import SIZES
 from vitlab.registry import slot
 
 torchvision()  # timm imports torchvision, whose import may need a workaround

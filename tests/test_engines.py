@@ -41,7 +41,7 @@ from vitlab.registry import listing, slot
 from vitlab.runner.attempt import Attempt
 from vitlab.runner.job import Settings
 from vitlab.spec import STREAMS, Choice, TrainSpec, TrialSpec
-from vitlab.spec.run import Engine
+from vitlab.spec.run import EngineChoice
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import TrialResult
@@ -617,7 +617,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
 
 
 def test_engine_is_function_of_trial() -> None:
-    def engine(engine_name: Engine, work: Work | None, **train: Any) -> str:
+    def engine(engine_name: EngineChoice, work: Work | None, **train: Any) -> str:
         return engine_of(trial(0, **train), engine_name, lambda _: work)
 
     most = MAX_VALUES // TRAIN["batch_size"]

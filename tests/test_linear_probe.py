@@ -22,8 +22,8 @@ from vitlab.data.splits import at_most, fraction
 from vitlab.driver.smoke import smoke
 from vitlab.errors import DataError, WeightsError
 from vitlab.models.contract import Model
+from vitlab.plan.design import changed
 from vitlab.plan.key import PROBE, code_of, modules_beside
-from vitlab.plan.tree import changed
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner.job import Settings

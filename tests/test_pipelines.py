@@ -15,7 +15,7 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.driver import planning
 from vitlab.driver.smoke import smoke
-from vitlab.plan.price import gpu_hours, images_seen, train_macs
+from vitlab.plan.match import gpu_hours, images_seen, train_macs
 from vitlab.plan.values import Plan
 from vitlab.spec import TrainSpec
 

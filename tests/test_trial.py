@@ -26,7 +26,7 @@ from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, Weight
 from vitlab.plan.key import code_of, digests_of, identity_of
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
-from vitlab.runner import attempt, circumstances, utilisation
+from vitlab.runner import attempt, circumstances
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
@@ -386,7 +386,7 @@ def test_journal_and_result_agree(folder: Any) -> None:
         assert set(system) == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops", "mfu")}
         done_a_second = 6 * result.circumstances.macs * system["system/images_per_s"]
         assert system["system/tflops"] == pytest.approx(done_a_second / 1e12)
-        rate = utilisation.matrix_rate(torch.device(events[0].body["numerics"]["device"]), "fp32")
+        rate = circumstances.matrix_rate(torch.device(events[0].body["numerics"]["device"]), "fp32")
         assert system["system/mfu"] == pytest.approx(done_a_second / rate)
     assert result.outcome.metrics == result.outcome.history[-1].metrics
     assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
@@ -395,20 +395,20 @@ def test_journal_and_result_agree(folder: Any) -> None:
 def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fake clock; threads share their time."""
     ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
-    monkeypatch.setattr(utilisation, "_threads", lambda: 2)
+    monkeypatch.setattr(circumstances, "_threads", lambda: 2)
     with monkeypatch.context() as patched:
-        patched.setattr(utilisation, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
-        rate = utilisation._measure(torch.device("cpu"), "fp32")
+        patched.setattr(circumstances, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
+        rate = circumstances._measure(torch.device("cpu"), "fp32")
     assert rate == 2 * 1024**3 / (2.0 / 2)
     assert next(ticks, None) is None
 
 
 def test_threads_count_up_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utilisation.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
-    monkeypatch.setattr(utilisation.sys, "platform", "linux")
+    monkeypatch.setattr(circumstances.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    monkeypatch.setattr(circumstances.sys, "platform", "linux")
     for threads, cores in ((1, 1), (2, 2), (7, 2)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert utilisation._threads() == cores
+        assert circumstances._threads() == cores
 
 
 @pytest.fixture
@@ -418,10 +418,10 @@ def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., floa
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
 
     def measured_rate(measurement: float, precision: str = "fp32", device: str = "cpu") -> float:
-        monkeypatch.setattr(utilisation, "_rates", {})
-        monkeypatch.setattr(utilisation, "_time_products", lambda device, precision: measurement)
+        monkeypatch.setattr(circumstances, "_rates", {})
+        monkeypatch.setattr(circumstances, "_time_products", lambda device, precision: measurement)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        return utilisation.matrix_rate(torch.device(device), precision)
+        return circumstances.matrix_rate(torch.device(device), precision)
 
     return measured_rate
 
@@ -432,8 +432,8 @@ def test_matmul_rate_cache_key_is_complete(rates: Callable[..., float], monkeypa
     assert [rates(3.0, "fp64"), rates(4.0, "fp64"), rates(5.0)] == [3.0, 3.0, 1.0]
     for number, (what, name, other) in enumerate(
         [
-            (utilisation, "_threads", lambda: 77),
-            (utilisation, "_processor", lambda: "another processor"),
+            (circumstances, "_threads", lambda: 77),
+            (circumstances, "_processor", lambda: "another processor"),
             (torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS"),
             (torch, "__version__", "0"),
         ]
@@ -472,8 +472,8 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
     def fail(device: torch.device, precision: str) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(utilisation, "_time_products", fail)
-    monkeypatch.setattr(utilisation, "_processor", lambda: "a processor that nobody measured")
+    monkeypatch.setattr(circumstances, "_time_products", fail)
+    monkeypatch.setattr(circumstances, "_processor", lambda: "a processor that nobody measured")
     result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
     assert result.outcome.weights == usual.outcome.weights
     assert "cannot be measured: CUDA out of memory" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
     """Return the costs of each arm's model and of one training, which are None if the number of images is unknown."""
     from vitlab.data.prepare import examples
     from vitlab.driver.planning import costs
-    from vitlab.plan.price import gpu_hours, images_seen, train_macs
+    from vitlab.plan.match import gpu_hours, images_seen, train_macs
 
     trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
     images_by_data: dict[str, int | None] = {}
@@ -221,7 +221,7 @@ def _hours(hours: float | None) -> str:
 
 def _describe_costs(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -> str:
     """Return a sentence that defines the GPU-hours and gives those of the whole study."""
-    from vitlab.plan.price import UTILISATION
+    from vitlab.plan.match import UTILISATION
 
     sentence = (
         f"GPU-hours are those of one training: 3 x MACs x images seen, of 2 operations each, at "

@@ -17,7 +17,7 @@ from vitlab import noise
 from vitlab.data.augment.base import Augment
 from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest
 from vitlab.data.pixels import IGNORED, VOID
-from vitlab.data.prepared import Prepared
+from vitlab.data.splits import Prepared
 from vitlab.registry import slot
 from vitlab.spec import Choice
 

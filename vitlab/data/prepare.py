@@ -30,9 +30,9 @@ from vitlab.data.datasets.base import SPLITS, Dataset
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.options import DataOptions, Normalization, constants_of
 from vitlab.data.pixels import histograms, mean_and_std, statistics
-from vitlab.data.prepared import Prepared as Prepared
-from vitlab.data.prepared import Subset as Subset
-from vitlab.data.prepared import apply_options, select_classes
+from vitlab.data.splits import Prepared as Prepared
+from vitlab.data.splits import Subset as Subset
+from vitlab.data.splits import apply_options, select_classes
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.plan import source

@@ -23,8 +23,7 @@ from vitlab.components.init import Init, Kind, seeded
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.models import sizes
-from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, Span, Token
+from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, SizeName, Span, Token, expand_size
 from vitlab.models.contract import Model, State, model
 from vitlab.registry import Pick, Resolved, Unhashed, slot
 from vitlab.spec import Choice
@@ -106,7 +105,7 @@ class ViT(Model):
         self,
         data: DataInfo,
         *,
-        size: Annotated[sizes.Name | None, Unhashed()] = None,
+        size: Annotated[SizeName | None, Unhashed()] = None,
         patch_size: PatchSize | tuple[PatchSize, PatchSize] = 16,
         dim: Annotated[int, Field(gt=0)] | None = None,
         depth: Annotated[int, Field(gt=0, le=1000)] | None = None,
@@ -128,7 +127,7 @@ class ViT(Model):
         init: Annotated[Choice | str, Pick("init")] = "timm",
     ) -> None:
         super().__init__()
-        full = sizes.expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
+        full = expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
         anatomy = Anatomy.of(
             data,
             patch_size=patch_size,
@@ -212,7 +211,7 @@ class ViT(Model):
     @classmethod
     def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options with those of the size filled in."""
-        return sizes.expand_size(options)
+        return expand_size(options)
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:

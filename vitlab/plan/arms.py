@@ -9,11 +9,10 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from vitlab.errors import Path, Problem
-from vitlab.plan.design import Changes
+from vitlab.plan.design import Changes, changed
 from vitlab.plan.key import code_of_modules, key_of
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver, other_split, same_images
 from vitlab.plan.rules import RuleFault, holds, parse
-from vitlab.plan.tree import changed
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.trial import Teacher

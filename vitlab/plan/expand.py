@@ -14,11 +14,10 @@ from vitlab.errors import Path, Problem, SpecError
 from vitlab.geometry import DataInfo, Work
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
-from vitlab.plan.design import MOST, Changes, DesignFault, changes_of, name_of, short_names
+from vitlab.plan.design import MOST, Changes, DesignFault, changes_of, keys_of, name_of, short_names, value_at
 from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
-from vitlab.plan.tree import keys_of, value_at
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
@@ -61,6 +60,7 @@ def make_plan(
         raise SpecError(problems)
     resolved_base: ResolvedTrial | None = None
     base_faults: list[tuple[Path, str]] = []
+    info: DataInfo | None
     try:
         resolved_base = resolver.resolve(base)
         plain, info = resolved_base.plain, resolved_base.info

@@ -2,6 +2,9 @@
 
 The caller supplies the function that counts costs.  The value is found by bisection over the values that the knob can
 take: whole numbers, multiples of the batch size for ``train.images``, four significant digits for other numbers.
+
+A training costs 3 x MACs x images: a forward pass, and a backward pass of twice its work.  A multiply-accumulate is two
+floating-point operations, and a GPU attains about 0.4 of its peak rate in training.
 """
 
 from __future__ import annotations
@@ -13,13 +16,12 @@ from typing import Any, Protocol
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.plan.arms import PlanContext, ResolvedArm
-from vitlab.plan.design import Changes, text
+from vitlab.plan.design import Changes, keys_of, text, value_at
 from vitlab.plan.key import key_of
-from vitlab.plan.price import BACKWARD, images_seen
 from vitlab.plan.resolve import Faults, ResolvedTrial
-from vitlab.plan.tree import keys_of, value_at
 from vitlab.spec import Match
 from vitlab.spec import trial as trial_spec
+from vitlab.spec.trial import TrainSpec
 
 LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)
 DOUBLINGS = 24  #: largest number of times that the base's value is doubled in the search
@@ -330,3 +332,44 @@ def _numbers(tree: Mapping[str, Any], path: str) -> list[str]:
         elif isinstance(value, Mapping):
             paths += _numbers(value, here)
     return paths
+
+
+BACKWARD = 3  #: work of a training step in forward passes: one forward, and a backward of twice its work
+UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 if data loading keeps up
+
+
+def images_seen(train: TrainSpec, examples: int | None = None) -> int | None:
+    """Return the number of images that a training sees, in whole batches.
+
+    Args:
+        train: ``train`` of a trial's spec.
+        examples: number of training images; if None, a length in epochs gives None.
+    """
+    size = train.batch_size
+    if train.steps is not None:
+        return train.steps * size
+    if train.images is not None:
+        return max(1, round(train.images / size)) * size
+    if examples is not None and train.epochs is not None:
+        return max(1, round(train.epochs * max(1, examples // size))) * min(size, examples)
+    return None
+
+
+def train_macs(macs: int, images: int) -> int:
+    """Return the multiply-accumulates of a training on ``images`` images, without those of a teacher.
+
+    Args:
+        macs: multiply-accumulates of one forward pass of one image.
+        images: number of images seen.
+    """
+    return BACKWARD * macs * images
+
+
+def gpu_hours(train_macs: float, tflops: float) -> float:
+    """Return the hours that a training takes on one GPU.
+
+    Args:
+        train_macs: multiply-accumulates of the training.
+        tflops: peak rate of the GPU at the training's precision, in 10^12 operations per second.
+    """
+    return 2 * train_macs / (tflops * 1e12 * UTILISATION) / 3600

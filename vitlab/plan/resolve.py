@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
+from vitlab.plan.design import put, value_at
 from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, digests_of, identity_of, modules_beside, modules_of
-from vitlab.plan.tree import put, value_at
 from vitlab.registry import SLOT_MODULES, Resolved, slot
 from vitlab.registry.options import is_choice
 from vitlab.spec import Choice, TrialSpec

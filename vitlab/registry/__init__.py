@@ -18,8 +18,8 @@ They are listed without being imported, imported on first use, and never replace
 :mod:`vitlab.registry.plugins`.  A single file of components can be loaded for one run with :func:`load_file`.
 
 The modules, lowest layer first: :mod:`~vitlab.registry.slot_modules` maps slots to modules,
-:mod:`~vitlab.registry.options` derives schemas from signatures, :mod:`~vitlab.registry.resolved` holds a validated
-choice, :mod:`~vitlab.registry.plugin_files` loads single files, :mod:`~vitlab.registry.slots` holds the slot class, and
+:mod:`~vitlab.registry.options` derives schemas from signatures and holds validated choices,
+:mod:`~vitlab.registry.plugin_files` loads single files, :mod:`~vitlab.registry.slots` holds the slot class, and
 :mod:`~vitlab.registry.catalogue` lists components without importing them.
 """
 
@@ -27,9 +27,9 @@ from vitlab.registry.catalogue import Entry as Entry
 from vitlab.registry.catalogue import listing as listing
 from vitlab.registry.options import SLOT_MARK as SLOT_MARK
 from vitlab.registry.options import Pick as Pick
+from vitlab.registry.options import Resolved as Resolved
 from vitlab.registry.options import Unhashed as Unhashed
 from vitlab.registry.plugin_files import load_file as load_file
-from vitlab.registry.resolved import Resolved as Resolved
 from vitlab.registry.slot_modules import BUILT_IN as BUILT_IN
 from vitlab.registry.slot_modules import SLOT_MODULES as SLOT_MODULES
 from vitlab.registry.slot_modules import Origin as Origin

@@ -24,10 +24,9 @@ from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
 from vitlab.registry import Resolved, slot
 from vitlab.registry.blame import sentence_with_place
-from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, size_of, versions
+from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, matrix_rate, size_of, utilisation, versions
 from vitlab.runner.job import Settings
 from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_model
-from vitlab.runner.utilisation import matrix_rate, utilisation
 from vitlab.store.damage import Damaged
 from vitlab.store.files import write_json
 from vitlab.store.folders import TrialFolder

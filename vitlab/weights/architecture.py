@@ -13,7 +13,7 @@ from typing import Any
 
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Pair
-from vitlab.models.sizes import SIZES
+from vitlab.models.anatomy import SIZES
 from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts, plain, requested_grid, some
 from vitlab.weights.names import State
 
