@@ -9,7 +9,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import model
 from vitlab.models.anatomy import SIZES
-from vitlab.models.cost import Cost, cost_of, formula, macs, parameters
+from vitlab.models.cost import Cost, cost_of, macs, parameters
 from vitlab.registry import slot
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -35,6 +35,29 @@ TABLE = [
     ("deit_base_distilled", "B", 16, 224, True, 87_338_192, 17.66),
     ("deit_base_384", "B", 16, 384, False, 86_859_496, 55.48),
 ]
+
+
+def formula(g: Geometry, *, hidden: int, classifiers: int = 1) -> Cost:
+    """Return the cost of a plain ViT in closed form.
+
+        params = (C p^2 + 1) D + P D + (P + N) D + L (4 D + 4 D^2 + 4 D + 2 D M + M + D) + 2 D + (D + 1) K
+        MACs   = N C p^2 D + L (4 T D^2 + 2 T^2 D + 2 T D M) + D K
+
+    with C channels, p^2 pixels of a patch, D width, P prefix tokens, N patches, T = P + N, L blocks, M hidden width of
+    the MLP and K classes; a second classifier adds (D + 1) K and D K.
+
+    Args:
+        g: sizes; one learned position per token, biases everywhere, a final norm, linear classifiers.
+        hidden: hidden width of the MLP.
+        classifiers: 2 with a distillation token's own.
+    """
+    d, n, t, m = g.dim, g.patches, g.tokens, hidden
+    pixels = g.channels * g.patch[0] * g.patch[1]
+    prefix = len(g.prefix)
+    block = 4 * d + 4 * d * d + 4 * d + 2 * d * m + m + d
+    body = (pixels + 1) * d + prefix * d + (prefix + n) * d + g.depth * block + 2 * d
+    work = n * pixels * d + g.depth * (4 * t * d * d + 2 * t * t * d + 2 * t * d * m) + classifiers * d * g.classes
+    return Cost(body + classifiers * (d + 1) * g.classes, body, work)
 
 
 @pytest.mark.parametrize(("size", "patch", "pixels", "distilled", "params", "gmacs"), [row[1:] for row in TABLE])

@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitlab import lab
 from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import schedule
+from vitlab.engines import ENGINES, base
+from vitlab.engines.base import train
 from vitlab.engines.batch_last import incompatibility
-from vitlab.engines.schedule import ENGINES, train
 from vitlab.geometry import Work
 from vitlab.plan.engine_choice import (
     MAX_PRODUCTS,
@@ -122,7 +122,8 @@ SIZES_THAT_DO_NOT_ALIGN = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from vitlab.engines.schedule import ENGINES, train
+from vitlab.engines.base import train
+from vitlab.engines import ENGINES
 from job_helpers import run_trial
 from test_engines import SETTINGS, same, state_of, training, trial, work
 run_trial(*work(Path({folder!r}), trial(0))[0], SETTINGS)
@@ -565,7 +566,7 @@ def test_stacked_is_true_only_inside_vmap() -> None:
 
 def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    real = schedule.train
+    real = base.train
 
     def small(trainings: list[Training], *rest: Any, **options: Any) -> list[TrainingResult | None]:
         sizes.append(len(trainings))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines.schedule import train
+from vitlab.engines.base import train
 from vitlab.engines.vmap import Vmap
 from vitlab.errors import UserError
 from vitlab.registry import slot

@@ -19,8 +19,8 @@ from trainings import train
 from vitlab import noise
 from vitlab.components.base import DropPath
 from vitlab.data.prepare import Feed, Prepared, prepare
-from vitlab.engines import schedule
-from vitlab.engines.schedule import evaluation_steps
+from vitlab.engines import base
+from vitlab.engines.base import evaluation_steps
 from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, digest
@@ -354,7 +354,7 @@ def test_resume_from_any_checkpoint() -> None:
 def test_checkpoints_are_saved_at_evaluations_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     for worth_s, saved in ((1e9, []), (0.0, [4, 8, 12])):
-        monkeypatch.setattr(schedule, "WORTH_S", worth_s)
+        monkeypatch.setattr(base, "WORTH_S", worth_s)
         run(spec(), save=lambda state: steps.append(state["step"]), every_s=1e9)
         assert steps == saved
     steps.clear()

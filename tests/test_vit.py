@@ -18,7 +18,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import Model, ViT, model
-from vitlab.models.anatomy import SIZES, Name
+from vitlab.models.anatomy import SIZES, SizeName
 from vitlab.registry import slot
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -368,7 +368,7 @@ def test_default_size_is_tiny() -> None:
 def test_unknown_size_gives_one_sentence() -> None:
     with pytest.raises(OptionError, match="size"):
         model.resolve({"type": "vit", "size": "Tiny"})
-    assert set(get_args(Name)) == set(SIZES)
+    assert set(get_args(SizeName)) == set(SIZES)
 
 
 @pytest.mark.parametrize(("option", "value"), [("mlp", None), ("mlp", False), ("prefix", None), ("dim", "wide")])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitlab.data.prepare import Feed
-from vitlab.engines.schedule import train as train_together
+from vitlab.engines.base import train as train_together
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
 from vitlab.spec import TrainSpec

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines.schedule import train
+from vitlab.engines.base import train
 from vitlab.lab import plan_study
 from vitlab.models import Model, model
 from vitlab.plan.values import Trial

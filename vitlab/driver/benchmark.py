@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from vitlab.engines.schedule import ENGINES
+from vitlab.engines import ENGINES
 from vitlab.errors import UserError
 from vitlab.executors import Local
 from vitlab.plan.engine_choice import MAX_TOGETHER

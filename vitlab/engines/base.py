@@ -1,14 +1,15 @@
-"""The contract of engines, and the engine ``loop``."""
+"""The contract of engines, the engine ``loop``, and the schedule of steps, evaluations and checkpoints of trainings."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
 from vitlab.training.evaluation import EvaluationResult, Split
-from vitlab.training.loop import Training
+from vitlab.training.loop import Diverged, Training, TrainingResult
 
 
 class EngineFailed(Exception):
@@ -90,3 +91,99 @@ class Loop(Engine):
 
     def _evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
         return [map(training.evaluate, splits) for training in self.trainings]
+
+
+WORTH_S = 1.0
+"""Seconds of work from which a checkpoint is written after an evaluation; less work is repeated after a resume."""
+
+
+def train(
+    trainings: Sequence[Training],
+    engine: type[Engine] = Loop,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    every_s: float = 60.0,
+) -> list[TrainingResult | None]:
+    """Train models in place.
+
+    The trainings may differ in whatever does not affect shapes, such as seeds and learning rates.  They share the
+    validation and test images, the length and the evaluations.  After a resume they may be at different steps; those
+    behind are trained first.  With ``spec.ema`` a model holds the averaged weights afterwards.
+
+    Args:
+        trainings: The trainings.  A training is saved when it is stopped, at an evaluation if more than
+            :data:`WORTH_S` of work is unsaved, and at any step if more than ``every_s`` is.
+        engine: An engine that supports each of them.
+        stop: Called before every step; training stops once it returns True.
+        every_s: See ``trainings``.
+
+    Returns:
+        The results of each training, or None if it was stopped before its last step.
+
+    Raises:
+        EngineFailed: If the engine fails at its first step.
+    """
+    results: dict[Training, TrainingResult] = {}
+    active = list(trainings)
+    latest: Engine | None = None
+    first = trainings[0]
+    saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
+    measured = min(training.last_measured_step for training in trainings)
+    for moment in evaluation_steps(first.steps, first.spec.evaluations, after=measured):
+        last = moment == first.steps
+        while behind := [training for training in active if training.step < moment]:
+            step, *later = sorted({training.step for training in behind})
+            latest = _engine_of([training for training in behind if training.step == step], engine, latest)
+            for _ in range(step, later[0] if later else moment):
+                if stop():
+                    _save(active)
+                    return [results.get(training) for training in trainings]
+                latest.train_step()
+                if time.monotonic() - saved_at > every_s:
+                    _save(active)
+                    saved_at = time.monotonic()
+        due = [training for training in active if last or training.last_measured_step < moment]
+        if not due:
+            continue
+        if last and time.monotonic() - saved_at > worth_s:
+            _save(due)
+        latest = _engine_of(due, engine, latest)
+        for training, evaluations in zip(due, latest.evaluate(splits_of(last)), strict=True):
+            try:
+                measurement, predictions = training.measure(evaluations)
+            except Diverged as error:
+                results[training] = training.diverged(error)
+                active.remove(training)
+                continue
+            training.emit(measurement)
+            if last:
+                results[training] = training.finish(predictions)
+        if not last and time.monotonic() - saved_at > worth_s:
+            _save(active)
+            saved_at = time.monotonic()
+    return [results.get(training) for training in trainings]
+
+
+def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
+    """Yield the evenly spaced steps after which an evaluation follows, the last step included.
+
+    Steps up to ``after`` are left out, except the last one.
+    """
+    for moment in sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)}):
+        if moment > after or moment == steps:
+            yield moment
+
+
+def splits_of(last: bool) -> tuple[Split, ...]:
+    """Return the splits that a measurement evaluates: val, and test for the last one."""
+    return ("val", "test") if last else ("val",)
+
+
+def _engine_of(trainings: list[Training], engine: type[Engine], latest: Engine | None) -> Engine:
+    """Return the engine of these trainings, which is the latest one if that has the same."""
+    return latest if latest is not None and latest.trainings == trainings else engine(trainings)
+
+
+def _save(trainings: Iterable[Training]) -> None:
+    for training in trainings:
+        training.save()

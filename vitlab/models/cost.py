@@ -2,12 +2,6 @@
 
 A model is built and run on torch's meta device, where tensors have shapes but no values; torch's own counter adds up
 its matrix products and convolutions.  Additions, norms, activations and softmax are not counted, as is usual.
-
-    params = (C p^2 + 1) D + P D + (P + N) D + L (4 D + 4 D^2 + 4 D + 2 D M + M + D) + 2 D + (D + 1) K
-    MACs   = N C p^2 D + L (4 T D^2 + 2 T^2 D + 2 T D M) + D K
-
-with C channels, p^2 pixels of a patch, D width, P prefix tokens, N patches, T = P + N, L blocks, M hidden width of the
-MLP and K classes; a second classifier adds (D + 1) K and D K.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.geometry import DataInfo, Geometry
+from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
 from vitlab.spec import Choice
 
@@ -64,20 +58,3 @@ def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost
     count = parameters(built)
     head = getattr(built, "head", None)
     return Cost(count, count - (parameters(head) if isinstance(head, nn.Module) else 0), macs(built, data))
-
-
-def formula(g: Geometry, *, hidden: int, classifiers: int = 1) -> Cost:
-    """Return the cost of a plain ViT by the closed form above.
-
-    Args:
-        g: sizes; one learned position per token, biases everywhere, a final norm, linear classifiers.
-        hidden: hidden width of the MLP.
-        classifiers: 2 with a distillation token's own.
-    """
-    d, n, t, m = g.dim, g.patches, g.tokens, hidden
-    pixels = g.channels * g.patch[0] * g.patch[1]
-    prefix = len(g.prefix)
-    block = 4 * d + 4 * d * d + 4 * d + 2 * d * m + m + d
-    body = (pixels + 1) * d + prefix * d + (prefix + n) * d + g.depth * block + 2 * d
-    work = n * pixels * d + g.depth * (4 * t * d * d + 2 * t * t * d + 2 * t * d * m) + classifiers * d * g.classes
-    return Cost(body + classifiers * (d + 1) * g.classes, body, work)

@@ -53,7 +53,7 @@ def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[
        and ``vmap`` if there are more or the model does not declare them.
 
     A worker falls back from ``batch_last`` to ``vmap`` and from that to ``loop`` where a training is not supported
-    (:func:`vitlab.engines.schedule.supported_engine`), and writes the reason to the journal.
+    (:func:`vitlab.engines.supported_engine`), and writes the reason to the journal.
 
     The engine therefore depends on the trial, ``run.engine`` and plan.json, and not on added seeds or the machine.
     Nothing else is chosen: the number of threads is ``run.threads``, nothing is compiled, and the kernel of

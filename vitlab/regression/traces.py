@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from vitlab.engines import supported_engine
 from vitlab.engines.base import EngineFailed
-from vitlab.engines.schedule import supported_engine
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial, run

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines.base import Loop
-from vitlab.engines.schedule import supported_engine, train
+from vitlab.engines import supported_engine
+from vitlab.engines.base import Loop, train
 from vitlab.errors import DataError, OutOfMemory
 from vitlab.models.contract import Model, digest
 from vitlab.plan.key import requirements_of

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from vitlab.engines.base import EngineFailed, Loop
-from vitlab.engines.schedule import train
+from vitlab.engines.base import EngineFailed, Loop, train
 from vitlab.errors import Lost, OutOfMemory, Refused, TrialFailed, UserError, VitlabError
 from vitlab.models.contract import Model
 from vitlab.plan import source

@@ -13,7 +13,6 @@ from torch import Tensor
 from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError, nearest
 from vitlab.geometry import Pair
-from vitlab.models.alike import differing_options, format_value, group_by_block, options_of
 from vitlab.models.vit import ViT
 from vitlab.plan.key import NAMES_ON_THE_HUB, files_of
 from vitlab.store.files import read_json, write_json
@@ -22,7 +21,15 @@ from vitlab.weights.files import WeightFile, container_of, write_file
 from vitlab.weights.known import ModelFacts, requested_grid, some
 from vitlab.weights.names import State
 from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, interpret, mismatches, read, require_match
-from vitlab.weights.transfer import convert_prefix_rows, drop_head, resample_positions
+from vitlab.weights.transfer import (
+    convert_prefix_rows,
+    differing_options,
+    drop_head,
+    format_value,
+    group_by_block,
+    options_of,
+    resample_positions,
+)
 
 MAX_DIFFERENCES = 3  #: in a sentence
 

@@ -11,20 +11,21 @@ D width, P tokens before the patches, N patches, L tables of positions, H heads,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from vitlab.components.attention import SOFTMAX
 from vitlab.components.position import Position, Resampling
 from vitlab.components.position.additive import Learned
 from vitlab.components.position.contract import resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry, Pair
-from vitlab.models.alike import differing_options, format_value, group_by_block, options_of
 from vitlab.models.contract import Model
+from vitlab.registry import Resolved
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.known import Encoding, some
 from vitlab.weights.names import State
@@ -264,3 +265,76 @@ def drop_head(
         prefixes = (*prefixes, PRE_LOGITS)
     dropped = tuple(name for name in state if name.startswith(prefixes)) if prefixes else ()
     return {name: value for name, value in state.items() if name not in dropped}, dropped
+
+
+TRAINED_BY = ("drop", "proj_drop", "weights", "output")
+"""Options of components that do not affect what a trained model computes."""
+
+SHAPES = ("ratio", "representation_size", "width_factor")
+"""Options of components that only decide shapes, so that they agree if all tensors fit."""
+
+
+def options_of(choice: Resolved, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of every option of a component, its type under the empty path.
+
+    Options in :data:`TRAINED_BY` are left out; implementations of softmax attention have one type.
+    """
+    yield path, "softmax" if choice.component in SOFTMAX else choice.type.rpartition(":")[2]
+    for name, value in choice.options.items():
+        if isinstance(value, Resolved):
+            yield from options_of(value, f"{path}.{name}")
+        elif name not in TRAINED_BY:
+            yield f"{path}.{name}", value
+
+
+def differing_options(one: Mapping[str, Any], other: Mapping[str, Any], shapes: bool = False) -> Iterator[str]:
+    """Yield the options that differ; of components of different types, only the types.
+
+    Args:
+        one: path to value.
+        other: path to value.
+        shapes: whether :data:`SHAPES` count.
+    """
+    options = []
+    for option in one.keys() | other.keys():
+        equal = option in one and option in other and _plain(one[option]) == _plain(other[option])
+        if not equal and (shapes or option.rpartition(".")[2] not in SHAPES):
+            options.append(option)
+    for option in sorted(options):
+        if not any(option != above and option.startswith(f"{above}.") for above in options):
+            yield option
+
+
+def group_by_block(differences: Iterable[tuple[int, str, str, str]], depth: int) -> Iterator[tuple[str, str, str]]:
+    """Yield each difference once, with all blocks that have it.
+
+    Args:
+        differences: block (-1 outside of blocks), option, and its two values.
+        depth: number of blocks.
+    """
+    blocks: dict[tuple[str, str, str], list[int]] = {}
+    for block, *difference in differences:
+        option, one, other = difference
+        blocks.setdefault((option, one, other), []).append(block)
+    for (option, one, other), which in blocks.items():
+        yield f"{option}{'' if which in ([-1], [*range(depth)]) else _of(which)}", one, other
+
+
+def format_value(value: Any) -> str:
+    """Return an option's value as text."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _of(blocks: list[int]) -> str:
+    return f" of block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"
