@@ -25,7 +25,7 @@ from vitlab import lab, registry, report, spec
 from vitlab.cli import COMMANDS, main, options
 from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
-from vitlab.data.options import NORMALIZATIONS
+from vitlab.data.datasets.base import NORMALIZATIONS
 from vitlab.errors import Interrupted
 from vitlab.registry.json_schema import study_schema
 from vitlab.store.files import write_json

@@ -15,10 +15,10 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from vitlab.data.datasets import cifar, digits, files, idx
+from vitlab.data.datasets.base import Size
 from vitlab.data.datasets.cifar import read_arrays
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.synthetic import Synthetic
-from vitlab.data.options import Size
 from vitlab.data.pixels import resize, statistics, with_channels
 from vitlab.data.prepare import data_info, examples, missing, prepare
 from vitlab.data.torchvision_import import torchvision

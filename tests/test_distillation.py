@@ -542,9 +542,9 @@ RESNET18 = "ResNet18_Weights.IMAGENET1K_V1"
 
 def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from torch's cache, under the name of the published file, without network."""
-    from vitlab.weights import open_pretrained, pretrained
+    from vitlab.weights import open_pretrained, opening
 
-    monkeypatch.setattr(pretrained, "_published_weights", pretrained._published_weights.__wrapped__)
+    monkeypatch.setattr(opening, "_published_weights", opening._published_weights.__wrapped__)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     models = torchvision("torchvision.models")
     (tmp_path / "checkpoints").mkdir()

@@ -19,10 +19,10 @@ from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
+from vitlab.plan.arms import RuleFault, holds, parse
 from vitlab.plan.design import changes_of, count, short_names, text
 from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.key import RUNNER, closure, code_digest, key_of, refresh
-from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec.design import Node
 

@@ -175,7 +175,7 @@ def _open_trial(path: Path) -> OpenedModel:
 
 def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> OpenedModel:
     """Return the model in a file of weights; what was assumed about it goes to stderr."""
-    from vitlab.data.options import NORMALIZATIONS
+    from vitlab.data.datasets.base import NORMALIZATIONS
     from vitlab.training.artifacts import InputSpec, Transform
     from vitlab.weights import ModelFacts, open_model
 

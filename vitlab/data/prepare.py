@@ -26,9 +26,8 @@ from vitlab.data.batches import Batch as Batch
 from vitlab.data.batches import Feed as Feed
 from vitlab.data.batches import Normalize as Normalize
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import SPLITS, Dataset
+from vitlab.data.datasets.base import SPLITS, DataOptions, Dataset, Normalization, constants_of
 from vitlab.data.datasets.pictures import Pictures
-from vitlab.data.options import DataOptions, Normalization, constants_of
 from vitlab.data.pixels import histograms, mean_and_std, statistics
 from vitlab.data.splits import Prepared as Prepared
 from vitlab.data.splits import Subset as Subset

@@ -1,22 +1,146 @@
-"""Resolved arms: the rules they must meet, and their trials."""
+"""Resolved arms: the rules they must meet, and their trials.
+
+Rules are conditions on an arm's values, written as expressions over the resolved trial: ``model.dim % model.heads ==
+0``, ``not (model.patch_size == 2 and model.position == 'rope2d')``.  An expression is parsed and walked, never
+evaluated by Python; only the operators listed here are allowed.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from vitlab.errors import Path, Problem
+from vitlab.errors import Path, Problem, nearest
 from vitlab.plan.design import Changes, changed
 from vitlab.plan.key import code_of_modules, key_of
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver, other_split, same_images
-from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.trial import Teacher
 from vitlab.store.files import read_json
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+_ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
+LONGEST = 500  #: largest number of characters
+DEEPEST = 60  #: largest depth of nesting
+
+
+class RuleFault(Exception):
+    """A rule that is not an allowed expression, or names a value that the trial does not have."""
+
+
+def parse(text: str) -> ast.expr:
+    """Parse a rule.
+
+    Raises:
+        RuleFault: if ``text`` is not an allowed expression, naming what is allowed.
+    """
+    if len(text) > LONGEST:
+        raise RuleFault(f"a rule has at most {LONGEST} characters; found {len(text)}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise RuleFault(f"'{text}' is not an expression; allowed: {_ALLOWED}") from None
+    if _depth(tree) > DEEPEST:
+        raise RuleFault(f"'{text:.40}...' is nested too deeply for a rule")
+    for node in ast.walk(tree):
+        allowed = isinstance(
+            node,
+            ast.BoolOp | ast.boolop | ast.Compare | ast.Name | ast.Attribute | ast.expr_context | ast.List | ast.Tuple,
+        )
+        allowed |= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub)
+        allowed |= isinstance(node, ast.Not | ast.USub) or type(node) in _BINARY or type(node) in _COMPARE
+        allowed |= isinstance(node, ast.BinOp) and type(node.op) in _BINARY
+        allowed |= isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, int | float | str))
+        if not allowed:
+            raise RuleFault(f"'{ast.unparse(node)}' is not allowed in a rule; allowed: {_ALLOWED}")
+    return tree
+
+
+def holds(rule: ast.expr, trial: Mapping[str, Any]) -> bool:
+    """Return whether the resolved trial meets the rule.
+
+    Raises:
+        RuleFault: if it names a value that the trial does not have, or compares values that have no order.
+    """
+    try:
+        return bool(_value(rule, trial))
+    except (TypeError, ArithmeticError) as error:
+        raise RuleFault(f"'{ast.unparse(rule)}' cannot be computed: {error}") from None
+
+
+def _value(node: ast.expr, trial: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name() | ast.Attribute():
+            return _look_up(ast.unparse(node), trial)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item, trial) for item in items]
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(_value(value, trial) for value in values)
+        case ast.BoolOp(values=values):
+            return any(_value(value, trial) for value in values)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, trial)
+        case ast.UnaryOp(operand=operand):
+            return -_value(operand, trial)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _BINARY[type(op)](_number(_value(left, trial)), _number(_value(right, trial)))
+        case ast.Compare(left=left, ops=ops, comparators=rights):
+            values = [_value(item, trial) for item in (left, *rights)]
+            pairs = itertools.pairwise(values)
+            return all(_COMPARE[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
+    raise AssertionError(f"parse() let {ast.dump(node)} through")
+
+
+def _number(value: Any) -> int | float:
+    """Return an operand of arithmetic; refuse texts and lists, which Python would repeat to any length."""
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return value
+
+
+def _depth(tree: ast.AST) -> int:
+    level, depth = [tree], 0
+    while level:
+        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+    return depth
+
+
+def _look_up(path: str, trial: Mapping[str, Any]) -> Any:
+    """Return the value at a dotted path of the trial; for a slot, the name of its component."""
+    value: Any = trial
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            allowed = list(value) if isinstance(value, Mapping) else []
+            raise RuleFault(
+                f"'{path}': there is no '{part}'.{nearest(part, allowed)} Allowed here: {', '.join(allowed)}."
+            )
+        value = value[part]
+    return value["type"] if isinstance(value, Mapping) and "type" in value else value
 
 
 @dataclass

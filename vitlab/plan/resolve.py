@@ -14,7 +14,7 @@ from typing import Any, Literal
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.plan.design import put, value_at
-from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, digests_of, identity_of, modules_beside, modules_of
+from vitlab.plan.key import NOTHING, READER, Surroundings, digests_of, identity_of, modules_beside, modules_of
 from vitlab.registry import SLOT_MODULES, Resolved, slot
 from vitlab.registry.options import is_choice
 from vitlab.spec import Choice, TrialSpec
@@ -206,7 +206,7 @@ class Resolver:
                     put(plain, (*path, "checkpoint"), str(file))
             elif isinstance(source.get("pretrained"), str):
                 # Imported here, as planning imports no torch; only studies with published weights need torchvision.
-                reader: Any = importlib.import_module(PUBLISHED)
+                reader: Any = importlib.import_module(READER)
                 try:
                     digest = reader.digest_of(source["pretrained"])
                 except WeightsError as error:

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
-from vitlab.registry.blame import with_frames
 from vitlab.registry.options import Options, Resolved, clashing_defaults, faults_of, options_of
+from vitlab.registry.plugin_files import with_frames
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin
 from vitlab.spec.choice import Choice
 from vitlab.spec.collect import collect

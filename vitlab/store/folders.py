@@ -41,7 +41,7 @@ from vitlab.store.files import (
     write_json,
 )
 from vitlab.store.locks import Busy, is_locked, require
-from vitlab.store.result import Ending, Failure, Millis, Progress, TrialResult
+from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResult
 
 COPIED_S = 7 * 24 * 3600.0
 """Age of a result when its file was written from which on the file is taken for a copy."""
@@ -287,7 +287,7 @@ class Store:
         return sorted({*damaged, *(file for folder in folders for file in abandoned(folder))})
 
 
-_PROGRESS = TypeAdapter(Progress)
+_MEASUREMENT = TypeAdapter(Measurement)
 _TIME = TypeAdapter(Millis)
 
 
@@ -299,7 +299,7 @@ def _event(body: Any) -> Event:
     """
     t, kind = _TIME.validate_python(body.pop("t")), body.pop("kind")
     if kind == "metrics":
-        _PROGRESS.validate_python(body)
+        _MEASUREMENT.validate_python({"images": 0, **body})  # readers need no number of images
     elif not isinstance(kind, str):
         raise TypeError("a kind is text")
     return Event(t, kind, body)

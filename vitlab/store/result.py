@@ -77,15 +77,6 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Required fields of a ``metrics`` line of a journal."""
-
-    step: Count
-    epoch: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
-    metrics: Mapping[str, Number]
-
-
-@dataclass(frozen=True)
 class Outcome:
     """The computed numbers of a trial.
 

@@ -14,6 +14,7 @@ from vitlab.weights.known import ModelFacts as ModelFacts
 from vitlab.weights.names import Format as Format
 from vitlab.weights.opening import FORMATS as FORMATS
 from vitlab.weights.opening import OpenedModel as OpenedModel
+from vitlab.weights.opening import digest_of as digest_of
 from vitlab.weights.opening import open_model as open_model
+from vitlab.weights.opening import open_pretrained as open_pretrained
 from vitlab.weights.opening import read as read
-from vitlab.weights.pretrained import open_pretrained as open_pretrained

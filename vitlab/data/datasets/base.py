@@ -1,4 +1,4 @@
-"""The slot ``dataset`` and its contract: properties and pixels of a data set.
+"""The slot ``dataset``, its contract, and the options that every data set accepts beside its own.
 
 N images, C channels, H rows, W columns.
 """
@@ -6,14 +6,112 @@ N images, C channels, H rows, W columns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from torch import Tensor
 
 from vitlab.data.datasets.pictures import Pictures
-from vitlab.data.options import DataOptions
-from vitlab.geometry import DataInfo
-from vitlab.registry import Slot
+from vitlab.errors import nearest
+from vitlab.geometry import DataInfo, Pair
+from vitlab.registry import Pick, Slot
+from vitlab.spec import Choice
+from vitlab.spec.choice import Frozen
+
+NormalizationName = Literal["dataset", "half", "imagenet", "unit"]
+
+NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "half": ((0.5,), (0.5,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "unit": ((0.0,), (1.0,)),
+}
+"""Mean and standard deviation per channel, of pixels in [0, 1]; a single number applies to all channels."""
+
+
+def _size(value: Any) -> Any:
+    """Return ``(height, width)`` of a size; one number means a square."""
+    match value:
+        case bool():
+            pass
+        case int() if value > 0:
+            return (value, value)
+        case [int() as height, int() as width] if height > 0 and width > 0:
+            return (height, width)
+    raise ValueError(f"a size is one number of pixels or [height, width], found {value!r}")
+
+
+_SIDE = {"type": "integer", "exclusiveMinimum": 0}
+
+Size = Annotated[
+    Pair,
+    BeforeValidator(_size),
+    WithJsonSchema({"anyOf": [_SIDE, {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2}]}),
+]
+"""Pixels: one number for a square, or ``[height, width]``."""
+
+
+class Normalization(Frozen):
+    """Mean and standard deviation of each channel, of pixels in [0, 1]; a single number applies to all channels."""
+
+    mean: Annotated[list[float], Field(min_length=1)]  #: one number for each channel, or one for all
+    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    """One number for each channel, or one for all."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Normalization:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; one each for every channel")
+        return self
+
+
+def _normalize(value: Any) -> Any:
+    """Return a name or a Normalization; a pydantic union would report a typing error once for each branch."""
+    names = ["dataset", *NORMALIZATIONS]
+    if isinstance(value, str) and value in names:
+        return value
+    if isinstance(value, Mapping):
+        lists = {key: [item] if isinstance(item, int | float) else item for key, item in value.items()}
+        return Normalization.model_validate(lists)
+    if isinstance(value, Normalization):
+        return value
+    guess = nearest(value, names) if isinstance(value, str) else ""
+    raise ValueError(f"found {value!r}; allowed: {', '.join(names)}, or {{mean: [...], std: [...]}}.{guess}")
+
+
+def _distinct(value: list[int]) -> list[int]:
+    if len(set(value)) < len(value):
+        raise ValueError("a class is listed twice")
+    return value
+
+
+class DataOptions(Frozen):
+    """Options of every data set.
+
+    Applied in this order: ``classes``, ``channels``, ``size``, then the validation split, then ``fraction``, then
+    ``per_class``, then ``augment`` on every training batch, then ``normalize``.
+    """
+
+    size: Size | None = None  #: resize once to this, antialiased bilinear; None: as stored
+    channels: Literal[1, 3] | None = None  #: 1: ITU-R 601 luma; 3: repeat grey; None: as stored
+    normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_normalize)] = "dataset"
+    """``dataset``: mean and standard deviation of the official training split, after ``channels`` and ``size``."""
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the training split held out for validation; None: the data set's default, 0.1 for most."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  #: share of the other training images, nested, stratified
+    per_class: Annotated[int, Field(gt=0)] | None = None  #: at most so many of these per class, nested; None: all
+    classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), AfterValidator(_distinct)] | None = None
+    """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
+    augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
+    """Augmentations, in this order."""
+
+
+def constants_of(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and standard deviation per channel of a normalisation other than ``dataset``."""
+    if isinstance(normalize, Normalization):
+        return normalize.mean, normalize.std
+    return NORMALIZATIONS[normalize]
+
 
 Split = Literal["train", "test"]
 """The official splits; validation is split off ``train``, see :meth:`Dataset.held_out`."""

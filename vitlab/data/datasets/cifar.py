@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from vitlab.data.datasets.base import Images, Split, dataset
-from vitlab.data.datasets.published import Checksummed
+from vitlab.data.datasets.files import Checksummed
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 

@@ -15,9 +15,8 @@ import torch
 from pydantic import Field
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import SPLITS, Dataset, Images, Split, dataset
+from vitlab.data.datasets.base import SPLITS, Dataset, Images, Size, Split, dataset
 from vitlab.data.datasets.pictures import Decoded, Fit, Pictures, check_memory
-from vitlab.data.options import Size
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Unhashed

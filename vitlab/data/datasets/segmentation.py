@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Images, Split, dataset
+from vitlab.data.datasets.base import Images, Size, Split, dataset
+from vitlab.data.datasets.files import Published
 from vitlab.data.datasets.pictures import Fit, check_memory, decode_with_mask
-from vitlab.data.datasets.published import Published
-from vitlab.data.options import Size
 from vitlab.data.pixels import VOID
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 
 from vitlab import noise
-from vitlab.data.datasets.base import Dataset, Images, Split, dataset
-from vitlab.data.options import Size
+from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset
 from vitlab.geometry import DataInfo, Pair
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.datasets import digits
-from vitlab.data.datasets.base import Dataset, Images, Split, dataset
-from vitlab.data.options import Size
+from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
 
