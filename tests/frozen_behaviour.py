@@ -45,6 +45,7 @@ VOLATILE = frozenset(
         "paths",
         "processor",
         "started",
+        "state",
         "system",
         "time",
         "times",
@@ -76,7 +77,7 @@ study: frozen-regularised
 question: Does regularisation help when training is short?
 base:
   data: {type: digits, augment: [{type: crop, padding: 1}, flip]}
-  model: {type: vit, patch_size: 2, dim: 16, depth: 2, heads: 2, position: sincos2d, dropout: 0.1, drop_path: 0.1,
+  model: {type: vit, patch_size: 2, dim: 16, depth: 2, heads: 2, position: sincos2d, drop: 0.1, drop_path: 0.1,
           prefix: [class], head: linear}
   train:
     epochs: 2
@@ -125,7 +126,13 @@ design:
     plain: {}
     soft: {distill.kind: soft}
     token: {distill.kind: hard, model.prefix: [class, distillation], model.head: distilled}
-    started: {init_from: {trial: {train: {steps: 20}}, head: new}}
+    started:
+      init_from:
+        trial:
+          data: {type: digits}
+          model: {type: vit, patch_size: 2, dim: 16, depth: 2, heads: 2, position: learned, prefix: [class], head: linear}
+          train: {steps: 20}
+        head: new
 seeds: 2
 analysis: {metric: val/accuracy}
 """,
@@ -214,7 +221,7 @@ def _study(file: Path, out: Path, data: Path | None) -> dict[str, Any]:
     report = _vitlab(["report", str(file), "--format", "json", "--out", str(out)], data)
     plans = {plan.parent.name: _scrub(json.loads(plan.read_text())) for plan in out.glob("studies/*/plan.json")}
     if run.returncode:
-        print(run.stdout, run.stderr, file=sys.stderr)
+        sys.exit(f"{file.name} did not run, so nothing would be compared:\n{run.stdout}{run.stderr}")
     return {"run": run.returncode, "trials": _trials(out), "plan": plans, "report": _json(report)}
 
 
