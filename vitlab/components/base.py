@@ -49,7 +49,19 @@ def stacked() -> bool:
     return any(level.key() == functorch.TransformType.Vmap for level in functorch.get_interpreter_stack() or ())
 
 
-class Dropout(nn.Module):
+class _Drop(nn.Module):
+    """Base of layers that drop values with probability ``p``."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.place: int | None = None
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}"
+
+
+class Dropout(_Drop):
     """Zero each value with probability ``p``, and scale the rest by 1 / (1 - p).
 
     Inside :func:`vitlab.noise.drawing`, the mask of a sample is a function of the step's key, the sample and the place
@@ -59,11 +71,6 @@ class Dropout(nn.Module):
     Raises:
         RuntimeError: inside the scope, if :func:`name_draws` was not called on the model.
     """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.place: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
@@ -76,23 +83,14 @@ class Dropout(nn.Module):
         mask = noise.uniform(key, draws.sample_B, math.prod(x.shape[1:])) >= self.p
         return x * mask.view(x.shape).to(x.dtype) / (1 - self.p)
 
-    def extra_repr(self) -> str:
-        """Return the probability, for ``repr``."""
-        return f"p={self.p:g}"
 
-
-class DropPath(nn.Module):
+class DropPath(_Drop):
     """Drop the whole residual branch of a sample with probability ``p``, and scale the others by 1 / (1 - p).
 
     Draws are keyed as in :class:`Dropout`.
 
     Reference: arXiv:1603.09382 (stochastic depth), per sample.
     """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.place: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
@@ -106,10 +104,6 @@ class DropPath(nn.Module):
         mask = noise.uniform(key, draws.sample_B, 1) >= self.p
         return x * (mask.view(shape).to(x.dtype) / (1 - self.p))
 
-    def extra_repr(self) -> str:
-        """Return the probability, for ``repr``."""
-        return f"p={self.p:g}"
-
 
 def name_draws(model: nn.Module) -> None:
     """Set the place of every :class:`Dropout` and :class:`DropPath`: a number derived from its path in the model.
@@ -117,7 +111,7 @@ def name_draws(model: nn.Module) -> None:
     Equal paths get equal masks, so two arms that differ elsewhere drop the same values.
     """
     for path, module in model.named_modules():
-        if isinstance(module, Dropout | DropPath):
+        if isinstance(module, _Drop):
             module.place = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
 
 

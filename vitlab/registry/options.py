@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, OptionError, nearest
 from vitlab.registry.slot_modules import BUILT_IN, Origin, slot
-from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.choice import Choice, Frozen, plain_values
 from vitlab.spec.collect import Fault
 from vitlab.spec.sentences import details, fault
 
@@ -171,7 +171,7 @@ class Resolved(Choice):
         """Return :meth:`plain` with :attr:`key_name` for the type, and without options marked :class:`Unhashed`."""
         fields = slot(self.slot).options(self.component).model_fields
         options = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
-        return {"type": self.key_name, **{name: _hashed(value) for name, value in options.items()}}
+        return {"type": self.key_name, **{name: plain_values(value, _hashed) for name, value in options.items()}}
 
 
 def _choices_in(value: Any) -> Iterator[Resolved]:
@@ -192,15 +192,5 @@ def _unhashed(metadata: list[Any]) -> bool:
     return any(isinstance(mark, Unhashed) or mark is Unhashed for mark in metadata)
 
 
-def _hashed(value: Any) -> Any:
-    if isinstance(value, Resolved):
-        return value.hashed()
-    if isinstance(value, Choice):
-        return value.plain()
-    if isinstance(value, BaseModel):
-        return {name: _hashed(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, Mapping):
-        return {name: _hashed(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hashed(item) for item in value]
-    return value
+def _hashed(choice: Choice) -> dict[str, Any]:
+    return choice.hashed() if isinstance(choice, Resolved) else choice.plain()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -99,7 +99,7 @@ class Choice:
 
     def plain(self) -> dict[str, Any]:
         """Return the long form in plain JSON values."""
-        return {"type": self.type, **{name: _plain(option) for name, option in self.options.items()}}
+        return {"type": self.type, **{name: plain_values(option) for name, option in self.options.items()}}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -119,15 +119,16 @@ class Choice:
         return {"anyOf": [{"type": "string"}, long_form]}
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any, of_choice: Callable[[Choice], Any] = Choice.plain) -> Any:
+    """Return an option's value in plain JSON values, with the choices in it converted by ``of_choice``."""
     if isinstance(value, Choice):
-        return value.plain()
+        return of_choice(value)
     if isinstance(value, BaseModel):
-        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+        return {name: plain_values(getattr(value, name), of_choice) for name in type(value).model_fields}
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain_values(item, of_choice) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_values(item, of_choice) for item in value]
     return value
 
 
