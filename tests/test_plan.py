@@ -19,7 +19,7 @@ from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
-from vitlab.plan.arms import RuleFault, holds, parse
+from vitlab.plan.arms import RuleFault, holds, parse_rule
 from vitlab.plan.design import changes_of, count, short_names, text
 from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.key import RUNNER, closure, code_digest, key_of, refresh
@@ -261,7 +261,7 @@ def test_additions_are_compared_with_bare_recipe(tmp_path: Path) -> None:
 )
 def test_rules_are_expressions(rule: str, met: bool) -> None:
     trial = {**BASE, "model": {**BASE["model"], "position": {"type": "learned"}}}
-    assert holds(parse(rule), trial) is met
+    assert holds(parse_rule(rule), trial) is met
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_rules_are_expressions(rule: str, met: bool) -> None:
 )  # fmt: skip
 def test_invalid_rules_are_refused(rule: str) -> None:
     with pytest.raises(RuleFault):
-        parse(rule)
+        parse_rule(rule)
 
 
 def test_rule_skips_arm_with_reason(tmp_path: Path) -> None:

@@ -43,27 +43,27 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda left, right: left not in right,
 }
 _ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
-LONGEST = 500  #: largest number of characters
-DEEPEST = 60  #: largest depth of nesting
+MAX_RULE_LENGTH = 500  #: largest number of characters
+MAX_RULE_DEPTH = 60  #: largest depth of nesting
 
 
 class RuleFault(Exception):
     """A rule that is not an allowed expression, or names a value that the trial does not have."""
 
 
-def parse(text: str) -> ast.expr:
+def parse_rule(text: str) -> ast.expr:
     """Parse a rule.
 
     Raises:
         RuleFault: if ``text`` is not an allowed expression, naming what is allowed.
     """
-    if len(text) > LONGEST:
-        raise RuleFault(f"a rule has at most {LONGEST} characters; found {len(text)}")
+    if len(text) > MAX_RULE_LENGTH:
+        raise RuleFault(f"a rule has at most {MAX_RULE_LENGTH} characters; found {len(text)}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise RuleFault(f"'{text}' is not an expression; allowed: {_ALLOWED}") from None
-    if _depth(tree) > DEEPEST:
+    if _depth(tree) > MAX_RULE_DEPTH:
         raise RuleFault(f"'{text:.40}...' is nested too deeply for a rule")
     for node in ast.walk(tree):
         allowed = isinstance(
@@ -113,7 +113,7 @@ def _value(node: ast.expr, trial: Mapping[str, Any]) -> Any:
             values = [_value(item, trial) for item in (left, *rights)]
             pairs = itertools.pairwise(values)
             return all(_COMPARE[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
-    raise AssertionError(f"parse() let {ast.dump(node)} through")
+    raise AssertionError(f"parse_rule() let {ast.dump(node)} through")
 
 
 def _number(value: Any) -> int | float:
@@ -322,7 +322,7 @@ def rules_of(study: Study | None, document: Document, problems: list[Problem]) -
     rules: Rules = []
     for index, rule in enumerate(study.where if study else ()):
         try:
-            rules.append((index, parse(rule.require), rule.otherwise, rule.because))
+            rules.append((index, parse_rule(rule.require), rule.otherwise, rule.because))
         except RuleFault as error:
             problems.append(document.problem(("where", index, "require"), str(error)))
     return rules

@@ -157,7 +157,7 @@ def _digest(text: bytes) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-SHOWN = 5
+SHOWN_FRAMES = 5
 """Number of frames shown at each end of a long stack, such as that of an endless recursion."""
 
 
@@ -178,9 +178,9 @@ class Culprit:
     def __str__(self) -> str:
         lines = []
         for number, frame in enumerate(self.frames):
-            if SHOWN <= number < len(self.frames) - SHOWN:
-                if number == SHOWN:
-                    lines.append(f"  ... {len(self.frames) - 2 * SHOWN} more calls")
+            if SHOWN_FRAMES <= number < len(self.frames) - SHOWN_FRAMES:
+                if number == SHOWN_FRAMES:
+                    lines.append(f"  ... {len(self.frames) - 2 * SHOWN_FRAMES} more calls")
                 continue
             lines.append(f"  {_relative(Path(frame.filename))}:{frame.lineno}, in {frame.name}")
             if frame.line:

@@ -116,9 +116,9 @@ def versions() -> Mapping[str, str]:
     return installed
 
 
-SIZE = {"cpu": 1024, "cuda": 4096}
+MATRIX_SIZE = {"cpu": 1024, "cuda": 4096}
 """Rows and columns of the matrices, by device type."""
-TIMES = 4
+TIMED_PRODUCTS = 4
 """Number of timed products; the fastest counts."""
 MAX_RATES = 100  #: rates kept in the cache file, the latest ones
 
@@ -207,12 +207,12 @@ def _measure(device: torch.device, precision: str) -> float:
 
 
 def _time_products(device: torch.device, precision: str) -> float:
-    size, draws = SIZE[device.type], torch.Generator(device).manual_seed(0)
+    size, draws = MATRIX_SIZE[device.type], torch.Generator(device).manual_seed(0)
     dtype = {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32)
     a, b = (torch.randn(size, size, device=device, generator=draws).to(dtype) for _ in range(2))
     clock, each = (time.process_time, _threads()) if device.type == "cpu" else (time.perf_counter, 1)
     seconds = []
-    for _ in range(TIMES):
+    for _ in range(TIMED_PRODUCTS):
         start = clock()
         product = torch.mm(a, b)
         float(product[0, 0])  # waits for a GPU
