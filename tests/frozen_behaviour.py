@@ -251,7 +251,10 @@ def _json(process: subprocess.CompletedProcess[str]) -> Any:
 def _scrub(value: Any) -> Any:
     """Return JSON values without what depends on machine, moment or code."""
     if isinstance(value, dict):
-        return {key: _scrub(inner) for key, inner in value.items() if key not in VOLATILE}
+        scrubbed = {key: _scrub(inner) for key, inner in value.items() if key not in VOLATILE}
+        if isinstance(needs := scrubbed.get("needs"), dict):  # role to the key and code of a trial
+            scrubbed["needs"] = {role: trial.partition("/")[0] for role, trial in needs.items()}
+        return scrubbed
     if isinstance(value, list):
         return [_scrub(inner) for inner in value]
     return value
