@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 import traceback
 
 import click
+from click.shell_completion import CompletionItem
 
 from vitlab import interrupts
 from vitlab.errors import Interrupted, UserError, VitlabError, nearest
@@ -30,8 +32,9 @@ COMMANDS = {
     "gc": "delete results of older code",
     "list": "list the components of a slot, or the slots",
     "show": "show a component: its options, its documentation, where it comes from",
-    "new": "begin a plugin: a package with a component, its test and a study",
+    "new": "begin a study, or a plugin: a package with a component, its test and a study",
     "plugins": "list installed plugins and whether they load",
+    "completion": "print the script that completes commands and names in a shell",
     "schema": "print the JSON Schema of study files, plugins included",
     "sync": "deliver to the tracker what is missing there",
     "ui": "open the MLflow server on the results",
@@ -54,6 +57,10 @@ class _Commands(click.Group):
         command: click.Command = module.command
         return command
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        commands = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return [*commands, *click.Command.shell_complete(self, context, incomplete)]  # no command is imported
+
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
@@ -63,7 +70,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not context.resilient_parsing:
             raise click.UsageError(f"no command called '{args[0]}'.{nearest(args[0], COMMANDS)}", context)
         return super().resolve_command(context, args)
 
@@ -80,6 +87,11 @@ def cli() -> None:
 
 def main() -> None:
     """Run the ``vitlab`` command and exit with its code."""
+    if "_VITLAB_COMPLETE" in os.environ:  # VARIABLE of vitlab.cli.completion
+        from vitlab.cli import completion
+
+        completion.answer()
+        return
     try:
         code = cli.main(standalone_mode=False)  # the argument of Context.exit, which click returns
     except click.ClickException as error:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli.completion import complete_study
 from vitlab.cli.options import format_option, out_option
 
 FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
 
 
 @click.command()
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("first", type=click.Path(path_type=Path), shell_complete=complete_study)
+@click.argument("second", type=click.Path(path_type=Path), shell_complete=complete_study)
 @out_option
 @format_option(FORMATS)
 def command(first: Path, second: Path, out: Path, form: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import out_option
 from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
@@ -24,7 +25,7 @@ MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=click.Path(path_type=Path), shell_complete=complete_study)
 @click.option(
     "--image",
     "images",
@@ -40,7 +41,13 @@ MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
     show_default=True,
     help="Folder for pictures and numbers, one folder each for study, image and arm.",
 )
-@click.option("--arm", "arms", multiple=True, help="Arm of the study. May be given several times.  [default: all]")
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    shell_complete=complete_arm,
+    help="Arm of the study. May be given several times.  [default: all]",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the study.")
 @click.option(
     "--fusion",

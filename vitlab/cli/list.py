@@ -12,15 +12,13 @@ from pathlib import Path
 import click
 
 from vitlab import registry
+from vitlab.cli.completion import STUDIES, complete_slot
 from vitlab.cli.options import json_option, plugin_option
 from vitlab.plan import packaged
 
-STUDIES = ("studies", "study")
-"""What stands in the place of a slot for the studies that come with vitlab."""
-
 
 @click.command()
-@click.argument("slot", metavar="[SLOT|studies]", required=False)
+@click.argument("slot", metavar="[SLOT|studies]", required=False, shell_complete=complete_slot)
 @plugin_option
 @json_option
 def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:

@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
+from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
 from vitlab.store.folders import Event, TrialFolder
 
 
 @click.command()
-@click.argument("trial", metavar="STUDY|KEY")
-@click.option("--arm", help="The arm of STUDY, by default baseline.")
+@click.argument("trial", metavar="STUDY|KEY", shell_complete=complete_study)
+@click.option("--arm", shell_complete=complete_arm, help="The arm of STUDY, by default baseline.")
 @click.option("--seed", type=int, help="The seed of STUDY, by default 0.")
 @out_option
 def command(trial: str, arm: str | None, seed: int | None, out: Path) -> None:

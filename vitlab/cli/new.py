@@ -19,6 +19,8 @@ import click
 
 from vitlab import registry
 from vitlab._version import __version__
+from vitlab.cli.completion import complete_slot
+from vitlab.cli.new_study import study
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
 
@@ -121,9 +123,12 @@ def command() -> None:
     """Begin something new."""
 
 
+command.add_command(study)
+
+
 @command.command()
 @click.argument("name")
-@click.option("--slot", required=True, help=f"What it offers: {', '.join(KINDS)}.")
+@click.option("--slot", required=True, shell_complete=complete_slot, help=f"What it offers: {', '.join(KINDS)}.")
 @click.option("--component", help="Its name in study files; by default the first word of NAME.")
 @click.option(
     "--out",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from vitlab.cli.completion import complete_file
 from vitlab.errors import UserError
 from vitlab.registry import plugins
 from vitlab.spec.yaml import read_value
@@ -17,7 +18,7 @@ from vitlab.spec.yaml import read_value
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 OUT = Path("vitlab-runs")
-file_argument = click.argument("file", type=click.Path(path_type=Path))
+file_argument = click.argument("file", type=click.Path(path_type=Path), shell_complete=complete_file)
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli.completion import complete_study
 from vitlab.cli.options import format_option, out_option, parse_changes, set_option
 
 FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "json")
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
 @out_option
 @set_option
 @format_option(FORMATS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from vitlab.cli.completion import complete_arm, components_of
 from vitlab.cli.options import (
     as_written,
     display_path,
@@ -39,10 +40,16 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 @set_option
 @plugin_option
 @no_plugin_option
-@click.option("--executor", help="Where trials run: local, inline, ray, slurm, or a plugin's.")
+@click.option(
+    "--executor",
+    shell_complete=components_of("executor"),
+    help="Where trials run: local, inline, ray, slurm, or a plugin's.",
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Trials at a time.")
 @click.option("--tracking-uri", help="MLflow server or database; by default a database in the output folder.")
-@click.option("--only", metavar="arm=PATTERN", help="Train these arms only, such as arm=position=*.")
+@click.option(
+    "--only", metavar="arm=PATTERN", shell_complete=complete_arm, help="Train these arms only, such as arm=position=*."
+)
 @click.option(
     "--smoke", is_flag=True, help="Two steps of every distinct set of components, to see that all of them run."
 )

@@ -9,15 +9,16 @@ import click
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
-from vitlab.cli.list import STUDIES, show_components, show_studies
+from vitlab.cli.completion import STUDIES, complete_component, complete_slot
+from vitlab.cli.list import show_components, show_studies
 from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent, UserError, nearest
 from vitlab.plan.packaged import packaged_studies
 
 
 @click.command()
-@click.argument("slot", metavar="SLOT|study")
-@click.argument("name", required=False)
+@click.argument("slot", metavar="SLOT|study", shell_complete=complete_slot)
+@click.argument("name", required=False, shell_complete=complete_component)
 @plugin_option
 def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     """Show the options of component NAME in SLOT, its documentation and where it comes from.

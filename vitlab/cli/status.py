@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitlab.cli.completion import complete_study
 from vitlab.cli.options import display_path, json_option, out_option, parse_changes, set_option
 from vitlab.store.result import Ending
 
@@ -20,7 +21,7 @@ MAX_LISTED = 20  #: running and paused trials that are listed one by one
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path))
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
 @out_option
 @set_option
 @json_option

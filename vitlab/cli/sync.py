@@ -6,10 +6,17 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli.completion import components_of
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default="vitlab-runs")
-@click.option("--tracker", metavar="NAME", help="A tracker's name; by default the one each study names.")
+@click.option(
+    "--tracker",
+    metavar="NAME",
+    shell_complete=components_of("tracker"),
+    help="A tracker's name; by default the one each study names.",
+)
 @click.option("--tracking-uri", help="MLflow server or database; by default the one each study names.")
 def command(folder: Path, tracker: str | None, tracking_uri: str | None) -> None:
     """Deliver the journals of all studies in FOLDER to their tracker.  What is there already is not delivered twice."""

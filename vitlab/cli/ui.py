@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli.completion import complete_study
 from vitlab.cli.options import out_option
 
 
 @click.command()
-@click.argument("study", required=False)
+@click.argument("study", required=False, shell_complete=complete_study)
 @out_option
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port of the server.")
 @click.option(

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli.completion import complete_file
 from vitlab.cli.options import no_plugin_option, parse_changes, plugin_option, set_option, study_file
 from vitlab.errors import Problem, SpecError
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete_file)
 @set_option
 @plugin_option
 @no_plugin_option

@@ -1,0 +1,196 @@
+"""``vitlab completion SHELL``: completion of commands, options, studies, slots, components and arms in a shell.
+
+The shell calls ``vitlab`` with :data:`VARIABLE` in the environment.  Nothing heavy is imported for an answer: names of
+components are read from source, and arms from stored plans.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
+
+from vitlab.errors import VitlabError
+
+VARIABLE = "_VITLAB_COMPLETE"
+STUDIES = ("studies", "study")
+"""What stands in the place of a slot for the studies that come with vitlab."""
+MAX_FILES = 200  #: largest number of files that are offered
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> None:
+    """Print the script that completes vitlab's commands, options and names in SHELL.
+
+    For bash, write 'eval "$(vitlab completion bash)"' into ~/.bashrc; for zsh, the same with zsh into ~/.zshrc, after
+    compinit; for fish, 'vitlab completion fish | source' into ~/.config/fish/config.fish.
+    """
+    from vitlab.cli import cli
+
+    add_completion_class(Bash)
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None
+    click.echo(shell_class(cli, {}, "vitlab", VARIABLE).source(), nl=False)
+
+
+def answer() -> None:
+    """Print the completions that a shell asks for; nothing after an error, which would appear in the line typed."""
+    from vitlab.cli import cli
+
+    add_completion_class(Bash)
+    with suppress(Exception):
+        cli.main(prog_name="vitlab", complete_var=VARIABLE, standalone_mode=False)
+
+
+class Bash(BashComplete):
+    """Completion in bash, of words with ``=`` and ``:`` too, at which readline breaks them."""
+
+    source_template: ClassVar[str] = """\
+%(complete_func)s() {
+    local completion
+    COMPREPLY=()
+    while IFS= read -r completion; do
+        case $completion in
+            plain,*) COMPREPLY+=("${completion#plain,}") ;;
+            dir,*) compopt -o dirnames ;;
+            file,*) compopt -o default ;;
+        esac
+    done < <(env COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_COMMAND="${COMP_WORDS[0]}" \\
+        COMP_BREAKS="$COMP_WORDBREAKS" %(complete_var)s=bash_complete "$1")
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor, and the one at it."""
+        line = os.environ["COMP_LINE"]
+        words = _split(line)
+        words = words[words.index(os.environ["COMP_COMMAND"]) + 1 :]
+        incomplete = "" if re.search(r"\s$", line) and not _is_quoted(line) else words.pop()
+        # Readline replaces what follows the last break of an unquoted word.
+        breaks = "".join(character for character in "=:" if character in os.environ["COMP_BREAKS"])
+        self._quoted = _is_quoted(line)
+        match = re.match(f".*[{breaks}]", incomplete) if breaks and not self._quoted else None
+        self._offset = match.end() if match else 0
+        return words, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return the line of an item: its type, and the part of it that replaces the word at the cursor."""
+        value = item.value[self._offset :]
+        if not self._quoted:
+            value = re.sub(r"([^\w@%+=:,./-])", r"\\\1", value)
+        return f"{item.type},{value}"
+
+
+def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete what a study is run by: a packaged study's name, or a study file."""
+    from vitlab.plan.packaged import packaged_studies
+
+    return _items([*packaged_studies(), *_files(incomplete)], incomplete)
+
+
+def complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete what stands for a study that has been run: its name, or its file."""
+    return _items([*(path.parent.name for path in _plans(context)), *_files(incomplete)], incomplete)
+
+
+def complete_slot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a slot."""
+    from vitlab.registry import SLOT_MODULES
+
+    studies = STUDIES[:1] if context.command.name == "list" else STUDIES[1:]
+    return _items([*SLOT_MODULES, *(studies if parameter.param_type_name == "argument" else ())], incomplete)
+
+
+def complete_component(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a component of the slot before it on the command line, or of a packaged study."""
+    from vitlab.plan.packaged import packaged_studies
+
+    slot = str(context.params.get("slot"))
+    return _items(packaged_studies(), incomplete) if slot in STUDIES else _components(slot, incomplete)
+
+
+def components_of(slot: str) -> Complete:
+    """Return the completion of the names of a slot's components."""
+    return lambda context, parameter, incomplete: _components(slot, incomplete)
+
+
+def complete_arm(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of an arm of the study on the command line, if it has been run; ``arm=NAME`` for --only."""
+    from vitlab.plan.packaged import study_name
+    from vitlab.spec import read_document
+
+    params = [context.params.get(name) for name in ("file", "study", "trial", "checkpoint")]
+    # click assigns no argument while an option lacks its value.
+    given = str(next(filter(None, [*params, *context.args]), ""))
+    path, name = Path(given), given.partition("@")[0]
+    with suppress(VitlabError):
+        name = read_document(path).data["study"] if path.is_file() else study_name(name)
+    plan = next((plan for plan in _plans(context) if plan.parent.name == (path.name if path.is_dir() else name)), None)
+    if plan is None:
+        return []
+    arms = [arm["name"] for arm in json.loads(plan.read_bytes())["arms"] if not arm.get("skip")]
+    return _items([f"arm={arm}" for arm in arms] if "--only" in parameter.opts else arms, incomplete)
+
+
+def _items(values: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(value) for value in dict.fromkeys(values) if value.startswith(incomplete)]
+
+
+def _components(slot: str, incomplete: str) -> list[CompletionItem]:
+    from vitlab.registry import listing
+
+    with suppress(VitlabError):
+        return [
+            CompletionItem(entry.name, help=entry.summary or None)
+            for entry in listing(slot)
+            if entry.name.startswith(incomplete)
+        ]
+    return []
+
+
+def _plans(context: click.Context) -> list[Path]:
+    """Return the stored plans of the output folder on the command line, or of the default one."""
+    from vitlab.cli.options import OUT
+
+    return sorted(Path(context.params.get("out") or OUT).glob("studies/*/plan.json"))
+
+
+def _files(incomplete: str) -> list[str]:
+    """Return the study files that begin with a text, and those in the folders that do."""
+    folder, _, start = incomplete.rpartition("/")
+    place = Path(f"{folder}/" if folder or incomplete.startswith("/") else "")
+    files: list[Path] = []
+    with suppress(OSError):
+        for path in sorted(place.iterdir()):
+            if path.name.startswith(start) and (start or not path.name.startswith(".")):
+                files += sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
+    return [str(file) for file in files if file.suffix in (".yaml", ".yml")][:MAX_FILES]
+
+
+def _split(line: str) -> list[str]:
+    """Return the words of an incomplete line, whose last quotation may be open."""
+    for end in ("", "'", '"'):
+        with suppress(ValueError):
+            return shlex.split(line + end)
+    return line.split()
+
+
+def _is_quoted(line: str) -> bool:
+    """Return True if the end of the line is inside a quotation."""
+    try:
+        shlex.split(line)
+    except ValueError:
+        return True
+    return False
