@@ -109,7 +109,7 @@ def complete_slot(context: click.Context, parameter: click.Parameter, incomplete
     """Complete the name of a slot."""
     from vitlab.registry import SLOT_MODULES
 
-    studies = STUDIES[:1] if context.command.name == "list" else STUDIES[1:]
+    studies = STUDIES[:1] if context.info_name == "list" else STUDIES[1:]
     return _items([*SLOT_MODULES, *(studies if parameter.param_type_name == "argument" else ())], incomplete)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,15 +17,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vitlab.driver.remaining import RemainingTime, TrialProgress, trial_name
 from vitlab.driver.scheduler import Watch
 from vitlab.errors import count
 from vitlab.plan.values import Plan, Planned
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 
 REFRESH_S = 0.5
+SILENCE_S = 60.0  #: time without a line after which a plain line tells the remaining time
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 MAX_ROWS = 20  #: maximum number of running trials that a notebook lists
+MAX_ARMS = 4  #: maximum number of arms that a line names
+MAX_CACHED = 500  #: maximum number of earlier results that are read for the display
 
 
 def watch_on() -> Watch:
@@ -39,66 +45,123 @@ def in_notebook() -> bool:
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-class PlainLines(Watch):
-    """Progress display with one line per event."""
+class _Display(Watch):
+    """Base of the displays, which counts trials and estimates the remaining time."""
 
     def __init__(self) -> None:
-        self._total = self._done = 0
-        self._since = time.monotonic()
+        self._done = self._total = 0
+        self._time = RemainingTime((), Store(Path()))
+
+    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        self._done, self._total = 0, len(todo)
+        self._time = RemainingTime(todo, store, len(plan.pending))
+
+    def scheduled(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
+        self._time.schedule(batches, slots)
+
+    def started(self, planned: Planned) -> None:
+        self._time.start(planned)
+
+    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
+        if ending in (Ending.DONE, Ending.FAILED):
+            self._done += 1
+            self._time.end(planned, time.time())
+
+    def _rest(self) -> str:
+        """Return the remaining time in words; empty once all trials have ended."""
+        if self._done >= self._total:
+            return ""
+        self._time.read()
+        seconds = self._time.seconds(time.time())
+        return "estimating the remaining time" if seconds is None else f"{_duration(seconds)} left"
+
+
+class PlainLines(_Display):
+    """Progress display with one line for all trials that end together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended: list[Planned] = []
+        self._printed = 0.0
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start counting."""
-        self._total, self._done, self._since = len(todo), 0, time.monotonic()
+        super().planned(plan, todo, store)
+        self._printed = time.monotonic()
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
             f"{plan.study}: {_size(plan, todo)}" + (f", {count(skipped, 'arm')} skipped" if skipped else ""), err=True
         )
 
     def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
-        """Print one line for the trial that ended."""
-        self._done += ending in (Ending.DONE, Ending.FAILED)
-        time_left = _time_left(self._since, self._done, self._total)
-        text = f"[{self._done}/{self._total}] {planned.arm} s{planned.seed} {ending}"
-        click.echo(
-            text + (f": {detail.splitlines()[0]}" if detail else "") + (f"  ({time_left} left)" if time_left else ""),
-            err=True,
-        )
+        """Print a line for a trial that did not end well; the others are printed together."""
+        if ending == Ending.DONE and not detail:
+            super().ended(planned, ending, detail)
+            self._ended.append(planned)
+            return
+        self._flush()
+        super().ended(planned, ending, detail)
+        self._print(f"{trial_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
+
+    def tick(self) -> None:
+        """Print the line of the trials that have ended since the last call, or one after a silence."""
+        self._flush()
+        if time.monotonic() - self._printed > SILENCE_S and self._done < self._total:
+            self._print("running")
 
     def say(self, sentence: str) -> None:
         """Print the sentence to stderr."""
+        self._flush()
         click.echo(sentence, err=True)
 
+    def close(self) -> None:
+        """Print what has not been printed yet."""
+        self._flush()
 
-class _Board(Watch):
-    """Base of redrawn displays, which show ended and running trials and the remaining time."""
+    def _flush(self) -> None:
+        ended, self._ended = self._ended, []
+        if ended:
+            self._print(f"{_names(ended)} {Ending.DONE}")
+
+    def _print(self, text: str) -> None:
+        rest, self._printed = self._rest(), time.monotonic()
+        click.echo(f"[{self._done}/{self._total}] {text}" + (f"  ({rest})" if rest else ""), err=True)
+
+
+class _Board(_Display):
+    """Base of redrawn displays, which list running trials."""
 
     def __init__(self) -> None:
-        self._running: dict[str, _Running] = {}
-        self._since = time.monotonic()
+        super().__init__()
+        self._running: dict[str, TrialProgress] = {}
         self._drawn = 0.0
-        self._done = self._total = 0
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        self._plan, self._total, self._store = plan, len(todo), store
-        self._done, self._since = 0, time.monotonic()
+        super().planned(plan, todo, store)
+        self._plan, self._store = plan, store
+        self._running.clear()
+        self._so_far = SoFar(plan, store, todo)
 
     def started(self, planned: Planned) -> None:
-        folder = self._store.trial(planned.trial.key, planned.trial.code)
-        self._running[_name(planned)] = _Running(folder, self._plan.analysis.metric)
+        self._running[trial_name(planned)] = self._time.start(planned)
 
     def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
-        self._running.pop(_name(planned), None)
-        self._done += ending in (Ending.DONE, Ending.FAILED)
-        if ending != Ending.DONE:
-            self.say(f"{_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
+        super().ended(planned, ending, detail)
+        self._running.pop(trial_name(planned), None)
+        if ending == Ending.DONE:
+            self._so_far.add(planned)
+        else:
+            self.say(f"{trial_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
 
-    def _rest(self) -> str:
-        time_left = _time_left(self._since, self._done, self._total)
-        return f"{time_left} left" if time_left else ""
+    def _metric(self, progress: TrialProgress) -> str:
+        """Return the latest value of the study's metric; empty before there is one."""
+        metric = self._plan.analysis.metric
+        value = progress.latest.get("metrics", {}).get(metric)
+        return "" if value is None else f"{metric} {value:.4g}"
 
 
 class LiveView(_Board):
-    """Table of running trials, redrawn in place, with epoch, metric, trials done and remaining time."""
+    """Table redrawn in place: a bar for each running trial, its metric, and the differences of arms so far."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__()
@@ -130,16 +193,24 @@ class LiveView(_Board):
             self._live = None
 
     def _draw(self) -> Group:
+        rest = self._rest()  # reads the journals
         head = Table.grid(padding=(0, 2))
         head.add_row(
             ProgressBar(total=max(self._total, 1), completed=self._done, width=40),
             f"{self._done} of {self._total} trials",
-            self._rest(),
+            rest,
         )
+        differences = self._so_far.lines()[: max(0, self._console.height // 2 - 2)]
+        room = max(1, self._console.height - len(differences) - 4)
         rows = Table.grid(padding=(0, 2))
-        for name, running in self._running.items():
-            rows.add_row(Text(name), *running.columns())
-        return Group(head, rows)
+        listed = list(self._running.items())
+        for name, progress in listed if len(listed) <= room else listed[: room - 1]:
+            bar = ProgressBar(total=1.0, completed=progress.share, width=20)
+            share = f"{100 * progress.share:.0f} %" if progress.started is not None else "starting"
+            rows.add_row(Text(name), bar, Text(share, justify="right"), self._metric(progress))
+        if len(listed) > room:
+            rows.add_row(f"... and {len(listed) - room + 1} more")
+        return Group(head, rows, *(Text(line, style="dim") for line in differences))
 
 
 class NotebookView(_Board):
@@ -173,15 +244,20 @@ class NotebookView(_Board):
             self._handle = None
 
     def _draw(self) -> _Page:
-        progress = f"{self._done} of {self._total} trials"
-        rows = [(name, *running.columns()) for name, running in list(self._running.items())[:MAX_ROWS]]
+        progress, rest = f"{self._done} of {self._total} trials", self._rest()
+        rows = [(name, *self._cells(item)) for name, item in list(self._running.items())[:MAX_ROWS]]
         if len(self._running) > MAX_ROWS:
             rows.append((f"... and {len(self._running) - MAX_ROWS} more", "", ""))
-        text = ", ".join(filter(None, (f"{self._head}: {progress}", self._rest())))
+        text = ", ".join(filter(None, (f"{self._head}: {progress}", rest)))
         cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         bar = f'<progress max="{max(self._total, 1)}" value="{self._done}"></progress>'
-        html = f"<div>{escape(self._head)}<br>{bar} {escape(', '.join(filter(None, (progress, self._rest()))))}"
+        html = f"<div>{escape(self._head)}<br>{bar} {escape(', '.join(filter(None, (progress, rest))))}"
         return _Page(text, f"{html}<table>{cells}</table></div>")
+
+    def _cells(self, progress: TrialProgress) -> tuple[str, str]:
+        if not progress.latest:
+            return "starting", ""
+        return f"epoch {progress.latest['epoch']:.3g}", self._metric(progress)
 
 
 class _Page:
@@ -197,35 +273,76 @@ class _Page:
         return self._html
 
 
-class _Running:
-    """Reader of a running trial's journal."""
+class SoFar:
+    """The differences of arms from their baselines while a study is running, from the trials that have ended.
 
-    def __init__(self, folder: TrialFolder, metric: str) -> None:
-        self._folder, self._metric = folder, metric
-        _, self._offset = folder.events()
-        self._last: dict[str, Any] = {}
+    Args:
+        plan: The plan.
+        store: The store of its trials.
+        todo: The trials that are still to be trained; the results of the others are read when they are needed.
+    """
 
-    def columns(self) -> tuple[str, str]:
-        events, self._offset = self._folder.events(self._offset)
-        for event in events:
-            if event.kind == "metrics" and self._metric in event.body["metrics"]:
-                self._last = dict(event.body)
-        if not self._last:
-            return "starting", ""
-        return f"epoch {self._last['epoch']:.3g}", f"{self._metric} {self._last['metrics'][self._metric]:.4g}"
+    def __init__(self, plan: Plan, store: Store, todo: Sequence[Planned]) -> None:
+        self._plan, self._store = plan, store
+        self._values: dict[str, dict[int, float]] = {}
+        missing = {trial_name(planned) for planned in todo}
+        cached = [planned for planned in plan.trials if trial_name(planned) not in missing]
+        if len(cached) <= MAX_CACHED:
+            for planned in cached:
+                self.add(planned)
+
+    def add(self, planned: Planned) -> None:
+        """Read the result of a trial that has ended."""
+        analysis = self._plan.analysis
+        result = self._store.trial(planned.trial.key, planned.trial.code).result()
+        if result is None:
+            return
+        measured = [*result.outcome.history] if analysis.at == "best" else [result.outcome]
+        values = [item.metrics[analysis.metric] for item in measured if analysis.metric in item.metrics]
+        best = max if analysis.goal == "max" else min
+        if finite := [value for value in values if math.isfinite(value)]:
+            self._values.setdefault(planned.arm, {})[planned.seed] = best(finite)
+
+    def lines(self) -> list[str]:
+        """Return a line for each arm that shares at least two seeds with its baseline."""
+        from vitlab.statistics import compare
+
+        facts = self._plan.facts(self._plan.analysis.metric)
+        factor, unit = (100.0, " points") if facts is not None and facts.unit == "share" else (1.0, "")
+        lines = []
+        for arm in self._plan.arms:
+            first, second = self._values.get(arm.name, {}), self._values.get(arm.baseline or "", {})
+            if len(first.keys() & second.keys()) < 2:
+                continue
+            found = compare(first, second)
+            low, high, difference = (factor * value for value in (found.low, found.high, found.difference))
+            lines.append(
+                f"{arm.name}: {difference:+.3g}{unit} so far ({low:+.3g} to {high:+.3g}; "
+                f"{count(found.pairs, 'pair')}, 95 % interval, not corrected)"
+            )
+        return lines
 
 
-def _name(planned: Planned) -> str:
-    return f"{planned.arm} s{planned.seed}"
+def _names(trials: Sequence[Planned]) -> str:
+    """Return the names of trials: each arm once, with its seeds."""
+    seeds: dict[str, list[int]] = {}
+    for planned in trials:
+        seeds.setdefault(planned.arm, []).append(planned.seed)
+    arms = [f"{arm} {_seeds(numbers)}" for arm, numbers in list(seeds.items())[:MAX_ARMS]]
+    return ", ".join([*arms, *([f"... and {len(seeds) - MAX_ARMS} more arms"] if len(seeds) > MAX_ARMS else [])])
 
 
-def _time_left(since: float, completed: int, total: int) -> str:
-    """Return the remaining time, estimated from the rate so far; empty if unknown."""
-    if not completed or completed >= total:
-        return ""
-    seconds = int((time.monotonic() - since) / completed * (total - completed))
-    hours, minutes = divmod(seconds // 60, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds % 60:02} s"
+def _seeds(numbers: Sequence[int]) -> str:
+    """Return seeds as ``s3``, ``s0 to s14`` or ``s0, s2, s7``."""
+    ordered = sorted(numbers)
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"s{ordered[0]} to s{ordered[-1]}"
+    return ", ".join(f"s{number}" for number in ordered)
+
+
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds) // 60, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {round(seconds) % 60:02} s"
 
 
 def _size(plan: Plan, todo: Sequence[Planned]) -> str:

@@ -37,6 +37,9 @@ class Watch:
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Handle the plan; ``todo`` are the trials to train."""
 
+    def scheduled(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
+        """Handle the trials that are trained together, in batches of which ``slots`` run at a time."""
+
     def started(self, planned: Planned) -> None:
         """Handle the submission of a trial to a worker."""
 
@@ -85,6 +88,7 @@ def execute(
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
     groups = group_trials(rest, executor.slots, run.effective_engine, _work, probes)
     jobs = [job(engine, group) for engine, group in groups]
+    watch.scheduled([[planned_of[folder] for folder in job.folders] for job in (*running, *jobs)], executor.slots)
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 
