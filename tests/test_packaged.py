@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,46 @@ def test_installation_is_never_written_to(tmp_path: Path) -> None:
     assert done.returncode == 0 and "1 combinations of components ran" in done.stdout, done.stderr
     assert {path: path.lstat().st_mtime_ns for path in site.rglob("*")} == before
     assert [path.name for path in here.iterdir()] == ["vitlab-runs"]
+
+
+BUILD = """
+import sys
+out, sys.path[:0] = sys.argv[1], ["."]
+import build_backend
+assert build_backend.build_editable and build_backend.get_requires_for_build_wheel
+build_backend.build_sdist(out)
+sys.argv = ["build"]  # setuptools has changed it
+build_backend.build_wheel(out)
+"""
+
+
+def test_two_builds_have_the_same_bytes_and_every_study(tmp_path: Path) -> None:
+    """The second build has other times, in another folder, under another umask."""
+    pytest.importorskip("setuptools", minversion="77")
+    names = ("pyproject.toml", "MANIFEST.in", "build_backend.py", "README.md", "LICENSE")
+    for build in ("first", "second"):
+        source = tmp_path / build / "source"
+        shutil.copytree(ROOT / "vitlab", source / "vitlab", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "pipelines", source / "pipelines")
+        for name in names:
+            shutil.copyfile(ROOT / name, source / name)
+        (source / "vitlab" / "lab.py").touch()
+        done = subprocess.run(
+            [sys.executable, "-c", BUILD, str(tmp_path / build)],
+            cwd=source,
+            capture_output=True,
+            text=True,
+            umask=0o022 if build == "first" else 0o077,
+            env={name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SOURCE_DATE_EPOCH")},
+        )
+        assert done.returncode == 0, done.stderr
+    first, second = (sorted(path for path in (tmp_path / build).glob("vitlab-*")) for build in ("first", "second"))
+    assert [path.suffix for path in first] == [".whl", ".gz"] and [path.name for path in first] == [
+        path.name for path in second
+    ]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    with zipfile.ZipFile(first[0]) as wheel:
+        studies = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("vitlab/pipelines/")}
+        assert "vitlab/cli/templates/new_study.yaml.j2" in wheel.namelist()
+    files = [file for file in (ROOT / "pipelines").rglob("*.yaml") if ".baseline" not in file.name]
+    assert studies == {f"vitlab/pipelines/{file.relative_to(ROOT / 'pipelines')}": file.read_bytes() for file in files}
