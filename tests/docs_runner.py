@@ -216,9 +216,12 @@ def _install(words: list[str], reader: Reader) -> None:
 def _vitlab(words: list[str], reader: Reader) -> None:
     if words[0].startswith("-"):
         return _apart(lambda: _main(words), reader)
+    from vitlab.plan.packaged import packaged_studies
+
     reader.template = reader.template or words[0] == "new"
-    ours = [word for word in words if word.startswith("pipelines/")]  # their training is tested elsewhere
-    if missing := [word for word in ours if not (ROOT / word).is_file()]:
+    # The training of these is tested elsewhere.
+    ours = [word for word in words if word.startswith("pipelines/") or word in packaged_studies()]
+    if missing := [word for word in ours if "/" in word and not (ROOT / word).is_file()]:
         raise Failed(f"there is no file {missing[0]}")
     small = "--smoke" in words and not reader.trained.isdisjoint(words)
     if words[0] in ONLY_READ or (words[0] == "run" and (ours or small)):

@@ -162,13 +162,15 @@ def test_every_design_kind_is_in_grammar() -> None:
 
 def test_first_commands_work(tmp_path: Path) -> None:
     """Uses the quickstart itself; results and costs of a run have smaller tests elsewhere."""
-    quickstart, out = str(ROOT / "pipelines" / "quickstart.yaml"), str(tmp_path / "out")
+    quickstart, out = "quickstart", str(tmp_path / "out")
 
     def output_of(*words: str) -> str:
         done = CliRunner().invoke(cli, list(words))
         assert done.exit_code == 0, (done.output, done.exception)
         return done.stdout
 
+    assert "quickstart  (digits)" in output_of("list", "studies")
+    assert output_of("show", "study", quickstart) == (ROOT / "pipelines" / "quickstart.yaml").read_text()
     trials = 4 * yaml.safe_load((ROOT / "pipelines" / "quickstart.yaml").read_text())["seeds"]
     assert f"4 arms, {trials} trials" in output_of("validate", "--build", quickstart)
     assert f"{trials} trials, 0 of them trained already" in output_of("plan", quickstart, "--out", out, "--cost")
