@@ -422,7 +422,7 @@ def test_randaugment_timm_moves_masks_with_pixels() -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"type": "random_resized_crop", "scale": [1.0, 0.5]}, "smaller number comes first"),
+        ({"type": "random_resized_crop", "scale": [1.0, 0.5]}, "write the smaller number first"),
         ({"type": "random_resized_crop", "scale": [0, 1]}, "greater than 0"),
         ({"type": "crop", "mode": "mirror"}, "allowed: zero, reflect"),
         ({"type": "rand_augment", "magnitude": 31}, "less than 31"),

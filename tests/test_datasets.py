@@ -446,7 +446,7 @@ def test_folder_identity_does_not_depend_on_path(tmp_path: Path, monkeypatch: py
 
 def test_folder_mistakes_are_reported(tmp_path: Path) -> None:
     nowhere = {"type": "image_folder", "root": str(tmp_path / "nowhere")}
-    with pytest.raises(DataError, match=r"no folder .*nowhere; to plan without it.*num_classes"):
+    with pytest.raises(DataError, match=r"no folder .*nowhere; .* To plan without it.*num_classes"):
         data_info(nowhere)
     info = data_info({**nowhere, "num_classes": 7})
     assert info.classes == 7 and info.identity is None

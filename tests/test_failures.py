@@ -160,10 +160,10 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
     executor = Scripted(RunSpec(), {"a": ["done"], "b": ["refused"], "c": ["done"]})
     work = [job(tmp_path, name) for name in "abc"]
     planned, ear = planned_of(work), Ear()
-    with pytest.raises(Refused, match=r"2 trials were not trained; nothing is wrong with them"):
+    with pytest.raises(Refused, match=r"2 trials were not trained; run the same command to plan them again"):
         _drive(executor, [], work, planned, executor.run, SilentTracker(), ear)  # type: ignore[arg-type]
     alone = Scripted(RunSpec(), {"b": ["refused"]})
-    with pytest.raises(Refused, match="1 trial was not trained; nothing is wrong with it: the same command plans it"):
+    with pytest.raises(Refused, match="1 trial was not trained; run the same command to plan it"):
         _drive(alone, [], work[1:2], planned_of(work[1:2]), alone.run, SilentTracker(), Ear())  # type: ignore[arg-type]
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trials[0].trial.key for item in executor.asked] == ["a", "b"]

@@ -392,7 +392,7 @@ def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path) -> None:
     assert Ray(RunSpec(device="cpu", resources=Resources(processes=2, cpu=1))).slots == 2
     with pytest.raises(UserError, match=r"run\.resources\.gpu is 3, and the largest machine of the Ray cluster has 2"):
         Ray(RunSpec(resources=Resources(gpu=3)))
-    with pytest.raises(UserError, match=r"say run\.resources\.gpu in place of gpu_mem"):
+    with pytest.raises(UserError, match=r"Ray does not know the memory of a GPU; use run\.resources\.gpu"):
         Ray(RunSpec(resources=Resources(gpu_mem=1 << 30)))
 
 

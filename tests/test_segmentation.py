@@ -131,7 +131,7 @@ def test_scene_facts_need_no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info.labels[:2] == ("background", "0") and digits.DIGEST in str(info.identity)
     with pytest.raises(DataError, match=r"a digit of 16 pixels \(digit_size\) does not fit on a canvas of 12 by 40"):
         data_info({"type": "digit_scenes", "image_size": [12, 40]})
-    with pytest.raises(OptionError, match="the smaller number comes first"):
+    with pytest.raises(OptionError, match="write the smaller number first"):
         data_info({"type": "digit_scenes", "digit_size": [16, 8]})
     with pytest.raises(DataError, match="digit_scenes has a class at every pixel"):
         data_info({"type": "digit_scenes", "classes": [0, 1]})
@@ -297,13 +297,13 @@ def damaged(base: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("level", r"2007_000039\.png has a level 21; its levels are 0, 1, .*, 255"),
-        ("size", r"2007_000039\.jpg and its mask .* not of one size: 10 by 14 and 10 by 13 pixels"),
-        ("colours", "Pillow reads it as RGB, not as P or L"),
+        ("level", r"2007_000039\.png has a level 21; allowed: 0, 1, .*, 255"),
+        ("size", r"2007_000039\.jpg and its mask .* differ in size: 10 by 14 and 10 by 13 pixels"),
+        ("colours", "Pillow reads it as mode RGB; save it as mode P or L"),
         ("text", r"2007_000039\.png cannot be read as a picture"),
         ("picture", r"2007_000039\.jpg cannot be read as a picture"),
-        ("absent", r"train\.txt:2 lists an image whose file is not here: .*2007_000039\.png"),
-        ("list", r"train\.txt:2 is not a line of such a list: '2007_000039  1'"),
+        ("absent", r"train\.txt:2 lists .*2007_000039\.png, which does not exist"),
+        ("list", r"train\.txt:2 is damaged: '2007_000039  1'"),
     ],
 )
 def test_damage_is_reported_with_file_name(tmp_path: Path, how: str, message: str) -> None:

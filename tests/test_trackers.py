@@ -91,10 +91,10 @@ class Raises(Lines):
 
 
 BAD = [
-    (Appends, "before it had committed that"),
-    (KeepsOldRows, "everything without a mark"),
+    (Appends, "between a delivery and its record"),
+    (KeepsOldRows, "without marks to a destination"),
     (Meddles, "writes to the folders of trials: trials/.*seen"),
-    (Hastes, "writes when it is built"),
+    (Hastes, "writes when it is constructed"),
     (Raises, "is handed journals: OSError"),
 ]
 

@@ -331,7 +331,7 @@ def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial
     assert file.read_bytes() != good
     for name in ("new", "resumed"):
         folder = TrialFolder(after / name)
-        with pytest.raises(WeightsError, match=r"weights\.safetensors is not the expected file: .*; put the expected"):
+        with pytest.raises(WeightsError, match=r"weights\.safetensors is not the expected file: .*; restore it"):
             run_trial(what, folder, Settings())
         assert folder.result() is None
     other = done(run_trial(by_file(role, file, None), TrialFolder(after / "old"), Settings()))
@@ -353,7 +353,7 @@ def test_config_beside_checkpoint_is_part_of_it(tmp_path: Path) -> None:
     for digests in (bare, {**described, "config.json": "0" * 64}, {**described, "preprocessor_config.json": "1" * 64}):
         with pytest.raises(WeightsError, match=r"config\.json is not the expected file"):
             read_file(file, digests)
-    with pytest.raises(WeightsError, match="is not a safetensors file"):  # past the comparison
+    with pytest.raises(WeightsError, match="cannot be read as a safetensors file"):  # past the comparison
         read_file(file, described)
 
 

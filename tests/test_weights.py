@@ -219,7 +219,7 @@ def test_hugging_face_output_equals_transformers(tmp_path: Path) -> None:
 def test_hugging_face_body_has_no_head(tmp_path: Path) -> None:
     theirs = hugging_face("ViTModel")
     file = saved(theirs, tmp_path / "a.pth")
-    with pytest.raises(WeightsError, match=r"a\.pth: these weights have no head: head\.weight is missing"):
+    with pytest.raises(WeightsError, match=r"a\.pth: these weights have no head \(head\.weight\)"):
         open_model(file, facts=HEADS)
     model = open_model(file, facts=HEADS, head="new", classes=7).model
     with torch.no_grad():
@@ -398,7 +398,7 @@ def test_pre_logits_are_kept_or_dropped_by_option(tmp_path: Path) -> None:
     source = saved(torchvision_vit(representation_size=16), tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="have no pre-logits"):
         convert(source, tmp_path / "b.pth", "hf", facts=HEADS)
-    with pytest.raises(WeightsError, match="the head reads the pre-logits; drop both, or keep both"):
+    with pytest.raises(WeightsError, match="the head reads the pre-logits; keep both, or drop both"):
         convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop")
     done = convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop", head="drop")
     assert any("pre_logits.fc.weight" in note and "head.bias" in note for note in done.notes)
@@ -410,12 +410,12 @@ def test_pre_logits_are_kept_or_dropped_by_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "to", "sentence"),
     [
-        (lambda: vit(reg_tokens=2), "hf", "Hugging Face has no place for reg_token"),
-        (lambda: vit(init_values=0.1), "torchvision", r"torchvision has no place for blocks\.0\.ls1\.gamma"),
-        (lambda: vit(norm_layer="rmsnorm"), "hf", r"cannot be without blocks\.0\.norm1\.bias, norm\.bias"),
-        (lambda: vit(class_token=False, global_pool="avg"), "torchvision", "cannot be without cls_token"),
-        (lambda: vit(global_pool="avg"), "hf", "no place for fc_norm|cannot be without norm|reads the mean"),
-        (deit, "torchvision", "torchvision has no place for dist_token, head_dist"),
+        (lambda: vit(reg_tokens=2), "hf", "Hugging Face has no tensor for reg_token"),
+        (lambda: vit(init_values=0.1), "torchvision", r"torchvision has no tensor for blocks\.0\.ls1\.gamma"),
+        (lambda: vit(norm_layer="rmsnorm"), "hf", r"requires blocks\.0\.norm1\.bias, norm\.bias"),
+        (lambda: vit(class_token=False, global_pool="avg"), "torchvision", "requires cls_token"),
+        (lambda: vit(global_pool="avg"), "hf", "no tensor for fc_norm|requires norm|reads the mean"),
+        (deit, "torchvision", "torchvision has no tensor for dist_token, head_dist"),
     ],
 )
 def test_unsupported_model_is_refused_by_name(
@@ -444,7 +444,7 @@ def test_truncated_file_gives_one_sentence(suffix: str, share: float, tmp_path: 
     convert(saved(vit(), tmp_path / "a.pth"), whole, "google" if suffix == "npz" else "timm", facts=HEADS)
     torn = tmp_path / f"torn.{suffix}"
     torn.write_bytes(whole.read_bytes()[: int(whole.stat().st_size * share)])
-    assert "that can be read" in refusal(torn)
+    assert "cannot be read as" in refusal(torn)
 
 
 class Foreign:
@@ -454,9 +454,11 @@ class Foreign:
 def test_other_file_types_are_refused(tmp_path: Path) -> None:
     state = vit().state_dict()
     torch.save(state, tmp_path / "a.safetensors")
-    assert "is called .safetensors, and what is in it is a file of torch.save" in refusal(tmp_path / "a.safetensors")
+    assert "is a file of torch.save, but its suffix is .safetensors; rename it to .pth" in refusal(
+        tmp_path / "a.safetensors"
+    )
     (tmp_path / "b.pth").write_bytes(safetensors.torch.save({name: value.clone() for name, value in state.items()}))
-    assert "is called .pth, and what is in it is a safetensors file" in refusal(tmp_path / "b.pth")
+    assert "is a safetensors file, but its suffix is .pth; rename it to .safetensors" in refusal(tmp_path / "b.pth")
     np.savez(tmp_path / "c.npz", object=np.array([{}], dtype=object))
     assert "allow_pickle" in refusal(tmp_path / "c.npz") or "pickle" in refusal(tmp_path / "c.npz")
     torch.save({"model": Foreign()}, tmp_path / "d.pth")
@@ -464,7 +466,7 @@ def test_other_file_types_are_refused(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "e.pth")
     assert "holds no tensors; its keys: epoch" in refusal(tmp_path / "e.pth")
     torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "f.pth")
-    assert "its first keys are weight, bias" in refusal(tmp_path / "f.pth")
+    assert "Its first keys are weight, bias" in refusal(tmp_path / "f.pth")
     assert "no such file" in refusal(tmp_path / "g.pth")
     (tmp_path / "h.pth").mkdir()
     assert "is a folder" in refusal(tmp_path / "h.pth")
@@ -473,14 +475,14 @@ def test_other_file_types_are_refused(tmp_path: Path) -> None:
     shuffle = tv.shufflenet_v2_x0_5(weights=None, num_classes=2)
     assert "conv1.0.weight" in refusal(saved(shuffle, tmp_path / "i.pth"))
     torch.save({"stem.0.weight": torch.ones(4), "fc.weight": torch.ones(2, 4)}, tmp_path / "j.pth")
-    assert "stem.0.weight cannot be of the shape (4,)" in refusal(tmp_path / "j.pth")
+    assert "stem.0.weight has shape (4,)" in refusal(tmp_path / "j.pth")
     torch.save({"stem.0.weight": torch.ones(4, 3, 3, 3), "fc.weight": torch.tensor(1.0)}, tmp_path / "k.pth")
-    assert "fc.weight cannot be of the shape ()" in refusal(tmp_path / "k.pth")
+    assert "fc.weight has shape ()" in refusal(tmp_path / "k.pth")
 
 
 def test_wrong_format_names_right_one(tmp_path: Path) -> None:
     file = saved(torchvision_vit(), tmp_path / "a.pth")
-    assert "not of the format hf; it looks like torchvision" in refusal(file, form="hf")
+    assert "not in the format hf; it looks like torchvision" in refusal(file, form="hf")
     assert "no format called 'tim'. Did you mean 'timm'?" in refusal(file, form="tim")
 
 
@@ -506,7 +508,7 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
 def test_facts_without_tensors_are_requested(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     assert "--heads" in refusal(file, facts=ModelFacts())
-    assert "a width of 16 cannot be divided among 3 heads" in refusal(file, facts=ModelFacts(heads=3))
+    assert "3 heads do not divide the width of 16 channels" in refusal(file, facts=ModelFacts(heads=3))
     oblong = saved(vit(img_size=(8, 24)), tmp_path / "b.pth")
     assert "13 rows of pos_embed, with 1 token before the patches, are no square grid" in refusal(oblong)
     both = saved(vit(img_size=12, reg_tokens=4, no_embed_class=True), tmp_path / "c.pth")
@@ -527,12 +529,12 @@ def test_hub_files_beside_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = open_model(file)
     assert model.mean == (0.1, 0.2, 0.3) and model.model.geometry.heads == 2
-    with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
+    with pytest.raises(WeightsError, match="the file says heads 2, and 4 was given"):
         open_model(file, facts=ModelFacts(heads=4))
     for wrong, sentence in (
         ({**config, "num_features": 8}, "num_features 8, and the tensors beside it have 16"),
-        ({**config, "global_pool": "avgmax"}, "global_pool is avgmax; known here: token, avg, map"),
-        ({**config, "model_args": {"num_heads": "two"}}, "is not what transformers or timm write"),
+        ({**config, "global_pool": "avgmax"}, "global_pool is avgmax; supported: token, avg, map"),
+        ({**config, "model_args": {"num_heads": "two"}}, "is malformed; download both again"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(wrong))
         assert sentence in refusal(file)

@@ -117,12 +117,15 @@ def vit(folder: Path, **config: Any) -> Path:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model_args": {"embed_heads": 3}}, "model_args.embed_heads is 3, an argument not known here"),
+        ({"model_args": {"embed_heads": 3}}, "model_args.embed_heads is 3, which vitlab does not support"),
         ({"model_args": {"depth": 3}}, "says depth 3, and the tensors beside it have 2"),
         ({"model_args": {"patch_size": 8}}, "says patch_size 8x8, and the tensors beside it have 4x4"),
         ({"model_args": {"global_pool": "avg"}}, "says global_pool token, and avg under model_args"),
         ({"architecture": "vit_tinny_patch16_224"}, "Did you mean 'vit_tiny_patch16_224'"),
-        ({"model_args": {"num_kv_heads": 1}}, "num_kv_heads of vit_tiny_patch16_224 is 1, which vitlab does not have"),
+        (
+            {"model_args": {"num_kv_heads": 1}},
+            "num_kv_heads of vit_tiny_patch16_224 is 1, which vitlab does not support",
+        ),
     ],
 )
 def test_config_of_other_function_is_refused_by_key_and_value(
@@ -136,7 +139,7 @@ def test_config_of_other_function_is_refused_by_key_and_value(
 def test_unknown_config_keys_are_listed(tmp_path: Path) -> None:
     file = vit(tmp_path, flavour="salt", pretrained_cfg={"crop_shape": 3})
     (note,) = open_model(file).notes
-    assert note.endswith("config.json: not known here, and not read: flavour, pretrained_cfg.crop_shape")
+    assert note.endswith("config.json: unknown keys were not read: flavour, pretrained_cfg.crop_shape")
     assert look(file).checkpoint.notes == (note,)
     (tmp_path / "config.json").write_text('{"hello": 1}')
     notes = open_model(file, facts=ModelFacts(heads=2)).notes
@@ -170,7 +173,7 @@ def test_preprocessor_steps_reduce_to_mean_and_std(
 def test_one_channel_gives_one_note_on_normalisation(tmp_path: Path) -> None:
     case = weights_zoo.bare(tmp_path, in_chans=1)
     notes = [note for note in open_model(case.file, facts=case.facts).notes if "normalised" in note]
-    assert notes == ["assumed: pixels of 1 channels normalised by 0.5 and 0.5"]
+    assert notes == ["assumed: pixels of 1 channels normalised by mean 0.5 and std 0.5"]
 
 
 def test_rotary_positions_are_refused_by_every_format(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Geometry:
         heads: int,
         classes: int,
     ) -> Geometry:
-        """Return the geometry with the derived grid.
+        """Check that patches divide the image and heads divide the width, and return the geometry with its grid.
 
         Args:
             image: height and width in pixels.

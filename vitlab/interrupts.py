@@ -24,7 +24,7 @@ EXIT_CODE = 130
 
 
 class _State:
-    """What the next Ctrl-C does."""
+    """State that decides the effect of the next Ctrl-C."""
 
     left = 0  #: how many more raise KeyboardInterrupt
     raised = False  #: whether one has
@@ -42,7 +42,7 @@ def is_command() -> bool:
 
 
 def install() -> None:
-    """Handle Ctrl-C in this process, unless whoever started it has it ignored."""
+    """Install the handlers of Ctrl-C in this process, unless its parent process set Ctrl-C to be ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         atexit.register(_finish)  # registered first, it is called last
@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def leave() -> None:
-    """End the process at once, with one line if the user has not been told."""
+    """End the process at once with exit code 130, after printing ``interrupted`` unless that was reported."""
     if not state.reported:
         # A view that is redrawn in place hides the cursor.
         os.write(2, b"\x1b[?25hinterrupted\n" if os.isatty(2) else b"interrupted\n")
@@ -67,7 +67,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _finish() -> None:
-    """Ignore Ctrl-C while the interpreter ends, which restores the default: to be killed.
+    """Ignore Ctrl-C while the interpreter shuts down, because it restores the default handler, which kills the process.
 
     An interrupted process ends here.  Where Ctrl-C came while ``exec`` ran code from text, as dataclasses do, CPython
     would end ``python -m`` as killed by a signal, whatever its exit code.
@@ -83,14 +83,14 @@ def _finish() -> None:
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Leave if an exception that nobody handles is Ctrl-C, as where it came while another was handled."""
+    """End the process if the unhandled exception is a KeyboardInterrupt; print any other as usual."""
     if issubclass(kind, KeyboardInterrupt):
         leave()
     sys.__excepthook__(kind, error, traceback)
 
 
 def _unraisablehook(unraisable: Any) -> None:
-    """Leave if Ctrl-C came where no exception can be raised, as in a destructor or a function called at exit."""
+    """End the process if Ctrl-C came where no exception can be raised, as in a destructor; print any other as usual."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         leave()
     sys.__unraisablehook__(unraisable)

@@ -134,7 +134,7 @@ def prepare(
     if expected is not None and raw.info.identity != expected:
         raise DataError(
             f"{resolved.type} is not the data this was planned with: planned {expected}, found {raw.info.identity}; "
-            "plan again where the data is"
+            "restore the data, or plan again on the machine that has it"
         )
     options = resolved.options
     share = options["validation"] or raw.validation
@@ -150,7 +150,10 @@ def prepare(
     else:
         rest_N, val_N = splits.hold_out_groups(raw.group_N, share, key)
     if not len(rest_N) or not len(val_N):
-        raise DataError(f"of these classes {resolved.type} has none to validate on; 'validation' gives a share")
+        raise DataError(
+            f"the split of {resolved.type} leaves no images to train on, or none to validate on; set 'validation' to "
+            "the share of training images to hold out, or select more 'classes'"
+        )
     rest = official.select(rest_N)
     key = noise.key(seeds["subset"], "subset")
     subset_N = splits.fraction(stratum_N[rest_N], rest.id_N, options["fraction"], key)
@@ -305,7 +308,7 @@ def _raw(resolved: Resolved) -> _Raw:
     train, test = _read_splits(dataset, resolved, _model_info(resolved, info), check)
     for split, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
-            raise DataError(f"{resolved.type} has no {split} images")
+            raise DataError(f"{resolved.type} has no {split} images; add some, or select other 'classes'")
     info = _model_info(resolved, info if isinstance(train.stored, image_cache.LazyDecode) else check())
     group_N = dataset.groups()
     group_N = None if group_N is None else group_N[train.id_N]
@@ -390,7 +393,7 @@ def _pictures(dataset: Dataset) -> list[Pictures]:
 
 
 def _place(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Place, int]:
-    """Return the place of decoded pictures, and their size in bytes."""
+    """Return where decoded pictures are stored (memory, disk or nowhere), and their size in bytes."""
     size_bytes = sum(map(len, pictures)) * info.channels * info.image[0] * info.image[1]
     return image_cache.place(pictures[0].decoded, size_bytes), size_bytes
 

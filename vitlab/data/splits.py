@@ -44,7 +44,9 @@ def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Ten
         count = min(max(_rounded_share(share, len(position_M)), 1), len(position_M) - 1)
         held_out_N[position_M[:count]] = True
     if not held_out_N.any():
-        raise DataError(f"no class has two images, so none of the {len(y_N)} can be held out for validation")
+        raise DataError(
+            f"no class has two images, so none of the {len(y_N)} can be held out for validation; add images"
+        )
     return (~held_out_N).nonzero()[:, 0], held_out_N.nonzero()[:, 0]
 
 
@@ -61,7 +63,7 @@ def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor
     """
     name_G, index_N = group_N.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if len(name_G) < 2:
-        raise DataError("all images are of one group, so none can be held out for validation")
+        raise DataError("all images are of one group, so none can be held out for validation; add images")
     _, group_M = hold_out(torch.zeros_like(name_G), name_G, share, k)
     mask_N = torch.isin(index_N, group_M)
     return (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]

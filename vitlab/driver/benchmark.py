@@ -181,7 +181,7 @@ def _engines(
         for name in STACKED:
             try:
                 if step_s > LONG_S:
-                    raise ValueError(f"a step takes {step_s:.1f} s, beside which calling kernels is nothing to save")
+                    raise ValueError(f"a step takes {step_s:.1f} s, so other engines could save no noticeable time")
                 if reason := ENGINES[name].incompatibility(alone):
                     raise ValueError(reason)
                 engine = ENGINES[name]([begin(1 + seed) for seed in range(together)])

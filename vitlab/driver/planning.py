@@ -114,7 +114,9 @@ def read_data(plan: Plan, store: Store, file: str | Path) -> bool:
     for data in unread.values():
         registry.slot("dataset").build(data).read("train")
         if data_info(data).identity is None:
-            raise DataError("a data set was read and still has no identity; its info() must name one once it is here")
+            raise DataError(
+                f"{data.type} has no identity after reading; its method 'info' must return one if the data exists"
+            )
     return bool(unread)
 
 

@@ -256,10 +256,7 @@ def _drive(
     if refusals:
         remaining = len(planned_of) - n_done - n_failed
         trials, them = ("1 trial was", "it") if remaining == 1 else (f"{remaining} trials were", "them")
-        raise Refused(
-            f"{refusals[0]}.  {trials} not trained; nothing is wrong with {them}: the same command plans {them} again "
-            "and resumes"
-        )
+        raise Refused(f"{refusals[0]}.  {trials} not trained; run the same command to plan {them} again and resume")
     return n_failed
 
 

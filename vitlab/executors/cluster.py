@@ -38,16 +38,16 @@ def demand(ray: Any, run: RunSpec) -> Demand:
     machines = _machines(ray)
     cpus = [int(machine.get("CPU", 0)) for machine in machines]
     if not any(cpus):
-        raise UserError("no machine of the Ray cluster offers a CPU; 'ray start' takes --num-cpus")
+        raise UserError("no machine of the Ray cluster offers a CPU; start one with 'ray start --num-cpus N'")
     gpus = [int(machine.get("GPU", 0)) for machine in machines] if run.device != "cpu" else [0]
     gpu_share = run.resources.gpu or 1.0
     if gpu_share > 1 and max(gpus) < gpu_share:
         raise UserError(
             f"run.resources.gpu is {gpu_share:g}, and the largest machine of the Ray cluster has {max(gpus)}; "
-            "the processes of one trial are on one machine"
+            "all processes of a trial run on one machine. Set a smaller number."
         )
     if run.device == "cuda" and not any(gpus):
-        raise UserError("run.device is cuda, and no machine of the Ray cluster has a GPU")
+        raise UserError("run.device is cuda, and no machine of the Ray cluster has a GPU; set run.device: cpu")
     if any(gpus):
         cpus = [count for count, own in zip(cpus, gpus, strict=True) if own >= max(1.0, gpu_share)]
     # As elsewhere, a trial may have more threads than there are cores.
@@ -113,7 +113,7 @@ def connect(address: str) -> Any:
     if address == "local":
         # Ray creates sockets in this folder, whose paths are limited to 107 characters; TMPDIR may be too long.
         temporary = tempfile.mkdtemp(prefix="vitlab-", dir="/tmp")
-        atexit.register(_hang_up, temporary)
+        atexit.register(_disconnect, temporary)
         options |= {
             "num_cpus": budget(),
             "include_dashboard": False,
@@ -138,7 +138,7 @@ def connect(address: str) -> Any:
     return ray
 
 
-def _hang_up(temporary: str) -> None:
+def _disconnect(temporary: str) -> None:
     """Stop the locally started Ray and delete its files."""
     import ray
 

@@ -107,7 +107,7 @@ class Local(Executor):
         self._elsewhere: list[Job] = []  # trained by workers of other drivers
         self._since = 0.0  # time at which these were detected
         self._ends: list[JobEnd] = []
-        atexit.register(self._hang_up)  # otherwise the interpreter would wait at exit for workers that nothing stops
+        atexit.register(self._disconnect)  # otherwise the interpreter would wait at exit for workers that nothing stops
 
     @property
     def slots(self) -> int:
@@ -131,7 +131,7 @@ class Local(Executor):
                 return ends
 
     def cancel(self, grace_s: float) -> None:
-        """Stop all jobs; those of another driver go on there."""
+        """Stop the jobs of this driver; reattached jobs of another driver keep running."""
         self._ends += [JobEnd(job, Ending.STOPPED, "another driver continues it") for job in self._elsewhere]
         self._elsewhere = []
         self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
@@ -170,7 +170,8 @@ class Local(Executor):
             share, count = 1.0, int(share)
             if len(self._gpus) < count:
                 raise UserError(
-                    f"run.resources.gpu is {count}, and this machine has {len(self._gpus)} that torch could use"
+                    f"run.resources.gpu is {count}, and this machine has {len(self._gpus)} that torch could use; set a "
+                    "smaller number"
                 )
         elif share is None and memory and gpu_memory:
             share = min(1.0, memory / max(gpu_memory.values()))
@@ -181,7 +182,7 @@ class Local(Executor):
             largest = max(gpu_memory[gpu] for gpu in self._gpus) / (1 << 30)
             raise UserError(
                 f"run.resources.gpu_mem is {memory / (1 << 30):.3g} GiB, and no GPU of this machine has as much; "
-                f"the largest holds {largest:.3g} GiB"
+                f"the largest has {largest:.3g} GiB. Set a smaller number."
             )
         return request
 
@@ -242,14 +243,14 @@ class Local(Executor):
             if isinstance(ready, int):
                 self._note_end(self._workers.pop(ready))
             elif isinstance(ready, Connection):
-                self._hear(pipes[ready])
+                self._read_messages(pipes[ready])
         for running in self._workers.values():
             if time.monotonic() > running.due:
                 running.due, running.killed = math.inf, True
                 running.process.kill()
         self._admit()
 
-    def _hear(self, running: _Worker) -> None:
+    def _read_messages(self, running: _Worker) -> None:
         """Read the new messages of a worker; a closed pipe ends reading."""
         try:
             while running.pipe.poll():
@@ -265,7 +266,7 @@ class Local(Executor):
 
     def _note_end(self, running: _Worker) -> None:
         running.process.join()
-        self._hear(running)
+        self._read_messages(running)
         if running.message.startswith(b"["):
             value, detail = json.loads(running.message)
             ending = Ending(value)
@@ -273,7 +274,7 @@ class Local(Executor):
             why = "and its process, stopped or stuck, was killed"
             ending, detail = Ending.TIMEOUT, f"it trained longer than run.timeout allows, {why}"
         else:
-            ending, detail = _death(running.process.exitcode)
+            ending, detail = _ending_of_exit(running.process.exitcode)
         self._ends.append(JobEnd(running.job, ending, detail))
         self._placement.leave(running.job.folder)
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
@@ -299,7 +300,7 @@ class Local(Executor):
                 ending = Ending.FAILED if result.status == Ending.FAILED else Ending.DONE
                 self._ends.append(JobEnd(job, ending, result.failure))
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         for running in self._workers.values():
             running.pipe.close()
 
@@ -328,7 +329,7 @@ def _due(job: Job) -> float:
     return math.inf if job.timeout_s is None else time.monotonic() + job.timeout_s + base.FROZEN_S
 
 
-def _death(code: int | None) -> tuple[Ending, str]:
+def _ending_of_exit(code: int | None) -> tuple[Ending, str]:
     """Return the ending of a job whose worker sent none, based on its exit code."""
     if code == worker.OVERDUE:
         return Ending.TIMEOUT, base.overdue_message()

@@ -148,7 +148,7 @@ class FileReceiver:
         self._incomplete: dict[Path, Path] = {}  #: file to the temporary file that collects its chunks
 
     def take(self, piece: FileChunk) -> None:
-        """Apply a change.
+        """Apply a received change to the driver's copy of a trial's folder.
 
         Raises:
             Busy: if another process has taken over the trial.

@@ -62,7 +62,7 @@ class Placement:
             self._tenants[name].started = True
 
     def leave(self, name: Hashable) -> None:
-        """Remove a trial."""
+        """Remove a trial from its GPU."""
         self._tenants.pop(name, None)
 
     def used_share(self, gpu: str) -> Fraction:

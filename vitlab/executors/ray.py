@@ -259,10 +259,10 @@ class Ray(Executor):
             match item:
                 case Started():
                     running.started = item
-                    self._hear(running, "tries")
+                    self._note_stage(running, "tries")
                     running.due += base.START_S
                 case ProgressMessage():
-                    self._hear(running, item.stage)
+                    self._note_stage(running, item.stage)
                 case FileChunk():
                     assert running.inbox is not None
                     try:
@@ -275,7 +275,7 @@ class Ray(Executor):
                 case Finished():
                     self._end(running, *item)
 
-    def _hear(self, running: _SubmittedJob, stage: Stage) -> None:
+    def _note_stage(self, running: _SubmittedJob, stage: Stage) -> None:
         timeout_s = running.job.timeout_s
         if stage == "tries" and timeout_s is not None:
             running.due = time.monotonic() + timeout_s + base.FROZEN_S

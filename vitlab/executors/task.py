@@ -34,7 +34,7 @@ class Started(NamedTuple):
 
 
 class ProgressMessage(NamedTuple):
-    """Stage of the attempt."""
+    """Item of a stream between the first and the last: the stage that the attempt has reached."""
 
     stage: Stage
 

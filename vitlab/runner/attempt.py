@@ -108,7 +108,8 @@ class Attempt:
         if trial.data is not None and prepared.info.identity != trial.data:
             raise DataError(
                 f"the data here is not the data this trial was planned for: {data.type} has the identity "
-                f"{prepared.info.identity}, and the plan says {trial.data}"
+                f"{prepared.info.identity}, and the plan says {trial.data}; restore the data, or plan again with "
+                "'vitlab run'"
             )
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
         model, notes = initial_model(trial, self.folder, prepared, self.device)

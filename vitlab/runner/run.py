@@ -55,7 +55,9 @@ def check_trial(trial: Trial) -> None:
         code = code_of(trial.spec, trial.needs, trial.versions, source.loaded)
         modules = closure({RUNNER, *modules_of_spec(trial.spec)}, source.loaded)
     except VitlabError as error:
-        raise Refused(f"the components of this trial differ from its plan: {error}") from error
+        raise Refused(
+            f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
+        ) from error
     sentence = source.mixed_versions_message(modules)
     if code != trial.code:
         sentence = (
@@ -146,7 +148,7 @@ def device_of(name: str) -> torch.device:
         UserError: If it does not exist on this machine.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("run.device is cuda, and torch finds no CUDA device here")
+        raise UserError("run.device is cuda, and torch finds no CUDA device; set run.device: cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -174,7 +174,7 @@ def mapping(data: Any) -> Mapping[str, Any]:
 
 
 def check_weights(file: Path) -> bool:
-    """Return True for a safetensors file whose header fits its length.  Reads the header only.
+    """Check that the header of a safetensors file fits its length, and return True.  Reads the header only.
 
     Raises:
         ValueError: for any other file.
@@ -183,11 +183,11 @@ def check_weights(file: Path) -> bool:
         length = int.from_bytes(reader.read(8), "little")
         size = os.fstat(reader.fileno()).st_size
         if not 0 < length <= size - 8:
-            raise ValueError("its header does not fit into it")
+            raise ValueError("it is shorter than its header")
         header = mapping(json.loads(reader.read(length)))
     ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
     if max(ends, default=0) != size - 8 - length:
-        raise ValueError("it is cut")
+        raise ValueError("its length is not the one in its header")
     return True
 
 
@@ -267,7 +267,7 @@ class Memo:
             self.entries = dict(json.loads(self._file().read_bytes()))
 
     def keep(self) -> None:
-        """Write the entries, if the folder is writable."""
+        """Write the entries to the user's cache, if its folder is writable."""
         entries = dict(list(self.entries.items())[-self.most :])
         with suppress(OSError, RuntimeError):  # a read-only folder, or no home
             write_bytes(self._file(), json.dumps(entries).encode(), fsync=False)

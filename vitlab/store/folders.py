@@ -141,16 +141,16 @@ class TrialFolder:
                     write_json(self.spec, spec)
 
     def last_failure(self) -> Failure | None:
-        """Return how the last attempt ended, if it ended without a result."""
+        """Return the stored failure of the last attempt; None if there is none."""
         return read_json(self.path / "failure.json", Failure.from_json)
 
     def failure(self) -> str | None:
-        """Return why the last attempt ended without a result, if it did."""
+        """Return in one sentence why the last attempt failed; None if it did not."""
         failure = self.last_failure()
         return failure.failure if failure is not None else None
 
     def kind(self) -> Ending:
-        """Return how the last attempt ended, if it ended without a result."""
+        """Return how the last attempt ended if it failed; ``Ending.ERROR`` if no failure is stored."""
         failure = self.last_failure()
         return failure.kind if failure is not None else Ending.ERROR
 
@@ -188,7 +188,7 @@ class TrialFolder:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Hold the trial while writing to it; see :func:`vitlab.store.locks.hold`.
+        """Hold the lock of the trial while writing to its folder; see :func:`vitlab.store.locks.hold`.
 
         Raises:
             Busy: if another process holds it.
@@ -211,7 +211,7 @@ class TrialFolder:
     # -- journal -------------------------------------------------------------------------------------------------------
 
     def emit(self, kind: str, **body: Any) -> None:
-        """Append one event in one ``write``, so that only the last line of a killed worker can be torn.
+        """Append an event to the journal in one ``write``, so that only the last line of a killed worker can be torn.
 
         Raises:
             OSError: If the disk is full; the journal is then unchanged.
@@ -240,7 +240,7 @@ class TrialFolder:
                 remove(partial)
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
-        """Return the events from a byte offset on, and the offset for the next call.
+        """Return the events of the journal from a byte offset on, and the offset for the next call.
 
         A torn last line is left for the next call.  Damaged lines are skipped; the result holds their metrics too.
         """

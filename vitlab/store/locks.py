@@ -55,7 +55,7 @@ def hold(file: Path) -> Iterator[None]:
         lock = _acquire(file)
     except OSError as error:
         why = error.strerror or error
-        raise UserError(f"{file} cannot be written ({why}), so no process can lock it") from None
+        raise UserError(f"{file} cannot be written ({why}), so no process can lock it; make it writable") from None
     with lock:
         yield
 
@@ -167,7 +167,8 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
             if error.errno in NO_LOCKS:
                 return _Heartbeat(_heartbeat_file(file))
             raise UserError(
-                f"{file} cannot be locked ({error.strerror}), so two processes could write the same trial"
+                f"{file} cannot be locked ({error.strerror}), so two processes could write the same trial; "
+                "choose another --out"
             ) from None
         lock.close()
 

@@ -88,8 +88,8 @@ def deliver(
     tags = {"vitlab.study": plan.study}
     tags[NOTE] = (
         f"Arms of {plan.study} over their seeds: mean, standard deviation (sd), and the "
-        f"{1 - plan.analysis.alpha:.0%} t-interval of the mean (low, high) over n seeds. What is said of "
-        f"{plan.analysis.metric}, differences and corrected p values among it, is the report's."
+        f"{1 - plan.analysis.alpha:.0%} t-interval of the mean (low, high) over n seeds. Values of "
+        f"{plan.analysis.metric}, with differences and corrected p values, are those of the report."
     )
     experiment = service.experiment(client, name, address, name, tags)
     own_runs = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == root]

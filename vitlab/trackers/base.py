@@ -192,7 +192,9 @@ def _inside(plan: Plan) -> None:
     trials += [planned.trial for tuning in plan.tuning for planned in tuning.trials]
     for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):
         if name in (".", "..") or "/" in name or "\0" in name:
-            raise UserError(f"plan.json: {name!r} is not the name of a folder; the study is not delivered")
+            raise UserError(
+                f"plan.json: {name!r} is not the name of a folder, so the study is not delivered; run it again"
+            )
 
 
 tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # the abstract class itself is never built

@@ -42,13 +42,13 @@ def rehearse(build: Built, folder: Path) -> None:
     _train(at_once, plan)
     before = _files(at_once.root)
     tracker = build(plan, at_once, RunSpec())
-    _expect(_files(at_once.root) == before, "it writes when it is built; it should wait for the first delivery")
+    _expect(_files(at_once.root) == before, "the tracker writes when it is constructed; use begin or write")
     _deliver(tracker)
     trials = {name for name in before if name.startswith("trials")}
     after = _files(at_once.root)
     changed = {name for name, content in after.items() if name.startswith("trials") and before.get(name) != content}
     changed |= trials - set(after)
-    _expect(not changed, f"it writes to the folders of trials: {', '.join(sorted(changed))}")
+    _expect(not changed, f"the tracker writes to the folders of trials: {', '.join(sorted(changed))}; write elsewhere")
 
     _train(in_pieces, plan, events=3)
     _deliver(build(plan, in_pieces, RunSpec()), final=False)
@@ -58,24 +58,25 @@ def rehearse(build: Built, folder: Path) -> None:
     _deliver(build(plan, in_pieces, RunSpec()), final=False)
     write_bytes(account, committed)  # simulates a driver that died before this commit
     _deliver(build(plan, in_pieces, RunSpec()))
-    _same(at_once, in_pieces, "a driver that died after it had delivered and before it had committed that")
+    _same(at_once, in_pieces, "the death of a driver between a delivery and its record")
     _deliver(build(plan, in_pieces, RunSpec()))
-    _same(at_once, in_pieces, "a second delivery of what had been delivered")
+    _same(at_once, in_pieces, "a repeated delivery")
     account.unlink()
     _deliver(build(plan, in_pieces, RunSpec()))
-    _same(at_once, in_pieces, "a delivery of everything without a mark, over what was there")
+    _same(at_once, in_pieces, "a delivery without marks to a destination that has the data")
 
     anew = Store(folder / "anew")
     for store in (in_pieces, anew):
         shutil.rmtree(store.root / "trials", ignore_errors=True)
         _train(store, plan, began=T_MS + 60_000, value=2.0)
         _deliver(build(plan, store, RunSpec()))
-    _same(anew, in_pieces, "a training of the same trials anew")
+    _same(anew, in_pieces, "a retraining of the same trials")
 
 
 def _deliver(tracker: Replay, *, final: bool = True) -> None:
     link = tracker.deliver(final=final, until=math.inf, report=())
-    _expect(link is None or (isinstance(link, str) and bool(link)), f"finish returned {link!r}; expected where to look")
+    is_link = link is None or (isinstance(link, str) and bool(link))
+    _expect(is_link, f"finish returned {link!r}; return an address as text, or None")
 
 
 def _same(one: Store, other: Store, after: str) -> None:
@@ -83,8 +84,8 @@ def _same(one: Store, other: Store, after: str) -> None:
     different = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
     _expect(
         not different,
-        f"after {after} there is not what one delivery of the same journals leaves: {', '.join(different)}; what "
-        "stands behind a mark is to be cut off or recognised, and without a mark all is to be replaced",
+        f"after {after}, files differ from those of one delivery of the same journals: {', '.join(different)}; given a "
+        "mark, remove or skip what was written after it, and without one, replace everything",
     )
 
 

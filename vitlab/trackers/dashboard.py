@@ -133,7 +133,7 @@ def comparison(
     parallel: Parallel | None = None,
     images: Mapping[str, int] = {},
 ) -> dict[str, Any]:
-    """Return the state of a view.
+    """Return the state of a saved view in the form that the comparison page stores.
 
     Args:
         charts: the sections of charts.
@@ -153,7 +153,7 @@ def comparison(
 
     for index, (title, metrics, opened) in enumerate(charts):
         if index == 1 and parallel is not None and parallel.is_drawable:  # after the section of the study's metric
-            chart_list.append(_parallel(parallel, section("What came of what was varied", True, 1)))
+            chart_list.append(_parallel(parallel, section("Results by varied option", True, 1)))
         place = section(title, opened, 3 if index else 2)
         chart_list += [_chart(name, place) for name in metrics]
     for title, keys in _albums(images).items():

@@ -102,7 +102,7 @@ class MlflowTracker(Replay):
         return self.close(report)
 
     def place(self) -> str:
-        """Return the name of the address."""
+        """Return the unique name of the destination, by which deliveries are recorded."""
         return self.address.name
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:

@@ -36,7 +36,7 @@ class Architecture:
     assumed: tuple[str, ...]  #: one sentence for each fact that no tensor and no file states
 
     def facts(self) -> ModelFacts:
-        """Return the facts that the tensors do not show."""
+        """Return the facts that no tensor shows, such as heads, image size and normalisation."""
         norm, mlp, position = (self.options[part] for part in ("norm", "mlp", "position"))
         kind, options = (position, {}) if isinstance(position, str) else (position["type"], position)
         encoding = Encoding(
@@ -179,20 +179,23 @@ class _Tensors:
         if value is None:
             raise WeightsError(self.without(f"{name} is missing"))
         if value.ndim != axes:
-            raise WeightsError(f"{name} cannot be of the shape {tuple(value.shape)}: it has {axes} axes")
+            raise WeightsError(
+                f"{name} has shape {tuple(value.shape)}; expected {axes} axes. Use a checkpoint of a Vision "
+                "Transformer."
+            )
         return tuple(value.shape)
 
     def without(self, fault: str) -> str:
         """Return the message for ``fault``, preceded by tensors that no model of vitlab has."""
         foreign = sorted({*self.unknown, *(name for name in self.state if not _CANONICAL.fullmatch(name))})
         if not foreign:
-            return f"these weights are not whole: {fault}"
+            return f"the checkpoint is incomplete: {fault}; use a complete one"
         names = f"{some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"
-        return f"these are not the weights of a Vision Transformer that vitlab has: {names}, and {fault}"
+        return f"these are not the weights of a supported Vision Transformer: {names}, and {fault}; use other weights"
 
 
 def _patches(tensors: _Tensors) -> tuple[int, int, Pair, dict[str, Any], int]:
-    """Return width, channels, patch size, options of the patch embedding, and the stride before the patches."""
+    """Return width, channels, patch size, options of the patch embedding, and the stride of the stem before it."""
     dim, channels, height, width = tensors.shape("patch_embed.proj.weight", 4)
     stems = (f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", ""))
     stem = next((name for name in stems if name in tensors.state), None)
@@ -218,7 +221,10 @@ def _heads(tensors: _Tensors, dim: int, facts: _Facts) -> int:
     heads = facts.known.heads
     if heads is not None:
         if heads < 1 or dim % heads:
-            raise WeightsError(f"a width of {dim} cannot be divided among {heads} heads")
+            raise WeightsError(
+                f"{heads} heads do not divide the width of {dim} channels; give a divisor of it (--heads, or heads of "
+                "a teacher in a study)"
+            )
         return heads
     if "blocks.0.attn.q_norm.weight" in tensors.state:
         (head_dim,) = tensors.shape("blocks.0.attn.q_norm.weight", 1)
@@ -231,7 +237,7 @@ def _heads(tensors: _Tensors, dim: int, facts: _Facts) -> int:
     if dim % HEAD_DIM:
         raise WeightsError(
             f"no tensor shows the number of heads, and a width of {dim} is neither that of a published size nor a "
-            f"multiple of {HEAD_DIM}; say it (--heads)"
+            f"multiple of {HEAD_DIM}; give it (--heads, or heads of a teacher in a study)"
         )
     facts.assumed.append(f"{dim // HEAD_DIM} heads, of {HEAD_DIM} channels each")
     return dim // HEAD_DIM
@@ -251,7 +257,7 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _F
         return requested, source.prefix_rows or "own"
     tables, rows, _ = tensors.shape("pos_embed", 3)
     if tables != 1:
-        raise WeightsError(f"pos_embed has {tables} tables; vitlab reads checkpoints with one")
+        raise WeightsError(f"pos_embed holds {tables} tables of positions; vitlab supports one. Use other weights.")
     kinds = [source.prefix_rows] if source.prefix_rows else ["own", "none"] if prefix else ["own"]
     patches = {kind: rows - (prefix if kind == "own" else 0) for kind in kinds}
     if requested is not None:
@@ -259,8 +265,9 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _F
             if count == requested[0] * requested[1]:
                 return requested, kind
         raise WeightsError(
-            f"pos_embed has {rows} rows, which are not those of a grid of {plain(requested)} and {prefix} tokens "
-            "before it"
+            f"pos_embed has {rows} rows; a grid of {plain(requested)} patches has {requested[0] * requested[1]}, plus "
+            f"{prefix} if the tokens before the patches have rows. Correct the grid or the image size that is given "
+            "for these weights (--source-grid, --grid of vitlab explain, or config.json)."
         )
     description = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
     square = {kind: count for kind, count in patches.items() if count > 0 and math.isqrt(count) ** 2 == count}
@@ -284,7 +291,7 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _F
     return grid, kind
 
 
-_GRID_HINT = "say it (--source-grid, or --grid of vitlab explain)"
+_GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
 
 
 def _position(state: State, rows: str, facts: _Facts) -> Any:
@@ -309,7 +316,9 @@ def _norm(state: State, name: str, eps: float | None, facts: _Facts | None = Non
     if facts is not None and facts.known.norm is None and kind == "rmsnorm":
         facts.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
     if facts is not None and facts.known.norm not in (None, kind):
-        raise WeightsError(f"the norms are stated to be {facts.known.norm}, and {name} is that of a {kind}")
+        raise WeightsError(
+            f"{name} belongs to a {kind}, and the format or config.json says {facts.known.norm}; use files that match"
+        )
     return {"type": kind} if eps is None else {"type": kind, "eps": eps}
 
 
@@ -319,8 +328,8 @@ def _mlp(tensors: _Tensors, dim: int, facts: _Facts) -> dict[str, Any]:
     _, back = tensors.shape("blocks.0.mlp.fc2.weight", 2)
     if hidden != back:
         raise WeightsError(
-            f"blocks.0.mlp.fc1 makes {hidden} channels and fc2 takes {back}: a gated MLP packed into one matrix, which "
-            "vitlab does not have"
+            f"blocks.0.mlp.fc1 has {hidden} outputs and fc2 {back} inputs, as in a gated MLP packed into one matrix, "
+            "which vitlab does not support; use other weights"
         )
     ratio = hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim
     if gated:
@@ -342,7 +351,8 @@ def _head(
         outputs, _ = tensors.shape("head.weight", 2)
     elif classes is None:
         raise WeightsError(
-            "these weights have no head: head.weight is missing; they can start a training, with a new one"
+            "these weights have no head (head.weight); use weights with one, or start a training from them with "
+            "init_from.head: new"
         )
     else:
         outputs = classes
@@ -358,11 +368,17 @@ def _head(
         sentence = "attention pooling reads the patches alone" if before else ""
     elif pool_option == "map":
         if not headless:
-            raise WeightsError("the head is stated to pool by attention, and attn_pool.latent is missing")
+            raise WeightsError(
+                "the format or config.json says that the head pools by attention, and attn_pool.latent is missing; use "
+                "files that match"
+            )
         pool = "gap" if "class" not in prefix else "cls"
     elif pool_option is not None:
         if pool_option == "cls" and "class" not in prefix:
-            raise WeightsError("the head is stated to read the class token, and cls_token is missing")
+            raise WeightsError(
+                "the format or config.json says that the head reads the class token, and cls_token is missing; use "
+                "files that match"
+            )
         pool = pool_option
     elif pooled or "class" not in prefix:
         pool = "gap"
@@ -394,5 +410,5 @@ def _normalisation(facts: _Facts, channels: int) -> tuple[tuple[float, ...], tup
         facts.assumed.append("pixels normalised by mean {} and std {}, as is the custom of {}".format(*numbers, whose))
         return mean, std
     half = HALF[0][:1] * channels
-    facts.assumed.append(f"pixels of {channels} channels normalised by 0.5 and 0.5")
+    facts.assumed.append(f"pixels of {channels} channels normalised by mean 0.5 and std 0.5")
     return half, half

@@ -61,7 +61,9 @@ def read_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any], stat
             note = f"{where} names neither a timm architecture nor a model_type, and was not read: {names}"
             model = ConfigFacts(ModelFacts(), (note,) if config else ())
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-        raise WeightsError(f"{where} is not what transformers or timm write") from None
+        raise WeightsError(
+            f"{where}, or preprocessor_config.json beside it, is malformed; download both again"
+        ) from None
     return ConfigFacts(pixels.facts.or_else(model.facts), (*model.notes, *pixels.notes))
 
 
@@ -73,10 +75,12 @@ def read_image_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]
     """
     try:
         size = _pretrained(config).get("input_size")
-        facts = _labelled(config, _pretrained(config)).model_copy(update={"image": _pair(size[1:]) if size else None})
+        facts = _data_facts(config, _pretrained(config)).model_copy(update={"image": _pair(size[1:]) if size else None})
         return _preprocessor(preprocessor, where).facts.or_else(facts)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-        raise WeightsError(f"{where} is not what transformers or timm write") from None
+        raise WeightsError(
+            f"{where}, or preprocessor_config.json beside it, is malformed; download both again"
+        ) from None
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------
@@ -105,21 +109,26 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
     entry = entry_point(name)
     if entry is None:
         raise WeightsError(
-            f"{where} names the architecture '{full_name}'; vitlab knows timm's plain, distilled, hybrid and rotary "
-            f"Vision Transformers.{nearest(name, architectures())} Without {where}, the tensors are opened by "
-            "themselves, and what they do not show is assumed"
+            f"{where} names the architecture '{full_name}'; vitlab supports timm's plain, distilled, hybrid and rotary "
+            f"Vision Transformers.{nearest(name, architectures())} Remove {where} to open the tensors alone, with "
+            "defaults for what they do not show."
         )
     arguments = {**entry, **model_args}
     if "norm_layer" in model_args:
         arguments.pop("eps", None)
     unknown = [key for key in arguments if key not in MAPPED | IN_TENSORS | WITHOUT_EFFECT | ONE_VALUE.keys()]
     if unknown:
-        raise WeightsError(f"{where}: model_args.{unknown[0]} is {arguments[unknown[0]]!r}, an argument not known here")
+        raise WeightsError(
+            f"{where}: model_args.{unknown[0]} is {arguments[unknown[0]]!r}, which vitlab does not support; use other "
+            "weights"
+        )
     for key, allowed in ONE_VALUE.items():
         value = arguments.get(key)
         same = key in ("num_kv_heads", "attn_pool_num_heads") and value == arguments["num_heads"]
         if value not in allowed and not same:
-            raise WeightsError(f"{where}: {key} of {name} is {plain(value)}, which vitlab does not have")
+            raise WeightsError(
+                f"{where}: {key} of {name} is {plain(value)}, which vitlab does not support; use other weights"
+            )
     width = config.get("num_features")
     for key, value, actual in (
         ("num_features", width, _size(state, "blocks.0.norm1.weight", 0)),
@@ -148,12 +157,13 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
     )
     if "attn_pool.latent" in state and facts.eps != _EPS:
         raise WeightsError(
-            f"{where}: the norms of {name} have eps {facts.eps:g}; vitlab's attention pooling has {_EPS:g}"
+            f"{where}: the norms of {name} have eps {facts.eps:g}, and vitlab's attention pooling supports {_EPS:g} "
+            "alone; use other weights"
         )
     legacy = "pretrained_cfg" not in config
     unread = [key for key in config if key not in (CONFIG_KEYS | PRETRAINED_KEYS if legacy else CONFIG_KEYS)]
     unread += [] if legacy else [f"pretrained_cfg.{key}" for key in pretrained if key not in PRETRAINED_KEYS]
-    return ConfigFacts(facts.or_else(_labelled(config, pretrained)), _note_on_unread(unread, where))
+    return ConfigFacts(facts.or_else(_data_facts(config, pretrained)), _note_on_unread(unread, where))
 
 
 def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,7 +172,7 @@ def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return pretrained
 
 
-def _labelled(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> ModelFacts:
+def _data_facts(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> ModelFacts:
     """Return mean, standard deviation and class names from timm's config."""
     labels = config.get("label_names") or pretrained.get("label_names")
     return ModelFacts(
@@ -179,20 +189,28 @@ def _pool(
     if value is None:
         value = arguments.get("global_pool", "avg" if arguments["class"] == "Eva" else "token")
     if "global_pool" in model_args and config.get("global_pool") not in (None, value):
-        raise WeightsError(f"{where} says global_pool {config['global_pool']}, and {value} under model_args")
+        raise WeightsError(
+            f"{where} says global_pool {config['global_pool']}, and {value} under model_args; correct one of them"
+        )
     if "head.weight" not in state and value not in _POOLS:
         return None  # there is no head to read it
     pool: Literal["cls", "gap", "map"] = _look_up(value, _POOLS, where, "global_pool")
     prefix = [name for name in ("cls_token", "dist_token", "reg_token") if name in state]
     if pool != "cls" and prefix:
         if arguments.get("pool_include_prefix"):
-            raise WeightsError(f"{where}: pool_include_prefix is true; vitlab pools the patches alone")
+            raise WeightsError(
+                f"{where}: pool_include_prefix is true, and vitlab pools the patches alone; use other weights"
+            )
         if pool == "map" and arguments["class"] == "Eva":
             raise WeightsError(
-                f"{where}: the attention pooling of timm's Eva reads {some(prefix)} too; vitlab's does not"
+                f"{where}: the attention pooling of timm's Eva reads {some(prefix)} too, which vitlab does not "
+                "support; use other weights"
             )
     if pool == "map" and "attn_pool.latent" not in state and "head.weight" in state:
-        raise WeightsError(f"{where} says global_pool map, and the tensors have no attention pooling")
+        raise WeightsError(
+            f"{where} says global_pool map, and the tensors have no attention pooling; use the config.json of these "
+            "weights"
+        )
     return pool
 
 
@@ -201,10 +219,13 @@ def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["no
     value = str(arguments.get("act_layer") or "gelu")
     if "blocks.0.mlp.fc1_g.weight" in state:
         if arguments["class"] != "Eva" and value.lower() != "silu":
-            raise WeightsError(f"{where}: act_layer is {value} in a gated MLP; vitlab's swiglu has silu")
+            raise WeightsError(
+                f"{where}: act_layer is {value} in a gated MLP, where vitlab supports silu alone; use other weights"
+            )
         if arguments["class"] != "Eva" and "attn_pool.latent" in state:
             raise WeightsError(
-                f"{where}: act_layer is {value}, also in attention pooling, where vitlab supports GELU alone"
+                f"{where}: act_layer is {value}, also in attention pooling, where vitlab supports GELU alone; use "
+                "other weights"
             )
         return "none"
     gelu: Literal["none", "tanh"] = _look_up(value, _ACTIVATIONS, where, "act_layer")
@@ -222,9 +243,11 @@ def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, wher
         )
     kind = arguments.get("rope_type", "cat")
     if kind not in ("cat", "dinov3", "mixed"):
-        raise WeightsError(f"{where}: rope_type is {kind}; known here: cat, dinov3, mixed")
+        raise WeightsError(f"{where}: rope_type is {kind}; supported: cat, dinov3, mixed. Use other weights.")
     if arguments.get("rope_grid_indexing", "ij") not in ("ij", "xy"):
-        raise WeightsError(f"{where}: rope_grid_indexing is {arguments['rope_grid_indexing']}; known here: ij, xy")
+        raise WeightsError(
+            f"{where}: rope_grid_indexing is {arguments['rope_grid_indexing']}; supported: ij, xy. Use other weights."
+        )
     options: dict[str, Any] = {"theta": float(arguments.get("rope_temperature", 10000.0))}
     reference, patch = _pair(arguments.get("ref_feat_shape")), _patch(state)
     if kind == "cat" and reference is not None:
@@ -232,7 +255,7 @@ def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, wher
         if grid != reference:
             raise WeightsError(
                 f"{where}: rotary positions of a grid of {plain(reference)} (ref_feat_shape) are stretched to one of "
-                f"{'unknown size' if grid is None else plain(grid)}, which vitlab's rope2d does not do"
+                f"{'unknown size' if grid is None else plain(grid)}, which vitlab does not support; use other weights"
             )
     if kind == "dinov3":
         options["coordinates"] = "centred"
@@ -275,9 +298,15 @@ _COMMON_KEYS = key_set(
 def _transformers(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
     kind = config["model_type"]
     if kind not in _MODEL_TYPES:
-        raise WeightsError(f"{where} says model_type {kind}; of transformers, vitlab reads {', '.join(_MODEL_TYPES)}")
+        raise WeightsError(
+            f"{where} says model_type {kind}; supported models of transformers: {', '.join(_MODEL_TYPES)}. Use other "
+            "weights."
+        )
     if config.get("pruned_heads"):
-        raise WeightsError(f"{where}: pruned_heads is {config['pruned_heads']}; vitlab's blocks have all heads")
+        raise WeightsError(
+            f"{where}: pruned_heads is {config['pruned_heads']}, and vitlab does not support pruned models; use other "
+            "weights"
+        )
     pooler = config.get("pooler_act", "tanh")
     if "pre_logits.fc.weight" in state and pooler != "tanh":
         raise WeightsError(f"{where}: pooler_act is {pooler}, and vitlab supports tanh alone; use other weights")
@@ -323,7 +352,10 @@ def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> ConfigFacts:
     where = where.replace("config.json", "preprocessor_config.json")
     for key in ("do_flip_channel_order", "offset"):
         if preprocessor.get(key):
-            raise WeightsError(f"{where}: {key} is {preprocessor[key]}; vitlab's models see RGB around zero")
+            raise WeightsError(
+                f"{where}: {key} is {preprocessor[key]}; vitlab supports RGB images without an offset. Use other "
+                "weights."
+            )
     mean, std = _numbers(preprocessor.get("image_mean")), _numbers(preprocessor.get("image_std"))
     if preprocessor.get("do_normalize") is False:
         mean, std = (0.0,), (1.0,)
@@ -342,7 +374,7 @@ def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> ConfigFacts:
 
 def _look_up(value: Any, table: Mapping[str, Any], where: str, key: str) -> Any:
     if value not in table:
-        raise WeightsError(f"{where}: {key} is {value}; known here: {', '.join(table)}")
+        raise WeightsError(f"{where}: {key} is {value}; supported: {', '.join(table)}. Use other weights.")
     return table[value]
 
 
@@ -350,7 +382,10 @@ def _require_equal(where: str, key: str, value: Any, actual: Any) -> None:
     """Raise WeightsError if a size in the config differs from that of the tensors."""
     if value is None or actual is None or value == actual:
         return
-    raise WeightsError(f"{where} says {key} {plain(value)}, and the tensors beside it have {plain(actual)}")
+    raise WeightsError(
+        f"{where} says {key} {plain(value)}, and the tensors beside it have {plain(actual)}; use the config.json of "
+        "these weights"
+    )
 
 
 def _size(state: State, name: str, axis: int) -> int | None:
@@ -371,7 +406,7 @@ def _patch(state: State) -> Pair | None:
 
 
 def _note_on_unread(keys: list[str], where: str) -> tuple[str, ...]:
-    return (f"{where}: not known here, and not read: {some(keys)}",) if keys else ()
+    return (f"{where}: unknown keys were not read: {some(keys)}",) if keys else ()
 
 
 def _pair(value: Any) -> Pair | None:

@@ -106,9 +106,10 @@ def convert(
     """
     how = Resampling.preset(resample)
     if to not in FORMATS:
-        raise WeightsError(f"no format called '{to}'.{nearest(to, FORMATS)} Known: {', '.join(FORMATS)}")
+        raise WeightsError(f"no format called '{to}'.{nearest(to, FORMATS)} Allowed: {', '.join(FORMATS)}")
     if (container_of(target) == "npz") != (to == "google"):
-        raise WeightsError(f"{target}: the format google stands in an .npz, and no other does")
+        needed = ".npz" if to == "google" else "another suffix than .npz, such as .safetensors"
+        raise WeightsError(f"{target}: a file in the format {to} needs {needed}; rename the target")
     if target.exists() and source.exists() and target.samefile(source):
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
     checkpoint = read(source, form)
@@ -123,7 +124,8 @@ def convert(
             and architecture.facts().pool == "gap"
         ):
             raise WeightsError(
-                f"the head reads the mean of the patches, and in the format {to} it reads the class token"
+                f"the head reads the mean of the patches, and in the format {to} it reads the class token; use --to "
+                "timm"
             )
         state, architecture = _move_norm_to_tokens(state, architecture)
         step = tuple(pixels // side for pixels, side in zip(architecture.info.image, architecture.grid, strict=True))
@@ -234,7 +236,9 @@ def _verify_round_trip(
         sides = {"images": architecture.info.image, "patches": _sides(architecture.options["patch_size"])}
         for what, (height, width) in sides.items():
             if height != width:
-                raise WeightsError(f"{refusal}: its {what} are of {height}x{width} pixels, and there they are square")
+                raise WeightsError(
+                    f"{refusal}: its {what} are of {height}x{width} pixels, and the format supports square ones alone"
+                )
     beside = {file.name: descriptions.get(file) or read_json(file) or {} for file in files_of(target)[1:]}
     contents = WeightFile(
         target,
@@ -255,7 +259,7 @@ def _verify_round_trip(
         if not unequal:
             require_match(own, checkpoint.state, checkpoint.unknown)
     except (WeightsError, OptionError, GeometryError) as error:
-        raise WeightsError(f"{refusal}, which reads it otherwise: {error}") from None
+        raise WeightsError(f"{refusal}, which would read it as another model: {error}") from None
     if unequal:
         more = f", and {len(unequal) - MAX_DIFFERENCES} more" if len(unequal) > MAX_DIFFERENCES else ""
         raise WeightsError(f"{refusal}: {'; '.join(unequal[:MAX_DIFFERENCES])}{more}")
@@ -321,7 +325,7 @@ def _sides(patch_size: Any) -> Pair:
 
 
 def _description(target: Path, architecture: Architecture, facts: ModelFacts) -> dict[Path, dict[str, Any]]:
-    """Return the files that ``from_pretrained`` reads beside one of the hub's name, except for existing ones."""
+    """Return path and content of the configs that ``from_pretrained`` needs beside ``target``, unless they exist."""
     if target.name not in NAMES_ON_THE_HUB or target.with_name("config.json").exists():
         return {}
     distilled = "distillation" in architecture.prefix
@@ -373,9 +377,12 @@ def _notes_on_defaults(architecture: Architecture, facts: ModelFacts, to: str) -
         notes.append(f"the head reads the mean of the patches: global_pool='avg', fc_norm={pooled}")
     if facts.eps is not None and usual.eps != facts.eps:
         notes.append(
-            f"the norms have eps {facts.eps:g}, and in {FORMATS[to].title} {usual.eps:g} unless told otherwise"
+            f"the norms have eps {facts.eps:g}, and in {FORMATS[to].title} {usual.eps:g} by default; set it there"
         )
     if facts.gelu is not None and usual.gelu != facts.gelu:
         exact = {"none": "exact", "tanh": "approximated by tanh"}
-        notes.append(f"its GELU is {exact[facts.gelu]}, and in {FORMATS[to].title} {exact[str(usual.gelu)]} by default")
+        notes.append(
+            f"its GELU is {exact[facts.gelu]}, and in {FORMATS[to].title} {exact[str(usual.gelu)]} by default; set it "
+            "there"
+        )
     return notes

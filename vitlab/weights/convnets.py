@@ -70,14 +70,17 @@ def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Mode
         raise WeightsError("this network has no classifier (fc.weight); use weights that have one")
     for name, axes in ((stem_weight, 4), ("fc.weight", 2)):
         if state[name].ndim != axes:
-            raise WeightsError(f"{name} cannot be of the shape {tuple(state[name].shape)}: it has {axes} axes")
+            raise WeightsError(
+                f"{name} has shape {tuple(state[name].shape)}; expected {axes} axes. Use weights of torchvision or "
+                "timm."
+            )
     first = state[stem_weight]
     stem: Literal["small", "imagenet"] = "imagenet" if regnet or first.shape[-1] == 7 else "small"
     assumed: tuple[str, ...] = ()
     image = known.image
     if image is None:
         if stem == "small":
-            raise WeightsError("nothing says which size of images this network is for; name it by 'size'")
+            raise WeightsError("the file does not state the size of its images; set 'size' of the teacher, in pixels")
         image = (SIZE, SIZE)
         assumed = (f"images of {SIZE} pixels, as is the custom of ImageNet",)
     info = DataInfo(
@@ -99,7 +102,9 @@ def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Mode
     wrong = [key for key in expected if key not in state or expected[key].shape != state[key].shape]
     wrong += [key for key in state if key not in expected]
     if wrong:
-        raise WeightsError(f"these are not the weights of a {type(model).__name__}: {some(wrong)}")
+        raise WeightsError(
+            f"these are not the weights of a {type(model).__name__}: {some(wrong)}; use weights of torchvision or timm"
+        )
     model.load_state_dict(state)
     return model.eval(), info, assumed
 
@@ -113,7 +118,9 @@ def normalization(known: ModelFacts, channels: int) -> tuple[tuple[float, ...], 
     if known.mean is not None and known.std is not None:
         return known.mean, known.std, ()
     if channels != len(IMAGENET[0]):
-        raise WeightsError(f"nothing says how pixels of {channels} channels were normalised for this network")
+        raise WeightsError(
+            f"the file does not state how its images of {channels} channels were normalised; use weights for RGB images"
+        )
     return (*IMAGENET, ("pixels normalised as ImageNet's, as is the custom of torchvision",))
 
 
@@ -129,7 +136,7 @@ def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         part, _, last = (match[3] if match else name).rpartition(".")
         renamed = (_TIMM_PARTS if match else _TIMM_ENDS).get(part)
         if renamed is None:
-            raise WeightsError(f"{name} is in no RegNet known here")
+            raise WeightsError(f"{name} is not a tensor of timm's RegNets; use unchanged weights")
         where = f"trunk_output.block{match[1]}.block{match[1]}-{int(match[2]) - 1}." if match else ""
         state[f"{where}{renamed}.{last}"] = value
     return state

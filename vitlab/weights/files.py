@@ -77,12 +77,13 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     assert data is not None
     actual = _container_by_content(data)
     if actual is not None and actual != container:
-        raise WeightsError(f"{file} is called {file.suffix}, and what is in it is {_ARTICLE[actual]}")
+        suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == actual)
+        raise WeightsError(f"{file} is {_ARTICLE[actual]}, but its suffix is {file.suffix}; rename it to {suffix}")
     reader = {"safetensors": _safetensors, "torch": _torch, "npz": _npz}[container]
     try:
         content, header = reader(data)
     except Exception as error:  # a damaged or hostile file makes the readers raise anything
-        raise WeightsError(f"{file} is not {_ARTICLE[container]} that can be read: {_reason(error)}") from None
+        raise WeightsError(f"{file} cannot be read as {_ARTICLE[container]}: {_reason(error)}") from None
     content, wrappers, other_keys = _unwrap(content)
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     other_keys += [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
@@ -123,7 +124,7 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
     else:
         narrow = [name for name, value in own.items() if value.dtype == torch.bfloat16]
         if narrow:
-            raise WeightsError(f"an .npz holds no bfloat16, and these are: {some(narrow)}")
+            raise WeightsError(f"an .npz cannot hold bfloat16, the dtype of {some(narrow)}; convert to float32 first")
         buffer = io.BytesIO()
         np.savez(buffer, **{name: value.numpy() for name, value in own.items()})  # type: ignore[arg-type]
         data = buffer.getvalue()
@@ -165,10 +166,11 @@ def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
     existing = "" if data is None else hashlib.sha256(data).hexdigest()
     expected = digests.get(file.name, "")
     if not existing.startswith(expected) or bool(existing) != bool(expected):
-        one, other = (value[:16] or "that of no file" for value in (existing, expected))
+        actual = f"has the SHA-256 {existing[:16]}..." if existing else "does not exist"
+        wanted = f"one with {expected[:16]}..." if expected else "no file of this name"
         raise WeightsError(
-            f"{file} is not the expected file: its SHA-256 begins with {one}, expected is {other}; put the expected "
-            "file there, or plan again with 'vitlab run'"
+            f"{file} is not the expected file: it {actual}, expected is {wanted}; restore it, or plan again with "
+            "'vitlab run'"
         )
     return data
 
@@ -199,7 +201,7 @@ def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
     with torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if not isinstance(content, Mapping):
-        raise ValueError(f"it holds a {type(content).__name__}, and not tensors by name")
+        raise ValueError(f"it holds a {type(content).__name__}, not a mapping of names to tensors")
     return content, {}
 
 
@@ -216,7 +218,7 @@ def _from_numpy(array: Any) -> Any:
 
 
 def _unwrap(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str], list[str]]:
-    """Return the contents inside of all wrappers, the wrappers' keys, and the keys beside them."""
+    """Return the mapping inside wrappers such as ``state_dict``, the wrappers' keys, and the keys beside them."""
     wrappers: list[str] = []
     other_keys: list[str] = []
     while True:

@@ -69,7 +69,7 @@ class DeiTFormat(Format):
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
 
     def infer_facts(self, state: State) -> ModelFacts:
-        """Return that prefix tokens have no position rows in DeiT III, and have them in DeiT."""
+        """Return the fact ``prefix_rows``: ``none`` for DeiT III, which has layer scales ``gamma_1``; else ``own``."""
         third = any(_GAMMA.fullmatch(name) for name in state)
         return ModelFacts(prefix_rows="none" if third else "own")
 
@@ -118,7 +118,7 @@ class TorchvisionFormat(Format):
         )
 
     def to_canonical(self, state: State) -> Canonical:
-        """Rename the weights."""
+        """Rename torchvision's tensors to canonical names."""
         return self._names.to_canonical(state)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ class TorchvisionFormat(Format):
 
 
 def _hugging_face(spelling: Literal["disk", "memory"]) -> list[KeyEntry]:
-    """Return the entries of the names after ``vit.`` or ``deit.``."""
+    """Return the table of transformers' names in one spelling, without the prefix ``vit.`` or ``deit.``."""
     if spelling == "disk":
         block, query, out, mlp = (
             "encoder.layer.{i}",
@@ -192,7 +192,7 @@ class HuggingFaceFormat(Format):
         return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in names)
 
     def to_canonical(self, state: State) -> Canonical:
-        """Rename the weights, fuse qkv, and drop what a classifier does not use."""
+        """Rename the tensors, fuse qkv, and drop those that a classifier does not use."""
         body, dropped = {}, []
         heads: dict[str, Tensor] = {}
         has_classifier = any(name.rpartition(".")[0].endswith("classifier") for name in state)
@@ -213,7 +213,8 @@ class HuggingFaceFormat(Format):
         has_classifier = "head.weight" in state
         if has_classifier and "pre_logits.fc.weight" in state:
             raise WeightsError(
-                f"{self.title}'s classifiers have no pre-logits; drop them, and the head that reads them"
+                f"{self.title}'s classifiers have no pre-logits; drop them and the head that reads them (--head drop "
+                "--pre-logits drop)"
             )
         prefix = ("deit." if "dist_token" in state else "vit.") if has_classifier else ""
         body, out = {}, {}
@@ -229,7 +230,7 @@ class HuggingFaceFormat(Format):
         return {**{prefix + name: value for name, value in renamed.items()}, **out}
 
     def infer_facts(self, state: State) -> ModelFacts:
-        """Return ImageNet's normalisation for distilled models."""
+        """Return ImageNet's mean and standard deviation for distilled models, and no facts for others."""
         # DeiT was trained with ImageNet's normalisation; no file states that of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
         return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()

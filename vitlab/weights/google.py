@@ -153,7 +153,7 @@ class GoogleFormat(Format):
         return self._names.from_canonical(out, heads, self.title)
 
     def infer_facts(self, state: State) -> ModelFacts:
-        """Return the facts that the shapes and names give away."""
+        """Return heads, rows of prefix tokens and position encoding, as names and shapes of the tensors show them."""
         kernel = next((value for name, value in state.items() if _HAS_HEADS.fullmatch(name)), None)
         root = _root(state)
         learned = {f"{root}{name}" for name in ("pos_embedding", "Transformer/posembed_input/pos_embedding")}

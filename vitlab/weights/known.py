@@ -66,7 +66,9 @@ class ModelFacts(Frozen):
         for name in ("heads", "image", "grid"):
             own, theirs = getattr(self, name), getattr(other, name)
             if None not in (own, theirs) and own != theirs:
-                raise WeightsError(f"{place} says {name} {plain(own)}, and {plain(theirs)} was asked for")
+                raise WeightsError(
+                    f"{place} says {name} {plain(own)}, and {plain(theirs)} was given; give {plain(own)}"
+                )
         return other.or_else(self)
 
 
@@ -87,7 +89,7 @@ def plain(value: Any) -> str:
 
 
 def requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | None:
-    """Return the grid of patches that an image size, or a grid, asks for; None if neither is given.
+    """Return the grid of patches of an image size, or the grid that is given; None if neither is given.
 
     Args:
         image: pixels, height and width.
@@ -100,8 +102,12 @@ def requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | 
     if image is None:
         return grid
     if image[0] % step[0] or image[1] % step[1]:
-        raise WeightsError(f"images of {plain(image)} cannot be cut into patches of {plain(step)}")
+        raise WeightsError(
+            f"an image of {plain(image)} pixels is not a multiple of the patch size {plain(step)}; give a size that is"
+        )
     requested = (image[0] // step[0], image[1] // step[1])
     if grid not in (None, requested):
-        raise WeightsError(f"images of {plain(image)} have a grid of {plain(requested)}, not of {plain(grid)}")
+        raise WeightsError(
+            f"images of {plain(image)} have a grid of {plain(requested)}, not of {plain(grid)}; give one of the two"
+        )
     return requested

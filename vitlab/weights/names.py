@@ -52,7 +52,9 @@ class Format:
         """
         missing = [name for name in self.needs if name not in state]
         if missing:
-            raise WeightsError(f"in the format {self.name} a model cannot be without {some(missing)}")
+            raise WeightsError(
+                f"the format {self.name} requires {some(missing)}, which this model does not have; use another format"
+            )
         return self._from_canonical(state, heads)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
@@ -112,7 +114,7 @@ class KeyMap:
                 unknown.append(name)
                 continue
             if target[0] in out:
-                raise WeightsError(f"{name} comes twice, in two spellings")
+                raise WeightsError(f"the file holds {name} twice, under two spellings; remove one of them")
             out[target[0]] = _convert_layout(name, value, target[1].to_canonical)
         return Canonical(out, tuple(unknown))
 
@@ -132,7 +134,7 @@ class KeyMap:
                 layout = target[1]
                 out[target[0]] = _convert_layout(name, value, partial(layout.from_canonical, heads=heads))
         if unsupported:
-            raise WeightsError(f"{title} has no place for {some(unsupported)}")
+            raise WeightsError(f"{title} has no tensor for {some(unsupported)}; use another format")
         return out
 
 
@@ -194,4 +196,6 @@ def _convert_layout(name: str, value: Tensor, convert: Callable[[Tensor], Tensor
     try:
         return convert(value)
     except (RuntimeError, IndexError, ValueError):
-        raise WeightsError(f"{name} cannot be of the shape {tuple(value.shape)}") from None
+        raise WeightsError(
+            f"{name} has the unexpected shape {tuple(value.shape)}; use an unchanged checkpoint"
+        ) from None

@@ -210,7 +210,7 @@ def build(arch: Architecture) -> ViT:
 
 
 def mismatches(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return the names that prevent loading ``other`` in place of ``own``, by kind of fault."""
+    """Return the names of tensors that ``other`` lacks, has too many, or has in another shape than ``own``, by kind."""
     return {
         "missing": [name for name in own if name not in other],
         "unknown": [name for name in other if name not in own],
@@ -219,7 +219,7 @@ def mismatches(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[s
 
 
 def require_match(own: Mapping[str, Tensor], other: Mapping[str, Tensor], unknown: tuple[str, ...] = ()) -> None:
-    """Check that ``other`` can be loaded in place of ``own``, name by name.
+    """Check that the state ``other`` has the names and shapes of ``own``.
 
     Raises:
         WeightsError: if it cannot.
@@ -228,7 +228,7 @@ def require_match(own: Mapping[str, Tensor], other: Mapping[str, Tensor], unknow
     faults["unknown"] = [*unknown, *faults["unknown"]]
     message = [f"{some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names]
     if message:
-        raise WeightsError(f"these are not the weights of a Vision Transformer that vitlab has: {', '.join(message)}")
+        raise WeightsError(f"these are not the weights of a supported Vision Transformer: {', '.join(message)}")
 
 
 NEW_HEAD = ("head.weight", "head.bias")  #: canonical names of a new head's tensors
@@ -239,13 +239,13 @@ def _format_of(contents: WeightFile, name: str | None) -> Format:
     recognised = next((form for form in FORMATS.values() if form.recognise(names)), None)
     if name is None:
         if recognised is None:
-            raise WeightsError(f"no format known here ({', '.join(FORMATS)}); its first keys are {some(names)}")
+            raise WeightsError(f"unknown format; supported: {', '.join(FORMATS)}. Its first keys are {some(names)}.")
         return recognised
     if name not in FORMATS:
-        raise WeightsError(f"no format called '{name}'.{nearest(name, FORMATS)} Known: {', '.join(FORMATS)}")
+        raise WeightsError(f"no format called '{name}'.{nearest(name, FORMATS)} Allowed: {', '.join(FORMATS)}")
     if not FORMATS[name].recognise(names):
         other = f"; it looks like {recognised.name}" if recognised else ""
-        raise WeightsError(f"this is not of the format {name}{other}; its first keys are {some(names)}")
+        raise WeightsError(f"the file is not in the format {name}{other}; its first keys are {some(names)}")
     return FORMATS[name]
 
 
@@ -255,7 +255,7 @@ def _header_facts(header: Mapping[str, str]) -> ModelFacts:
     try:
         return ModelFacts.model_validate_json(header[HEADER])
     except ValueError:
-        raise WeightsError(f"its header says nonsense under {HEADER}") from None
+        raise WeightsError(f"its header is damaged under the key {HEADER}; convert the file again") from None
 
 
 def _wrapper_facts(contents: WeightFile, form: Format) -> ModelFacts:
@@ -266,7 +266,7 @@ def _wrapper_facts(contents: WeightFile, form: Format) -> ModelFacts:
 
 
 def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
-    """Return the model of published weights, with torchvision's facts on its images and classes.
+    """Open weights that torchvision publishes, after downloading them into torch's cache if they are not there.
 
     Args:
         name: as ``torchvision.models.get_weight`` takes it: ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``.
@@ -280,7 +280,7 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
     digest = digest_of(name)
     if planned is not None and digest != planned:
         raise WeightsError(
-            f"{name}: the torchvision here publishes other weights (SHA-256 {digest}...) than the plan names "
+            f"{name}: the installed torchvision publishes other weights (SHA-256 {digest}...) than the plan names "
             f"({planned}...). Install the version of torchvision that the study was planned with, or plan it again."
         )
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name

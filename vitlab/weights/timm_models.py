@@ -13,7 +13,7 @@ from typing import Any
 
 
 def entry_point(architecture: str) -> dict[str, Any] | None:
-    """Return the arguments of the entry point ``architecture``, or None for one that is not in the table.
+    """Return the arguments that timm passes to the model class of ``architecture``; None if it is not in the table.
 
     Arguments are those of timm's classes; ``class`` names the class, ``eps`` is that of ``norm_layer``, and
     ``backbone`` is the class of a hybrid's network.
@@ -22,7 +22,7 @@ def entry_point(architecture: str) -> dict[str, Any] | None:
 
 
 def architectures() -> list[str]:
-    """Return the names in the table."""
+    """Return the names of the supported architectures of timm."""
     return list(_rows())
 
 

@@ -66,7 +66,7 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
         f"{some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names
     ]
     if sentences:
-        hint = "; with init_from.head: new the head is not taken over" if how.head == "keep" else ""
+        hint = "; set init_from.head: new to leave out the stored head" if how.head == "keep" else ""
         raise WeightsError(f"these weights do not fit this model: {', '.join(sentences)}{hint}")
     model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
@@ -87,13 +87,15 @@ def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
     if mine is None or theirs is None:
         return
     if mine.heads != theirs.heads:
-        raise WeightsError(f"these weights are those of {theirs.heads} heads, and this model has {mine.heads}")
+        raise WeightsError(
+            f"these weights have {theirs.heads} heads, and this model has {mine.heads}; set model.heads: {theirs.heads}"
+        )
     if mine.prefix != theirs.prefix and how.tokens == "same":
         differ = [name for token, name in TOKENS.items() if mine.prefix.count(token) != theirs.prefix.count(token)]
         raise WeightsError(
-            f"the tokens before the patches are others in these weights ({', '.join(theirs.prefix) or 'none'}) than in "
-            f"this model ({', '.join(mine.prefix) or 'none'}): with init_from.tokens: convert, {', '.join(differ)} "
-            "would be left out, or new, as far as only one of the two has them"
+            f"these weights have other tokens before the patches ({', '.join(theirs.prefix) or 'none'}) than this "
+            f"model ({', '.join(mine.prefix) or 'none'}); set init_from.tokens: convert to leave out each of "
+            f"{', '.join(differ)} that only the weights have, and to initialise each that only the model has"
         )
 
 
@@ -170,7 +172,10 @@ def _add_rows_to_tokens(out: dict[str, Tensor], table_LTD: Tensor, prefix: Seque
 def _convert_rows(
     fitted_LTD: Tensor, own_LTD: Tensor, old: Learned, new: Learned, shared: Sequence[str], mine: Geometry
 ) -> Tensor:
-    """Return the model's table; rows of shared tokens are the source's, or zero, and others the initial ones."""
+    """Return the model's table of positions.
+
+    Rows of shared tokens are the source's, or zero; those of other tokens are the initial ones.
+    """
     grid_LND = fitted_LTD[:, -mine.patches :]
     if new.prefix_rows == "none":
         return grid_LND
@@ -261,7 +266,7 @@ def drop_head(
     if pre_logits == "drop":
         reads = any(name.startswith(PRE_LOGITS) for name in state) and "head.weight" in state
         if reads and head == "keep":
-            raise WeightsError("the head reads the pre-logits; drop both, or keep both")
+            raise WeightsError("the head reads the pre-logits; keep both, or drop both (--head drop --pre-logits drop)")
         prefixes = (*prefixes, PRE_LOGITS)
     dropped = tuple(name for name in state if name.startswith(prefixes)) if prefixes else ()
     return {name: value for name, value in state.items() if name not in dropped}, dropped

@@ -69,7 +69,10 @@ class TrialModel:
             WeightsError: if the model is not a ViT.
         """
         if not isinstance(self.model, ViT):
-            raise WeightsError(f"only a ViT has weights in other formats; this is a {type(self.model).__name__}")
+            raise WeightsError(
+                f"only a ViT can be converted to other formats; this is a {type(self.model).__name__}. Keep its own "
+                "file."
+            )
         g = self.model.geometry
         return Architecture(
             options=self._options(),
@@ -94,7 +97,7 @@ class TrialModel:
         return ViT.anatomy(self.info, {name: value for name, value in self.options.items() if name != "type"})
 
     def facts(self) -> ModelFacts:
-        """Return the facts that the tensors do not show."""
+        """Return the facts that no tensor shows, such as heads, image size and normalisation."""
         if isinstance(self.model, ViT):
             return self.architecture().facts()
         return ModelFacts(image=self.info.image, mean=self.mean, std=self.std, labels=self.info.labels or None)
@@ -136,7 +139,7 @@ def load_trial(contents: WeightFile) -> TrialModel:
     text = contents.header[HEADER]
     of_header = hashlib.sha256(text.encode()).hexdigest()
     if contents.header.get(DIGEST, of_header) != of_header:
-        raise WeightsError("it is damaged: its header is not what was written")
+        raise WeightsError("its header is damaged; copy the file again, or delete its folder and run the study again")
     folder = TrialFolder(contents.file.parent)
     trial = read_json(folder.spec, mapping)
     if trial is None:
@@ -145,7 +148,10 @@ def load_trial(contents: WeightFile) -> TrialModel:
         )
     result = folder.result()
     if result is not None and result.outcome.weights not in ("", digest(contents.tensors)):
-        raise WeightsError("it is damaged: its tensors are not the weights that the trial ended with")
+        raise WeightsError(
+            "its tensors are not the weights that the trial ended with; copy the file again, or delete its folder and "
+            "run the study again"
+        )
     try:
         header = json.loads(text)
         height, width = header["info"]["image"]

@@ -55,7 +55,7 @@ class Augment(ABC):
 
     def boxes(self, key: noise.Key, id_B: Tensor, height: Side, width: Side) -> Boxes:
         """Return the rectangles to crop from pictures of ``height`` by ``width`` pixels."""
-        raise NotImplementedError(f"{type(self).__name__} cuts nothing out of pictures")
+        raise NotImplementedError(f"{type(self).__name__} has no method 'boxes' to crop pictures; implement it")
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Return the label masks of the same images, transformed like their pixels.
@@ -69,7 +69,7 @@ class Augment(ABC):
             key: the key that was passed for the pixels, so that the draws are the same.
             id_B: the identities that were passed for the pixels.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what becomes of the labels of pixels")
+        raise NotImplementedError(f"{type(self).__name__} has no method 'masks' to transform label masks; implement it")
 
 
 augment: Slot[Augment] = Slot("augment", Augment)  # type: ignore[type-abstract]

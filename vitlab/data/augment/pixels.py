@@ -197,7 +197,7 @@ def _grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
 
 
 def _bound(x: Tensor) -> int:
-    """Return the level of white."""
+    """Return the largest pixel value of the dtype of ``x``: 255, or 1 for floats."""
     return 1 if x.is_floating_point() else 255
 
 

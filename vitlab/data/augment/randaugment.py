@@ -37,7 +37,7 @@ FACTORS = {
 
 
 class _Policy(Augment):
-    """Base of both: a subclass names its operations, draws them with their strengths, and says what strengths mean.
+    """Base of both policies: a subclass names its operations, draws their strengths, and says what strengths mean.
 
     Float images are quantised to 256 levels and back.  A strength is one (B,) tensor or several, as drawn.
     """
@@ -55,7 +55,7 @@ class _Policy(Augment):
 
     @abstractmethod
     def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
-        """Return the function and the amounts, (B,) each, of every operation that moves nothing."""
+        """Return function and amounts, (B,) each, of every operation that changes levels and moves no pixel."""
 
     def _warp(self, x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
         """Apply an affine transform to images."""

@@ -69,7 +69,9 @@ class Cifar(Checksummed):
                 f"{path} is no batch of CIFAR: '{self.key}' must be a list of {len(x_ND)} classes; download it again"
             )
         if y_N and not (min(y_N) >= 0 and max(y_N) < len(self.labels)):
-            raise DataError(f"{path} has a label {max(y_N)}; {self.name} has {len(self.labels)} classes from 0")
+            raise DataError(
+                f"{path} has a label {max(y_N)}; {self.name} has {len(self.labels)} classes from 0; download it again"
+            )
         return x_ND.reshape(-1, 3, 32, 32), np.array(y_N, np.int64)
 
 
@@ -131,7 +133,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} could not be read: {error}") from None
     except (EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError) as error:
         # A damaged stream can raise any of these inside the unpickler.
-        raise DataError(f"{path} is damaged: {error!r}") from None
+        raise DataError(f"{path} is damaged: {error!r}; download it again") from None
 
 
 class _Dtype:

@@ -54,9 +54,14 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
     try:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     except OSError as error:
-        raise DataError(f"digits: scikit-learn's bundled images are not where they used to be: {error}") from None
+        raise DataError(
+            f"digits: scikit-learn's bundled images cannot be read: {error}; reinstall scikit-learn"
+        ) from None
     level_NHW, y_N = np.ascontiguousarray(table[:, :-1]).reshape(-1, 8, 8), np.ascontiguousarray(table[:, -1])
     digest = hashlib.blake2b(level_NHW.tobytes() + y_N.tobytes(), digest_size=16).hexdigest()
     if digest != DIGEST:
-        raise DataError(f"digits: scikit-learn's bundled images have the digest {digest}, not {DIGEST} as published")
+        raise DataError(
+            f"digits: scikit-learn's bundled images have the digest {digest}, not {DIGEST} as published; reinstall "
+            "scikit-learn"
+        )
     return level_NHW, y_N

@@ -126,7 +126,7 @@ def read(file: BinaryIO, size: int, path: Path) -> bytes:
     try:
         return file.read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged: {error}") from None
+        raise DataError(f"{path} is damaged: {error}; download it again") from None
 
 
 def contents(path: Path, *, skip: int, at_most: int) -> bytes:
@@ -186,18 +186,18 @@ class Published(Dataset, Generic[Paths]):
         self.download: Download = download
 
     def _find(self) -> Paths | None:
-        """Return the files, or None if they are not here."""
+        """Return the paths of the files in the searched folders; None if they are missing."""
         raise NotImplementedError
 
     def _names(self) -> list[str]:
-        """Return the names of the files in the message that they are not here."""
+        """Return the names of the required files, for the error message if they are missing."""
         raise NotImplementedError
 
     def _folders(self) -> Iterator[Path]:
         return (base / layout for base in roots(self.root) for layout in (".", *self.layouts))
 
     def missing(self) -> str | None:
-        """Return where the files belong, or None if they are there or may be downloaded."""
+        """Return a sentence that says where the files belong; None if they exist or may be downloaded."""
         if self.download == "missing" or self._find() is not None:
             return None
         return not_here(self.name, self.root, self.layouts, self._names())
@@ -216,7 +216,9 @@ class Published(Dataset, Generic[Paths]):
         folder = download_folder(self.root)
         fetch(self.name, folder, lambda folder: source(str(folder), download=True, **self.torchvision_options))
         if (paths := self._find()) is None:
-            raise DataError(f"{self.name}: the download to {folder} does not contain the expected files")
+            raise DataError(
+                f"{self.name}: the download to {folder} does not contain the expected files: {', '.join(self._names())}"
+            )
         return paths
 
 

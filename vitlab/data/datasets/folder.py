@@ -63,13 +63,16 @@ class ImageFolder(Dataset):
         self.decoded: Decoded = decoded
 
     def missing(self) -> str | None:
-        """Return which folder is missing, or None."""
+        """Return a sentence that names the missing folder; None if all exist."""
         if not self.root.is_dir():
-            return f"image_folder: there is no folder {self.root}"
+            return f"image_folder: there is no folder {self.root}; set 'root' to the folder of your pictures"
         if not (self.root / "train").is_dir():
-            return f"image_folder: {self.root} has no folder 'train' with one folder per class"
+            return f"image_folder: {self.root} has no folder 'train'; create it, with one folder per class"
         if self._test() is None:
-            return f"image_folder: {self.root} has no folder {' or '.join(map(repr, TEST_FOLDERS))} to test on"
+            return (
+                f"image_folder: {self.root} has no folder {' or '.join(map(repr, TEST_FOLDERS))} to test on; create "
+                "it, with one folder per class"
+            )
         return None
 
     def info(self) -> DataInfo:
@@ -77,7 +80,7 @@ class ImageFolder(Dataset):
         reason = self.missing()
         if reason is not None:
             if self.num_classes is None:
-                raise DataError(f"{reason}; to plan without it, say how many classes there are with 'num_classes'")
+                raise DataError(f"{reason}. To plan without it, set 'num_classes'.")
             return DataInfo(image=self.image_size, channels=3, classes=self.num_classes)
         labels = self._labels()
         return DataInfo(
@@ -115,7 +118,8 @@ class ImageFolder(Dataset):
             )
         if self.num_classes not in (None, len(labels)):
             raise DataError(
-                f"image_folder: {self.root / 'train'} has {len(labels)} classes, num_classes says {self.num_classes}"
+                f"image_folder: {self.root / 'train'} has {len(labels)} classes, num_classes says {self.num_classes}; "
+                "correct it"
             )
         return labels
 
@@ -127,7 +131,10 @@ class ImageFolder(Dataset):
         names = [_check_name(path.name, path) for path in base.iterdir() if path.is_dir()]
         unknown = sorted(name for name in names if name not in labels)
         if unknown:
-            raise DataError(f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} has not")
+            raise DataError(
+                f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} does not have; move it or "
+                "add it there"
+            )
         # Paths stay strings, because there may be a million of them.
         return [(label, path) for label in labels for path in _walk(os.path.join(base, label))]
 

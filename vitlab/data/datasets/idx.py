@@ -37,11 +37,12 @@ def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
     with files.open_decompressed(path) as file:
         head = files.read(file, 4 + 4 * dimensions, path)
     if len(head) < 4 or head[:2] != b"\0\0":
-        raise DataError(f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}")
+        raise DataError(f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}; download it again")
     if head[2] != UNSIGNED_BYTE or head[3] != dimensions:
         raise DataError(
             f"{path} is not the IDX file it should be: type code {head[2]:#04x} with {head[3]} dimensions, "
-            f"expected {UNSIGNED_BYTE:#04x} (unsigned bytes) with {dimensions}"
+            f"expected {UNSIGNED_BYTE:#04x} (unsigned bytes) with {dimensions}; "
+            "download it again"
         )
     if len(head) < 4 + 4 * dimensions:
         raise DataError(f"{path} is cut off inside its header, after {len(head)} bytes; download it again")
@@ -59,7 +60,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     data = files.contents(path, skip=4 + 4 * dimensions, at_most=size + 1)
     if len(data) != size:
         actual = "more" if len(data) > size else f"{len(data)}"
-        raise DataError(f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {actual}")
+        raise DataError(
+            f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {actual}; download it again"
+        )
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
@@ -71,7 +74,9 @@ def _size(path: Path) -> tuple[int, int]:
     """
     _, height, width = read_header(path, 3)
     if not height or not width:
-        raise DataError(f"{path} declares images of {height} x {width} pixels; an image has at least one")
+        raise DataError(
+            f"{path} declares images of {height} x {width} pixels; an image has at least one. Download it again."
+        )
     return height, width
 
 
@@ -99,9 +104,12 @@ class Idx(Checksummed):
         _size(images)
         x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)
         if len(x_NHW) != len(y_N):
-            raise DataError(f"{images} has {len(x_NHW)} images and {labels} has {len(y_N)} labels")
+            raise DataError(f"{images} has {len(x_NHW)} images and {labels} has {len(y_N)} labels; download both again")
         if len(y_N) and y_N.max() >= len(self.labels):
-            raise DataError(f"{labels} has a label {y_N.max()}; {self.name} has {len(self.labels)} classes from 0")
+            raise DataError(
+                f"{labels} has a label {y_N.max()}; {self.name} has {len(self.labels)} classes from 0; download it "
+                "again"
+            )
         return Images(torch.from_numpy(x_NHW.copy())[:, None], torch.from_numpy(y_N.astype(np.int64)))
 
 

@@ -99,11 +99,11 @@ def decode_with_mask(path: Path, mask: Path, size: Pair, fit: Fit) -> tuple[Tens
 
     levels = _load(mask, None)
     if levels.mode not in ("P", "L"):
-        raise DataError(f"{mask} has no single level at each pixel: Pillow reads it as {levels.mode}, not as P or L")
+        raise DataError(f"{mask} is not a label mask: Pillow reads it as mode {levels.mode}; save it as mode P or L")
     picture = _load(path, "RGB")
     if levels.size != picture.size:
         sizes = " and ".join("{1} by {0}".format(*image.size) for image in (picture, levels))
-        raise DataError(f"{path} and its mask {mask} are not of one size: {sizes} pixels")
+        raise DataError(f"{path} and its mask {mask} differ in size: {sizes} pixels; make them equal")
     small = levels.resize((size[1], size[0]), Image.Resampling.NEAREST, box=_box(levels, size, fit))
     return _resize(picture, size, fit), torch.from_numpy(np.array(small))
 
@@ -122,7 +122,7 @@ def check_memory(required: int, what: str) -> None:
     if required > 0.8 * available:
         raise DataError(
             f"{what} need {required / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
-            "memory; a smaller 'image_size' would fit"
+            "memory; set a smaller 'image_size'"
         )
 
 
@@ -145,9 +145,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path} was deleted after its folder was listed") from None
+        raise DataError(f"{path} was deleted after its folder was listed; run again") from None
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read as a picture: {error}") from None
+        raise DataError(f"{path} cannot be read as a picture: {error}; replace or delete it") from None
 
 
 def _resize(picture: Image, size: Pair, fit: Fit) -> Tensor:

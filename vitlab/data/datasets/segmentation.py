@@ -65,7 +65,7 @@ class MaskedPictures(Published[Path]):
         raise NotImplementedError
 
     def item(self, base: Path, line: str) -> Item | None:
-        """Return the item that a line of a list names; None if the line is invalid."""
+        """Return the picture and mask that a line of a split's list names; None if the line is invalid."""
         raise NotImplementedError
 
     def info(self) -> DataInfo:
@@ -109,10 +109,10 @@ class MaskedPictures(Published[Path]):
                 continue
             item = self.item(base, line)
             if item is None:
-                raise DataError(f"{file}:{number} is not a line of such a list: {line[:80]!r}")
+                raise DataError(f"{file}:{number} is damaged: {line[:80]!r}; download the data set again")
             for path in (item.picture, item.mask):
                 if not path.is_file():
-                    raise DataError(f"{file}:{number} lists an image whose file is not here: {path}")
+                    raise DataError(f"{file}:{number} lists {path}, which does not exist; download the data set again")
             items.append(item)
         return items
 
@@ -224,5 +224,5 @@ def _labels_of(level_HW: Tensor, item: Item) -> Tensor:
     level_HW = level_HW.long()
     if not valid_L[level_HW].all():
         level = int(level_HW[~valid_L[level_HW]][0])
-        raise DataError(f"{item.mask} has a level {level}; its levels are {', '.join(map(str, sorted(item.meaning)))}")
+        raise DataError(f"{item.mask} has a level {level}; allowed: {', '.join(map(str, sorted(item.meaning)))}")
     return label_L[level_HW]

@@ -33,7 +33,7 @@ CHUNK = 2048
 
 def _ordered(value: tuple[int, int]) -> tuple[int, int]:
     if value[0] > value[1]:
-        raise ValueError(f"the smaller number comes first, found {list(value)}")
+        raise ValueError(f"write the smaller number first; found {list(value)}")
     return value
 
 
@@ -82,11 +82,11 @@ class DigitScenes(Dataset):
         self.seed = seed
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set; refuse digits larger than the image."""
+        """Return the facts of the data set, after checking that its digits fit on the image."""
         if self.digit_size[1] > min(self.image_size):
             raise DataError(
                 f"digit_scenes: a digit of {self.digit_size[1]} pixels (digit_size) does not fit on a canvas of "
-                f"{self.image_size[0]} by {self.image_size[1]} (image_size)"
+                f"{self.image_size[0]} by {self.image_size[1]} (image_size); change one of them"
             )
         return DataInfo(
             image=self.image_size,
@@ -98,7 +98,7 @@ class DigitScenes(Dataset):
         )
 
     def groups(self) -> Tensor:
-        """Return the sheet of each training image."""
+        """Return for each training image the index of its sheet, the part of the digits that it is composed of."""
         return torch.arange(self.images["train"]) % SHEETS
 
     def read(self, split: Split) -> Images:
