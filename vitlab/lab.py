@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitlab.driver import stored_answer
 from vitlab.driver.missing import cached_trials, next_stage, require_arm, train
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.planning import read_data, with_decisions
@@ -64,6 +65,7 @@ def run(
 
     watch = watch or watch_on()
     file = study_file(study_path(file), out, watch.say)
+    request = stored_answer.Request.of(file, out, changes, plugins)
     store = Store(Path(out).resolve())
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     study, plan = make()
@@ -110,4 +112,8 @@ def run(
     counts = Counter(outcomes.values())
     reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
     untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
-    return Answer(plan, store, counts["trained"], counts["cached"], counts["failed"] + untuned, tracker.title, link)
+    failed = counts["failed"] + untuned
+    answer = Answer(plan, store, counts["trained"], counts["cached"], failed, tracker.title, link)
+    if only == "*" and not measure and not versions:
+        stored_answer.keep(answer, request, tracker)
+    return answer

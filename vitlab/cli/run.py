@@ -78,9 +78,6 @@ def command(
 
     Trials that have been trained before, by this or another study, are not trained again.
     """
-    from vitlab import lab
-    from vitlab.driver.progress import watch_on
-
     values = parse_changes(changes)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}.items():
         if value is not None:
@@ -92,6 +89,23 @@ def command(
         return
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not (smoke or only or measure):
+        from vitlab.driver import stored_answer
+
+        messages: list[str] = []
+        study = file
+        if not file.suffix:
+            from vitlab.plan import packaged
+
+            study = packaged.study_file(file, out, messages.append)
+        stored = stored_answer.find(stored_answer.Request.of(study, out, values, plugins))
+        if stored is not None:
+            click.echo("\n".join([*messages, stored.head]), err=True)
+            click.echo(stored.json if as_json else f"{stored.text}\n{_epilogue(stored)}")
+            return
+    from vitlab import lab
+    from vitlab.driver.progress import watch_on
+
     watch = watch_on()
     if smoke:
         from vitlab.driver.smoke import smoke as run_smoke
@@ -112,10 +126,9 @@ def command(
     from vitlab import report
     from vitlab.report.api import logs_command
 
-    if as_json:
-        click.echo(report.render(answer.plan, answer.store, "json"))
-    else:
-        click.echo(report.render(answer.plan, answer.store, "terminal"))
+    form = "json" if as_json else "terminal"
+    click.echo(report.read_report(answer.plan, answer.store, form) or report.render(answer.plan, answer.store, form))
+    if not as_json:
         click.echo(_epilogue(answer))
     if answer.failed:
         failures = count(answer.failed, "trial")

@@ -105,6 +105,10 @@ class Tracker(ABC):
             The address to open, or a command that shows it.
         """
 
+    def files(self) -> Sequence[Path] | None:
+        """Return files that change, or are missing, if what was delivered does; None if no files show it."""
+        return None
+
     def update(self) -> None:
         """Deliver the current content of the journals.
 
@@ -212,6 +216,10 @@ class Untracked(Tracker):
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Do nothing."""
         return None
+
+    def files(self) -> Sequence[Path]:
+        """Return no files."""
+        return ()
 
     def update(self) -> None:
         """Do nothing."""

@@ -98,6 +98,10 @@ class BackgroundTracker(Tracker):
         """Deliver through the tracker, while the thread waits."""
         return self.tracker.deliver(final=final, until=until, report=report)
 
+    def files(self) -> Sequence[Path] | None:
+        """Return the files of the tracker."""
+        return self.tracker.files()
+
     def update(self) -> None:
         """Start a delivery unless one is in progress."""
         if self._thread is None or not self._thread.is_alive():

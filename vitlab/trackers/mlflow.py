@@ -101,6 +101,13 @@ class MlflowTracker(Replay):
         self._verifies = True
         return self.close(report)
 
+    def files(self) -> list[Path] | None:
+        """Return the database and the folder of the trials' artifacts; None for a server."""
+        database, artifacts = self.address.database, self.address.artifacts
+        if database is None or artifacts is None:
+            return None
+        return [database, database.with_name(f"{database.name}-wal"), artifacts / self.plan.study / "trials"]
+
     def place(self) -> str:
         """Return the unique name of the destination, by which deliveries are recorded."""
         return self.address.name

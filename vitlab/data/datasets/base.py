@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -176,6 +177,10 @@ class Dataset(ABC):
 
         These are the validation split, for every seed, unless the study sets ``validation``.
         """
+        return None
+
+    def files(self) -> Sequence[Path] | None:
+        """Return the files from which :meth:`info` follows, existing or not; None if listing them takes long."""
         return None
 
     def missing(self) -> str | None:

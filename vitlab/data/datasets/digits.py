@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +36,10 @@ class Digits(Dataset):
         return DataInfo(
             image=(8, 8), channels=1, classes=10, identity=f"digits:{DIGEST}", labels=tuple(map(str, range(10)))
         )
+
+    def files(self) -> Sequence[Path]:
+        """Return no files, as the data set comes with a package or is drawn."""
+        return ()
 
     def read(self, split: Split) -> Images:
         """Read a split; the last images are the test images."""

@@ -234,6 +234,11 @@ class Checksummed(Published[dict[str, Path]]):
     def _names(self) -> list[str]:
         return list(self.published)
 
+    def files(self) -> list[Path]:
+        """Return every place that is searched for a file."""
+        names = [f"{name}{ending}" for name in self.published for ending in ("", ".gz")]
+        return [folder / name for folder in self._folders() for name in names]
+
     def _info(self, image: Pair, channels: int) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files, or the published ones."""
         paths = self._find()

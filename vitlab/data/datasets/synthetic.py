@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -52,6 +54,10 @@ class Synthetic(Dataset):
         return DataInfo(
             image=self.image_size, channels=self.num_channels, classes=self.num_classes, identity="synthetic:1"
         )
+
+    def files(self) -> Sequence[Path]:
+        """Return no files, as the data set comes with a package or is drawn."""
+        return ()
 
     def read(self, split: Split) -> Images:
         """Draw a split: one pattern per class, and noise."""

@@ -5,6 +5,8 @@ N scenes, D digits, H rows and W columns of the canvas, S rows or columns of a d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -100,6 +102,10 @@ class DigitScenes(Dataset):
     def groups(self) -> Tensor:
         """Return for each training image the index of its sheet, the part of the digits that it is composed of."""
         return torch.arange(self.images["train"]) % SHEETS
+
+    def files(self) -> Sequence[Path]:
+        """Return no files, as the data set comes with a package or is drawn."""
+        return ()
 
     def read(self, split: Split) -> Images:
         """Compose the scenes of a split."""
