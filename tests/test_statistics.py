@@ -10,7 +10,9 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
+from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
 from vitlab import statistics as st
@@ -248,6 +250,33 @@ def test_holm_equals_r():
     assert st.adjust_p_values([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
 
 
+@pytest.mark.parametrize("method", ["holm", "bonferroni"])
+def test_corrections_equal_statsmodels(method):
+    random = np.random.default_rng(4)
+    families = [random.random(size) ** 3 for size in (1, 2, 3, 8, 40)]
+    families += [np.array([0.04, 0.04, 0.01, 0.04]), np.array([0.0, 1.0, 1.0]), np.array([0.2, math.nan, 0.001, 0.2])]
+    for p in families:
+        for looks in (1, 2):
+            expected = looks * multipletests(np.where(np.isnan(p), 1.0, p), method=method)[1]
+            expected = np.where(np.isnan(p), math.nan, np.minimum(expected, 1.0))
+            assert st.adjust_p_values(list(p), method, looks) == pytest.approx(list(expected), rel=1e-14, nan_ok=True)
+
+
+@pytest.mark.parametrize(("wins", "size"), [(0, 5), (5, 5), (3, 7), (2.5, 6), (0.5, 1), (39, 40)])
+def test_clopper_pearson_equals_statsmodels(wins, size):
+    first = [1.0] * int(wins) + [0.5] * (wins % 1 > 0) + [0.0] * int(size - wins)
+    found = st.superiority_of_pairs(first, [0.5] * size, 0.1)
+    assert (found.low, found.high) == pytest.approx(proportion_confint(wins, size, alpha=0.1, method="beta"))
+
+
+@pytest.mark.parametrize("size", [10, 15, 40])
+def test_bca_equals_scipy(size):
+    values = np.random.default_rng(size).gamma(1.5, size=size) - 1
+    rng, level = np.random.default_rng(0), {"confidence_level": 0.9, "method": "BCa"}
+    other = stats.bootstrap((values,), np.mean, vectorized=True, rng=rng, **level).confidence_interval
+    assert st.bca(values, 0.1) == pytest.approx((other.low, other.high), rel=1e-12)
+
+
 def test_bca_is_near_t_for_normal_values_and_absent_below_ten():
     differences = np.subtract(SLEEP_1, SLEEP_2)
     low, high = st.bca(differences)
@@ -344,4 +373,13 @@ def test_simultaneous_intervals_cover_and_power_is_nominal():
 def test_statistics_import_neither_torch_nor_statsmodels():
     heavy = "{'torch', 'scipy', 'statsmodels', 'pandas', 'mlflow'}"
     code = f"import sys, vitlab.statistics; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_comparisons_import_no_slow_package():
+    """scipy.stats takes a second to import, and statsmodels imports it."""
+    use = (
+        "st.bca(range(12)); st.adjust_p_values([0.1, 0.2]); st.superiority_of_pairs([1, 2], [2, 1]); st.power(1, 1, 5)"
+    )
+    code = f"import sys, vitlab.statistics as st; {use}; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,14 +32,15 @@ def adjust_p_values(p_values: Sequence[float], method: Correction = "holm", look
     p = np.asarray(p_values, dtype=float)
     if method == "none" or len(p) == 0:
         return [float(value) for value in np.minimum(looks * p, 1.0)]
-    from statsmodels.stats.multitest import multipletests
-
-    gc.freeze()  # multipletests collects garbage on every call: a second, with torch loaded, unless objects are frozen
-    try:
-        adjusted = multipletests(np.where(np.isnan(p), 1.0, p), method=method)[1]
-    finally:
-        gc.unfreeze()
-    return [NAN if math.isnan(value) else min(1.0, looks * float(new)) for value, new in zip(p, adjusted, strict=True)]
+    tested, count = np.where(np.isnan(p), 1.0, p), len(p)
+    adjusted = count * tested
+    if method == "holm":
+        order = np.argsort(tested, kind="stable")
+        adjusted[order] = np.maximum.accumulate((count - np.arange(count)) * tested[order])
+    return [
+        NAN if math.isnan(value) else min(1.0, looks * min(1.0, float(new)))
+        for value, new in zip(p, adjusted, strict=True)
+    ]
 
 
 def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:

@@ -29,11 +29,13 @@ def superiority_of_pairs(first: Sequence[float], second: Sequence[float], alpha:
         raise ValueError(f"pairs need equal numbers of values; found {len(x)} and {len(y)}")
     if len(x) == 0:
         return Superiority(NAN, NAN, NAN)
-    from statsmodels.stats.proportion import proportion_confint
+    from scipy.special import betaincinv
 
     wins = float((x > y).sum() + 0.5 * (x == y).sum())
-    low, high = proportion_confint(wins, len(x), alpha=alpha, method="beta")
-    return Superiority(wins / len(x), float(low), float(high))
+    losses = len(x) - wins
+    low = float(betaincinv(wins, losses + 1, alpha / 2)) if wins else 0.0
+    high = float(betaincinv(wins + 1, losses, 1 - alpha / 2)) if losses else 1.0
+    return Superiority(wins / len(x), low, high)
 
 
 def superiority(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Superiority:
