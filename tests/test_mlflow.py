@@ -21,7 +21,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import mlflow.artifacts
+import mlflow.store.db.utils
 import pandas as pd
 import pytest
 import scipy.stats
@@ -462,6 +463,47 @@ LOSSES = ["gone", "emptied", "folder", "foreign", "garbage"]
 
 
 @pytest.mark.parametrize("how", LOSSES)
+def dump(database: Path) -> list[str]:
+    """Return the SQL of a database, schema and rows, with times replaced and sorted, as migrations vary in order."""
+    with closing(sqlite3.connect(database)) as connection:
+        return sorted(re.sub(r"\b\d{13}\b", "TIME", line) for line in connection.iterdump())
+
+
+def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    migrations: list[Any] = []
+    tables = mlflow.store.db.utils._initialize_tables
+    monkeypatch.setattr(
+        mlflow.store.db.utils, "_initialize_tables", lambda engine: (migrations.append(engine), tables(engine))
+    )
+
+    def created(name: str) -> tuple[list[str], bool]:
+        """Return the content of a new database, and whether it was migrated."""
+        migrations.clear()
+        with service.quiet():
+            service.initialise(tmp_path / name)
+        return dump(tmp_path / name), bool(migrations)
+
+    migrated, was_migrated = created("first.db")
+    assert was_migrated and any("alembic_version" in line for line in migrated)
+    assert created("second.db") == (migrated, False)
+    template = service._template()
+    assert template is not None and [*template.parent.iterdir()] == [template]
+    whole = template.read_bytes()
+    template.write_bytes(whole[:50_000])
+    assert not service._is_whole(template)
+    template.write_bytes(whole)
+    with closing(sqlite3.connect(template)) as connection:
+        connection.execute("update alembic_version set version_num = 'another'")
+        connection.commit()
+    assert created("third.db") == (migrated, True), "the template has another schema"
+    assert created("fourth.db") == (migrated, False), "it was replaced"
+    monkeypatch.setattr(mlflow, "__version__", "99.0")
+    assert service._template() != template
+    monkeypatch.setenv("XDG_CACHE_HOME", str(template))
+    assert created("fifth.db") == (migrated, True), "there can be no cache"
+
+
 def test_lost_database_gives_one_warning_and_is_refilled(
     how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
 ) -> None:

@@ -273,8 +273,16 @@ class Memo:
             write_bytes(self._file(), json.dumps(entries).encode(), fsync=False)
 
     def _file(self) -> Path:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        return base / "vitlab" / f"{self.name}.json"
+        return user_cache() / f"{self.name}.json"
+
+
+def user_cache() -> Path:
+    """Return the folder of caches of this user.
+
+    Raises:
+        RuntimeError: if the user has no home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlab"
 
 
 def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:

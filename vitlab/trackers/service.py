@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import shutil
 import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from vitlab.store.damage import set_aside
-from vitlab.store.files import temporary
+from vitlab.store.files import temporary, user_cache
 from vitlab.trackers.address import Address
 from vitlab.trackers.base import lock
 
@@ -123,21 +125,86 @@ def initialise(database: Path) -> None:
             )
         for suffix in ("-journal", "-wal", "-shm"):  # SQLite would apply the old database's files to the new one
             database.with_name(database.name + suffix).unlink(missing_ok=True)
-        new = temporary(database)  # a new name: MLflow assumes that a path it has opened before has tables
-        try:
-            _create(new)
-            os.replace(new, database)
-        finally:
-            for suffix in ("", "-journal", "-wal", "-shm"):
-                new.with_name(new.name + suffix).unlink(missing_ok=True)
+        template = _template()
+        with suppress(Exception):  # MLflow raises various errors if the template is of no use to it
+            if template is not None and _is_whole(template):
+                _create(database, template)
+                return
+        _create(database)
+        if template is not None:
+            with suppress(OSError, sqlite3.Error):  # a read-only cache: the next database is migrated, too
+                _keep_template(database, template)
 
 
-def _create(database: Path) -> None:
-    """Create a new database."""
+def _create(database: Path, template: Path | None = None) -> None:
+    """Create a database from a template, or by all migrations of MLflow's schema, which take seconds."""
+    new = temporary(database)  # a new name: MLflow assumes that a path it has opened before has tables
+    try:
+        if template is not None:
+            shutil.copyfile(template, new)
+        _open(new)
+        os.replace(new, database)
+    finally:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            new.with_name(new.name + suffix).unlink(missing_ok=True)
+
+
+def _open(database: Path) -> None:
+    """Open a database with MLflow, which creates its tables and the default experiment if they are missing."""
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{database}"
     MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _template() -> Path | None:
+    """Return the path of the template, which may not exist; None for a user without a home.
+
+    Its name holds the versions of MLflow, of SQLAlchemy and of SQLite, and a digest of MLflow's migrations.
+    """
+    import mlflow
+    import sqlalchemy
+
+    migrations = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
+    scripts = sorted((file.name, file.stat().st_size) for file in migrations.glob("*.py"))
+    versions = [mlflow.__version__, sqlalchemy.__version__, sqlite3.sqlite_version]
+    digest = hashlib.sha256(repr((versions, scripts)).encode()).hexdigest()[:16]
+    try:
+        return user_cache() / f"mlflow-{mlflow.__version__}-{digest}.db"
+    except RuntimeError:
+        return None
+
+
+def _is_whole(template: Path) -> bool:
+    """Return True if the template exists, is undamaged, and has no experiment."""
+    try:
+        if not intact(template):
+            return False
+        with closing(sqlite3.connect(f"file:{quote(str(template))}?mode=ro", uri=True)) as connection:
+            (state,) = connection.execute("pragma quick_check").fetchone()
+            (experiments,) = connection.execute("select count(*) from experiments").fetchone()
+    except sqlite3.Error:
+        return False
+    return bool(state == "ok" and experiments == 0)
+
+
+def _keep_template(database: Path, template: Path) -> None:
+    """Store a new database as the template, without the default experiment, which holds a time and a path.
+
+    Raises:
+        OSError, sqlite3.Error: if the cache cannot be written.
+    """
+    template.parent.mkdir(parents=True, exist_ok=True)
+    partial = temporary(template)
+    try:
+        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(partial)) as copy:
+            source.backup(copy)
+            copy.execute("delete from experiments")
+            copy.commit()
+        os.replace(partial, template)
+    finally:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            partial.with_name(partial.name + suffix).unlink(missing_ok=True)
 
 
 def intact(database: Path) -> bool:
