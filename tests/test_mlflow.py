@@ -30,6 +30,7 @@ from urllib.parse import unquote
 
 import mlflow.artifacts
 import mlflow.store.db.utils
+import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
@@ -37,6 +38,8 @@ import torch
 import yaml
 from benchmarks import tracking
 from job_helpers import run_trial
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service import utils as mlflow_utils
 from PIL import Image
@@ -50,7 +53,7 @@ from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import dashboard, description, records, service
+from vitlab.trackers import dashboard, description, images, records, service
 from vitlab.trackers.address import Address, locate
 from vitlab.trackers.delivery import sync
 from vitlab.trackers.server import links
@@ -462,7 +465,33 @@ def lose(database: Path, how: str) -> None:
 LOSSES = ["gone", "emptied", "folder", "foreign", "garbage"]
 
 
-@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("size", [2, 10, 40])
+def test_confusion_picture_equals_one_drawn_by_matplotlib(size: int) -> None:
+    names = [f"class{index}" for index in range(size)]
+    counts = np.random.default_rng(size).integers(0, 9, (size, size))
+    counts[0] = 0  # a class without images
+    table = pd.DataFrame(counts, index=names)
+    figure = Figure(figsize=(5, 4.5))
+    axes = figure.add_axes((0.13, 0.12, 0.66, 0.8))
+    heatmap = axes.imshow(counts / counts.sum(1, keepdims=True).clip(1), cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(heatmap, cax=figure.add_axes((0.82, 0.12, 0.03, 0.8)), label="share of the label")
+    if size <= 30:
+        axes.set_xticks(range(size), names, rotation=90)
+        axes.set_yticks(range(size), names)
+    axes.set(xlabel="prediction", ylabel="label", title="val")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    expected = np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
+    drawn = np.asarray(images.confusion("val", 3, table).image).astype(int)
+    left, bottom, right, top = axes.bbox.extents.round().astype(int)
+    inside = np.zeros(drawn.shape[:2], bool)
+    inside[450 - top : 450 - bottom + 1, left : right + 1] = True
+    assert np.array_equal(drawn[~inside], expected[~inside])
+    centres = ((np.arange(size) + 0.5) / size * (right - left)).round().astype(int)
+    cells = np.ix_(450 - top + centres, left + centres)
+    assert np.abs(drawn[cells] - expected[cells]).max() <= 2
+
+
 def dump(database: Path) -> list[str]:
     """Return the SQL of a database, schema and rows, with times replaced and sorted, as migrations vary in order."""
     with closing(sqlite3.connect(database)) as connection:
@@ -504,6 +533,7 @@ def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch:
     assert created("fifth.db") == (migrated, True), "there can be no cache"
 
 
+@pytest.mark.parametrize("how", LOSSES)
 def test_lost_database_gives_one_warning_and_is_refilled(
     how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
 ) -> None:

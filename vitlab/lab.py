@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+from vitlab import report
 from vitlab.driver import stored_answer
 from vitlab.driver.missing import cached_trials, next_stage, require_arm, train
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.planning import read_data, with_decisions
-from vitlab.driver.scheduler import Watch, sole_driver
+from vitlab.driver.scheduler import Watch, prepare_executor, sole_driver
 from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import write_plan
 from vitlab.plan.versions import begin_run
@@ -67,6 +69,7 @@ def run(
     file = study_file(study_path(file), out, watch.say)
     request = stored_answer.Request.of(file, out, changes, plugins)
     store = Store(Path(out).resolve())
+    prepare_executor(file, changes, store)
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     study, plan = make()
     require_arm(plan, only)
@@ -93,6 +96,8 @@ def run(
                 stage, missing = next_stage(plan, only, outcomes)
                 if stages and not missing:
                     break
+                if missing and not stages:  # while workers start and train
+                    Thread(target=report.warm_up, name="imports of the report", daemon=True).start()
                 stages += 1
                 outcomes |= train(stage, missing, store, study.run, plugins, tracker, watch, retry_failed=retry_failed)
             if study.run.explain:
@@ -105,8 +110,6 @@ def run(
 
                 measure_arms(plan, store, study.run, plugins, watch.say)
         finally:
-            from vitlab import report
-
             files = report.write(plan, store, store.study(plan.study) / "report")
             link = tracker.close(files)
     counts = Counter(outcomes.values())

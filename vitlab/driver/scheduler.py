@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vitlab import registry
-from vitlab.errors import Interrupted, Refused, TrialFailed
+from vitlab.errors import Interrupted, Refused, TrialFailed, VitlabError
 from vitlab.executors import Executor, Job, JobTrial, Settings, trial_endings
 from vitlab.geometry import Work
 from vitlab.plan.engine_choice import engine_of, group_trials
 from vitlab.plan.values import EngineBenchmark, Plan, Planned, Trial
-from vitlab.spec import RunSpec
+from vitlab.spec import RunSpec, read_study
+from vitlab.spec.changes import is_known
 from vitlab.spec.run import Abort
-from vitlab.store.files import hold
+from vitlab.store.files import hold, mapping, read_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy, is_locked, owner
 from vitlab.store.result import Ending
@@ -115,6 +117,19 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
         raise Interrupted("stopped following; the other driver is still running") from None
 
 
+def prepare_executor(file: str | Path, changes: Mapping[str, Any], store: Store) -> None:
+    """Have the executor of a study start up while the study is planned, unless its last run left nothing to train."""
+    with suppress(VitlabError, OSError, LookupError, TypeError):
+        study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known(path)})
+        if study is None or problems:
+            return
+        folder = store.study(study.study)
+        plan = read_json(folder / "plan.json", mapping) or {}
+        same = (folder / "study.yaml").is_file() and (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
+        if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
+            registry.slot("executor").get(study.run.executor.type).prepare()
+
+
 @contextmanager
 def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
     """Hold the study's lock and yield whether another process had it; follow that process until it ends."""
@@ -201,6 +216,9 @@ def _drive(
     n_done, n_failed, refusals, tracked_at = 0, 0, list[str](), 0.0
     try:
         while waiting or running:
+            if time.monotonic() - tracked_at > TRACK_EVERY_S:  # at first before the first worker starts
+                tracker.update()
+                tracked_at = time.monotonic()
             ready = [job for job in waiting if _ready(job)]
             if not ready and not running:
                 blocked = [folder for job in waiting for folder in job.folders]
@@ -243,9 +261,6 @@ def _drive(
             if run.abort_study is not None:
                 _check_abort(run.abort_study, n_done, n_failed, len(planned_of))
             watch.tick()
-            if time.monotonic() - tracked_at > TRACK_EVERY_S:
-                tracker.update()
-                tracked_at = time.monotonic()
     except KeyboardInterrupt:
         watch.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
         executor.cancel(GRACE_S)

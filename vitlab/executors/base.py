@@ -67,6 +67,11 @@ class Executor(ABC):
         """Return the option that only the command line may set, because it runs code; None if there is none."""
         return None
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Begin to start what every job needs, without waiting for it; called before the jobs are known."""
+        return
+
     @property
     @abstractmethod
     def slots(self) -> int:

@@ -53,7 +53,7 @@ from vitlab.store.locks import DRIVER, process
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerProcess
+    from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 TERMINATE_S = 2.0  #: time between terminating and killing a worker
 
@@ -100,14 +100,22 @@ class Local(Executor):
         shared_out = not self._gpus or run.resources.cpu is not None
         fits = shared_out and cores_per_trial * self._slots <= budget
         self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["vitlab.executors.preload"])
+        self._context = _context()
         self._waiting: deque[Job] = deque()  # for a GPU with room
         self._workers: dict[int, _Worker] = {}  # by sentinel
         self._elsewhere: list[Job] = []  # trained by workers of other drivers
         self._since = 0.0  # time at which these were detected
         self._ends: list[JobEnd] = []
         atexit.register(self._disconnect)  # otherwise the interpreter would wait at exit for workers that nothing stops
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Start the fork server, which takes seconds to import torch; it ends with this process if it is not used."""
+        _context()
+        if _server() is None:
+            with without_main():
+                start_server()
+            atexit.register(_end_unused, _server())
 
     @property
     def slots(self) -> int:
@@ -215,6 +223,7 @@ class Local(Executor):
         try:
             with without_main():
                 start_server()
+                _used.add(_server())
                 process.start()
         except (EOFError, ConnectionError):
             ours.close()
@@ -316,6 +325,29 @@ def start_server() -> None:
         multiprocessing.forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _context() -> ForkServerContext:
+    """Return the context of worker processes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vitlab.executors.preload"])
+    return context
+
+
+def _server() -> int | None:
+    """Return the process of the fork server, if it has been started."""
+    server: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    return server
+
+
+_used: set[int | None] = set()  # fork servers that have started workers
+
+
+def _end_unused(server: int) -> None:
+    """End a fork server that has started no worker; it may still be importing, and would keep our output open."""
+    if server not in _used and _server() == server:
+        with suppress(OSError):
+            os.kill(server, signal.SIGKILL)
 
 
 def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:

@@ -5,4 +5,5 @@ from vitlab.report.render import answers as answers
 from vitlab.report.render import read_report as read_report
 from vitlab.report.render import render as render
 from vitlab.report.render import render_between as render_between
+from vitlab.report.render import warm_up as warm_up
 from vitlab.report.render import write as write

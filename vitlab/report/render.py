@@ -123,6 +123,16 @@ def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
     return phrasing.answers(plain(summary(frame, plan)), plan.analysis, plan.shares)
 
 
+def warm_up() -> None:
+    """Import what a report needs beyond this module, which takes seconds; for a thread of its own."""
+    from importlib import import_module
+
+    for kind in ("agg", "pdf", "svg"):
+        import_module(f"matplotlib.backends.backend_{kind}")
+    for name in ("pandas", "scipy.special", "vitlab.report.comparison", "vitlab.report.figures"):
+        import_module(name)
+
+
 def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     """Write the report into ``folder``: documents, tables and pictures.  Returns the files written.
 
@@ -136,6 +146,8 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     content = _collect(plan, store)
     pictures_by_name = content.figures()
     svgs = _svgs(pictures_by_name)
+    for wide, _ in pictures_by_name.values():
+        wide.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
     texts = {
         FILES["md"]: _markdown(content.doc, tuple(pictures_by_name)),
         FILES["html"]: _html(content, svgs),
