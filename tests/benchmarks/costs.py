@@ -1,4 +1,4 @@
-"""P6, P7 and P9: cost of a trial, a command and a metric besides the training."""
+"""P6, P7, P9, P16 and P17: cost of a trial, a command, a metric and a study besides the training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from vitlab.trackers import Untracked
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 QUICKSTART = PIPELINES / "quickstart.yaml"
-GATE_TRIAL_MS, GATE_WARM_MS, GATE_HELP_S, GATE_COMMAND_S, GATE_METRIC_US = 100.0, 5.0, 0.3, 0.6, 10.0
+GATE_TRIAL_MS, GATE_WARM_MS, GATE_HELP_S, GATE_COMMAND_S, GATE_METRIC_US = 60.0, 10.0, 0.3, 0.6, 10.0
+GATE_STUDY_S, GATE_LARGE_STUDY_S, GATE_AGAIN_S = 5.0, 8.0, 0.6
 
 
 # -- a further trial --------------------------------------------------------------------------------------------------
@@ -124,6 +125,71 @@ def commands() -> list[Row]:
 
 def _script() -> tuple[str, ...]:
     return (sys.executable, "-c", "from vitlab.cli import main; main()")
+
+
+# -- a study ----------------------------------------------------------------------------------------------------------
+
+STUDIES = {
+    "6 trials of one step": (2, 3, 1, GATE_STUDY_S),
+    "32 trials of one step": (2, 16, 1, GATE_STUDY_S),
+    "100 trials of 20 steps, each evaluated": (4, 25, 20, GATE_LARGE_STUDY_S),
+}
+"""Name to arms, seeds, steps and gate."""
+
+
+def _write_study(folder: Path, arms: int, seeds: int, steps: int) -> Path:
+    """Write a study whose training takes next to nothing."""
+    file = folder / "fixed.yaml"
+    widths = ", ".join(str(8 * (index + 2)) for index in range(arms - 1))
+    file.write_text(
+        "\n".join(
+            [
+                "study: fixed",
+                "base:",
+                "  data: {type: synthetic, image_size: 8, train_images: 64, test_images: 16, validation: 0.25}",
+                "  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}",
+                f"  train: {{steps: {steps}, batch_size: 16, evaluations: {steps}}}",
+                f"design: {{one_at_a_time: {{model.dim: [{widths}]}}}}",
+                f"seeds: {seeds}",
+            ]
+        )
+    )
+    return file
+
+
+def _command_s(folder: Path, file: Path) -> tuple[float, float]:
+    """Return elapsed seconds of ``vitlab run`` and the CPU seconds of its process, without those of workers."""
+    line = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(folder / "runs")]
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(line, check=True, capture_output=True, env=user_environment())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - began, cpu
+
+
+def fixed() -> list[Row]:
+    """P16 and P17: a study's time besides its training, from command to answer, and a finished study's."""
+    slots = len(os.sched_getaffinity(0))
+    rows, finished = [], []
+    for name, (arms, seeds, steps, gate) in STUDIES.items():
+        beside, cpu = [], []
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as place:
+                folder = Path(place)
+                file = _write_study(folder, arms, seeds, steps)
+                passed, worked = _command_s(folder, file)
+                results = [TrialFolder(path.parent).result() for path in folder.glob("runs/trials/*/*/result.json")]
+                training = sum(result.circumstances.wall_s for result in results if result is not None)
+                if len(results) != arms * seeds:
+                    raise RuntimeError(f"{len(results)} of {arms * seeds} trials have a result")
+                beside.append(passed - training / min(slots, len(results)))
+                cpu.append(worked)
+                finished.append(_command_s(folder, file))
+        rows.append(row("P16", f"{name}, from command to answer, without training", beside, "s", "wall", gate))
+        rows.append(row("P16", "the same, of the driver alone", cpu, "s", "CPU"))
+    rows.append(row("P17", "a finished study again", [passed for passed, _ in finished], "s", "wall", GATE_AGAIN_S))
+    rows.append(row("P17", "the same", [worked for _, worked in finished], "s", "CPU"))
+    return rows
 
 
 # -- a metric ---------------------------------------------------------------------------------------------------------

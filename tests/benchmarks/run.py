@@ -46,6 +46,7 @@ GOALS: Mapping[str, Callable[[], list[Row]]] = {
     "P10": threads.measure,
     "P13": limit.measure,
     "P15": studies.positions,
+    "P16": costs.fixed,
     "memory": memory.measure,
 }
 OUT = Path(__file__).parents[2] / "vitlab-runs" / "bench"
