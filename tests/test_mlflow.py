@@ -492,10 +492,14 @@ def test_confusion_picture_equals_one_drawn_by_matplotlib(size: int) -> None:
     assert np.abs(drawn[cells] - expected[cells]).max() <= 2
 
 
-def dump(database: Path) -> list[str]:
-    """Return the SQL of a database, schema and rows, with times replaced and sorted, as migrations vary in order."""
+def dump(database: Path) -> list[list[str]]:
+    """Return the SQL of a database, schema and rows: times replaced, sorted within and between statements.
+
+    The order of indexes and constraints varies from migration to migration.
+    """
     with closing(sqlite3.connect(database)) as connection:
-        return sorted(re.sub(r"\b\d{13}\b", "TIME", line) for line in connection.iterdump())
+        lines = (re.sub(r"\b\d{13}\b", "TIME", line) for line in connection.iterdump())
+        return sorted(sorted(re.split(r"[\s,()]+", line)) for line in lines)
 
 
 def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -506,7 +510,7 @@ def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch:
         mlflow.store.db.utils, "_initialize_tables", lambda engine: (migrations.append(engine), tables(engine))
     )
 
-    def created(name: str) -> tuple[list[str], bool]:
+    def created(name: str) -> tuple[list[list[str]], bool]:
         """Return the content of a new database, and whether it was migrated."""
         migrations.clear()
         with service.quiet():
@@ -514,7 +518,7 @@ def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch:
         return dump(tmp_path / name), bool(migrations)
 
     migrated, was_migrated = created("first.db")
-    assert was_migrated and any("alembic_version" in line for line in migrated)
+    assert was_migrated and any("alembic_version" in words for words in migrated)
     assert created("second.db") == (migrated, False)
     template = service._template()
     assert template is not None and [*template.parent.iterdir()] == [template]
@@ -531,8 +535,7 @@ def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch:
         patch.setattr(mlflow, "__version__", "99.0")
         assert service._template() != template
     monkeypatch.setenv("XDG_CACHE_HOME", str(template))
-    last, was_migrated = created("fifth.db")
-    assert was_migrated and last == migrated, [line for line in last + migrated if (line in last) != (line in migrated)]
+    assert created("fifth.db") == (migrated, True), "there can be no cache"
 
 
 @pytest.mark.parametrize("how", LOSSES)
