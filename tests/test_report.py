@@ -1172,6 +1172,12 @@ def test_numbers_have_readable_precision():
     # An interval that holds no 0 is not shown as one that ends there.
     ends = [phrasing.Scale.of("val/accuracy", shares).end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
     assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
+    # Equal values have no spread: their mean and the ends of its interval differ by rounding alone.
+    rounding = {"low": 0.09999999999999998, "high": 0.10000000000000006}
+    assert phrasing.widths([rounding, {"low": 0.1, "high": 0.2}], "low", "high") == [None, pytest.approx(0.05)]
+    scale = phrasing.Scale.of("val/accuracy", shares)
+    assert scale.decimals(phrasing.widths([rounding], "low", "high")) == 1
+    assert scale.end(2.8e-17, 1) == "0.0"
 
 
 def test_importing_report_is_light():

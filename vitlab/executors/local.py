@@ -336,16 +336,16 @@ def _context() -> ForkServerContext:
 
 def _server() -> int | None:
     """Return the process of the fork server, if it has been started."""
-    server: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    server: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
     return server
 
 
 _used: set[int | None] = set()  # fork servers that have started workers
 
 
-def _end_unused(server: int) -> None:
+def _end_unused(server: int | None) -> None:
     """End a fork server that has started no worker; it may still be importing, and would keep our output open."""
-    if server not in _used and _server() == server:
+    if server is not None and server not in _used and _server() == server:
         with suppress(OSError):
             os.kill(server, signal.SIGKILL)
 

@@ -19,6 +19,7 @@ from vitlab.spec import Analysis
 
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
 
@@ -63,7 +64,7 @@ class Scale:
 
     def end(self, value: float, decimals: int) -> str:
         """Format an end of an interval, with more digits if rounding would hide its sign."""
-        while decimals < 9 and value != 0 and float(f"{self.factor * value:.{decimals}f}") == 0:
+        while decimals < 9 and abs(value) > ROUNDING and float(f"{self.factor * value:.{decimals}f}") == 0:
             decimals += 1
         return self.number(value, decimals)
 
@@ -73,8 +74,14 @@ class Scale:
 
 
 def widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
-    """Return the half-widths of the intervals of all arms."""
-    return [None if row[low] is None or row[high] is None else (row[high] - row[low]) / 2 for row in rows]
+    """Return the half-widths of the intervals of all arms; None without an interval, or one of rounding alone."""
+
+    def width(first: float | None, last: float | None) -> float | None:
+        if first is None or last is None or last - first <= ROUNDING * max(abs(first), abs(last)):
+            return None
+        return (last - first) / 2
+
+    return [width(row[low], row[high]) for row in rows]
 
 
 def p_value(p: float | None, alpha: float) -> str:
