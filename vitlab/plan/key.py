@@ -154,6 +154,7 @@ def refresh() -> None:
     """Clear all caches of source files, so that later digests are of the files as they are then."""
     source.refresh()
     code_digest.cache_clear()
+    _closure.cache_clear()
 
 
 def read_ahead() -> None:
@@ -166,6 +167,12 @@ def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> 
 
     A requirement such as ``timm==1.0.20`` is a key, too, with an empty digest.
     """
+    return dict(_closure(frozenset(modules), reader))
+
+
+@cache
+def _closure(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str]:
+    """Return :func:`closure`, which takes milliseconds; the trials of a job have few different sets of modules."""
     digests: dict[str, str] = {}
     queue = sorted(modules)
     while queue:

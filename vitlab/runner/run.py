@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -34,12 +34,23 @@ from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Training, TrainingResult
 
 
-def check_trial(trial: Trial) -> None:
-    """Check that this process runs the code and versions that a trial was planned with.
+def check_trials(trials: Iterable[Trial]) -> None:
+    """Check that this process runs the code and versions that trials were planned with.
 
     Raises:
-        Refused: If the code or a version differs, or a component of the trial is missing.
+        Refused: If the code or a version differs, or a component of a trial is missing.
     """
+    refresh()
+    last = None
+    for trial in trials:
+        facts = trial.code, trial.spec, trial.needs, trial.versions
+        if facts != last:  # the replicates of an arm have these in common
+            _check_trial(trial)
+            last = facts
+
+
+def _check_trial(trial: Trial) -> None:
+    """Check one trial, see :func:`check_trials`."""
     if not trial.code:
         return  # the trial has no plan
     here = versions()
@@ -50,7 +61,6 @@ def check_trial(trial: Trial) -> None:
     ]
     if missing:
         raise Refused(f"this trial was planned under {' and '.join(missing)}; plan it again with 'vitlab run'")
-    refresh()
     try:
         code = code_of(trial.spec, trial.needs, trial.versions, source.loaded)
         modules = closure({RUNNER, *modules_of_spec(trial.spec)}, source.loaded)
@@ -94,8 +104,7 @@ def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult 
     """
     settings = job.settings
     _load_plugins(settings)
-    for item in job.trials:
-        check_trial(item.trial)
+    check_trials(item.trial for item in job.trials)
     if settings.processes > 1:
         return [_train_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
     device = device_of(settings.device)
@@ -135,7 +144,7 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
         Busy: If another process holds the trial.
     """
     _load_plugins(settings)
-    check_trial(trial)
+    check_trials([trial])
     device = device_of(settings.device)
     with folder.lease(), torch_settings(settings, device):
         yield Attempt(trial, folder, settings, device).begin("loop")
