@@ -5,15 +5,17 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic_studies
 
 from vitlab.errors import UserError
-from vitlab.plan.plan_file import read_plan
+from vitlab.plan.plan_file import read_plan, write_plan
 from vitlab.store.files import abandoned, read_json, temporary, write_bytes, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
@@ -311,6 +313,22 @@ def test_damaged_plan_names_no_folder_outside_store(tmp_path: Path) -> None:
         file.write_text(json.dumps(changed))
         with pytest.raises(UserError, match="is damaged or in another format"):
             read_plan(file)
+
+
+@pytest.mark.parametrize("damage", [{"alpha": None}, {"alpha": "much"}, {"metric": 3}, {"escalate_to": "ten"}, "goal"])
+def test_registration_with_missing_or_wrong_value_is_damaged(tmp_path: Path, damage: Mapping[str, Any] | str) -> None:
+    plan, store = synthetic_studies.study(tmp_path)
+    file = store.study(plan.study) / "plan.json"
+    write_plan(plan, store)
+    stored = json.loads(file.read_text())
+    assert read_plan(file).registered == stored["registered"]
+    if isinstance(damage, str):
+        del stored["registered"][damage]
+    else:
+        stored["registered"] |= damage
+    file.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="is damaged or in another format"):
+        read_plan(file)
 
 
 def test_truncated_weights_are_unusable(tmp_path: Path) -> None:

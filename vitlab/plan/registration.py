@@ -64,7 +64,7 @@ def changes(plan: Plan) -> list[str]:
     if first is None:
         return []
     clauses = [
-        f"{name} was {_format(first[name])} and is {_format(now[name])}"
+        f"{name} was {_format(first.get(name))} and is {_format(now[name])}"
         for name in (*JUDGED_BY, "escalate_to")
         if first.get(name) != now[name]
     ]

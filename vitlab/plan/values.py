@@ -171,8 +171,16 @@ class _EarlierResults:
 class _RegistrationFields:
     """The parts of a registration that are read by name, see :mod:`vitlab.plan.registration`."""
 
+    metric: str
+    goal: str
+    at: str
+    margin: float | None
+    correction: str
+    alpha: float
+    sides: int
     seeds: tuple[int, ...]
     family: tuple[tuple[str, str], ...]
+    escalate_to: int | None = None
     arms: Mapping[str, str] = field(default_factory=dict)
     known: _EarlierResults | None = None
 
