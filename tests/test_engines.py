@@ -293,7 +293,7 @@ def test_weight_averages_follow_stack(engine: str, count: int) -> None:
 def test_training_with_teacher_is_not_stacked() -> None:
     one = training()
     one.distillation = object()  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="distillation cannot be stacked"):
+    with pytest.raises(ValueError, match="does not support distillation"):
         ENGINES["vmap"]([one])
 
 
@@ -496,7 +496,7 @@ def test_unstackable_trial_falls_back_to_loop_with_reason(tmp_path: Path, monkey
     looped = work(tmp_path / "loop", trial(0))
     run_trial(*looped[0], SETTINGS)
     for items, note, attempts in (
-        (declared, r"^trained by engine loop: .*blocks.0.mlp.* not to be safe for vmap", [1]),
+        (declared, r"^trained by engine loop: .*blocks.0.mlp.* does not support engine vmap", [1]),
         (failed, "^trained by engine loop, for engine vmap failed: RuntimeError: no batching rule", [1, 1]),
     ):
         assert results(items)[0].outcome == results(looped)[0].outcome

@@ -233,7 +233,7 @@ def test_attention_without_maps_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
 
     built = tiny(attention="sdpa")
     monkeypatch.setattr(SDPA, "maps", none)
-    with pytest.raises(UserError, match="attention 'SDPA' does not offer its maps"):
+    with pytest.raises(UserError, match="attention 'SDPA' has no attention maps to explain"):
         capture(built, torch.zeros(1, 3, 8, 12))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in built.modules())
 

@@ -137,7 +137,7 @@ def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any],
     data = {**data, "digit_size": [8, 8]} if "digit_size" in data else data
     prepared = prepare(data, SEEDS)
     built: Model = slot("model").build(model, prepared.info)
-    with pytest.raises(WeightsError, match=f"fitted solves for linear layers.*{message}.*head: new"):
+    with pytest.raises(WeightsError, match=f"fitted needs a head of linear layers.*{message}.*head: new"):
         fit_head(built, Feed(prepared, [], SEEDS), 1.0, "fp32")
 
 

@@ -165,12 +165,12 @@ def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
     metric_names = ["acuracy", "miou", {"type": "top_k", "k": 6}]
     assert problems(tmp_path, train={"metrics": metric_names})[0].startswith("no metric called 'acuracy'. Did you mean")
     assert problems(tmp_path, train={"metrics": metric_names[1:]}) == [
-        "metric 'miou' judges segmentation, not classification",
-        "metric 'top_k': the class is always among 6 of 6",
+        "metric 'miou' is for segmentation, not classification",
+        "metric 'top_k': k is 6, and the data has 6 classes; set a smaller k",
     ]
     twice = [{"type": "ece", "bins": 5}]
     assert problems(tmp_path, train={"metrics": twice}) == [
-        "metric 'ece' would be 'ece' in results, which another one is"
+        "metric 'ece': another metric of the trial is called 'ece' in results; remove one of the two"
     ]
     unreported = "no trial reports val/brier. Reported: val/loss, val/accuracy, val/top5, val/ece."
     assert problems(tmp_path, analysis={"metric": "val/brier"}) == [f"{unreported} Write base.train.metrics: [brier]."]

@@ -118,7 +118,7 @@ def test_rows_of_all_processes_form_the_batch() -> None:
             peers.rank = rank
             rows += [row for part in MicroBatches(4, peers).rows(count) for row in part]
         assert rows == list(range(count))
-    with pytest.raises(UserError, match="batches of 2 images cannot be shared by 3 processes"):
+    with pytest.raises(UserError, match="batches of 2 images cannot be divided among 3 processes"):
         training(MicroBatches(None, Second()), batch_size=2)
 
 

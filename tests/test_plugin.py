@@ -285,7 +285,7 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokenComponent, match=r"'older' .* defines views\(\), .* rename it logits_by_head\(\)"):
         registry.load_file(tmp_path / "views.py")
     (tmp_path / "blocks.txt").write_text("x = 1\n")
-    with pytest.raises(BrokenComponent, match=r"blocks.txt: the name of a Python file ends in .py"):
+    with pytest.raises(BrokenComponent, match=r"blocks.txt: rename it so that it ends in .py"):
         registry.load_file(tmp_path / "blocks.txt")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     with pytest.raises(BrokenComponent, match="SystemExit"):

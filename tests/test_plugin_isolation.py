@@ -163,10 +163,12 @@ def test_excluded_plugins_are_unavailable(tmp_path: Path) -> None:
     clash = "norm 'same' is offered by acme-vit and other-vit; write 'acme-vit:same' or 'other-vit:same'."
     assert clash in results[0]["err"] and clash in results[2]["err"]  # --no-plugin is for one command
     assert "norm 'layernorm' is offered by other-vit and vitlab" in results[3]["err"]
-    kept_out = "this study needs other-vit, which is kept out by --no-plugin or VITLAB_DISABLE_PLUGINS\n"
+    kept_out = "this study needs other-vit, which --no-plugin or VITLAB_DISABLE_PLUGINS disables\n"
     assert results[5]["err"].startswith(f"needs.yaml:3:21: {kept_out} 3 | plugins: ")
     assert "no norm called 'same'." in results[6]["err"]
-    assert "acme-vit and other-vit would offer it and are kept out: see VITLAB_DISABLE_PLUGINS." in results[6]["err"]
+    assert (
+        "acme-vit and other-vit, which would offer it, are disabled; see VITLAB_DISABLE_PLUGINS." in results[6]["err"]
+    )
     assert results[7]["err"].startswith(
         "no plugin called 'othr-vit'. Did you mean 'other-vit'? Installed: acme-vit, other-vit"
     )

@@ -226,7 +226,7 @@ class Unwritten(Good):
         (OwnWidth, "has the option dim: that is a size of the model"),
         (NoDefault, "option factor needs a default"),
         (NoAnnotation, "option 'factor' needs an annotation"),
-        (Anything, r"an option must be named, \*\*options is not one"),
+        (Anything, r"replace \*\*options by options with names"),
         (NoDocstring, "needs a docstring"),
         (RefusesAll, "refuses every geometry .* it is Monday"),
         (Breaks, "incompatibility does not say so: ValueError\\('squares only'\\)"),

@@ -225,7 +225,7 @@ def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureF
     assert done(run_trial(trial(), where, Settings())).outcome == expected.outcome
     start = [event for event in where.events()[0] if event.kind == "start"][-1]
     assert (
-        start.body["step"] == 0 and "does not hold what was written; started from the beginning" in start.body["note"]
+        start.body["step"] == 0 and "is damaged: its digest differs; started from the beginning" in start.body["note"]
     )
     assert "the trial starts from the beginning" in capsys.readouterr().err
     steps = [event.body["step"] for event in where.events()[0] if event.kind == "metrics"]

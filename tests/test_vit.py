@@ -309,9 +309,9 @@ def test_blocks_have_their_own_parts() -> None:
 @pytest.mark.parametrize(
     ("blocks", "sentence"),
     [
-        ({"1-2": {"mlp": "swiglu"}}, "blocks '1-2' are not there: the model has blocks 0 to 1"),
-        ({"1-0": {"mlp": "swiglu"}}, "blocks '1-0' are not there"),
-        ({"0-1": {"mlp": "swiglu"}, "1": {"norm": "none"}}, "block 1 is in '0-1' and in '1'; say it once"),
+        ({"1-2": {"mlp": "swiglu"}}, "blocks '1-2' do not exist; the model has blocks 0 to 1"),
+        ({"1-0": {"mlp": "swiglu"}}, "blocks '1-0' do not exist"),
+        ({"0-1": {"mlp": "swiglu"}, "1": {"norm": "none"}}, "block 1 is in '0-1' and in '1'; remove one"),
     ],
 )
 def test_missing_blocks_are_refused(blocks: Mapping[str, Any], sentence: str) -> None:
@@ -395,7 +395,10 @@ def test_python_constructor_equals_yaml() -> None:
         ({"head": "distilled", "prefix": []}, "has no class and no distillation token"),
         ({"prefix": ["distillation", "class"]}, "found \\[distillation, class\\]"),
         ({"prefix": ["class", "class"]}, "found \\[class, class\\]"),
-        ({"head": "segmentation"}, "head 'segmentation' is for segmentation, and the data are for classification"),
+        (
+            {"head": "segmentation"},
+            "head 'segmentation' is for segmentation, and the task of the data is classification",
+        ),
         ({"position": "sincos2d", "dim": 42, "heads": 3}, "multiple of 4"),
         ({"attention": {"type": "sdpa", "drop": 0.1}}, "cannot drop attention weights"),
         ({"blocks": {"1": {"attention": {"type": "sdpa", "drop": 0.1}}}}, "cannot drop attention weights"),

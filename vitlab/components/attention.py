@@ -126,7 +126,7 @@ class SoftmaxAttention(Attention):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Refuse attention dropout with the SDPA kernel, which draws from torch's generator."""
+        """Return a sentence if ``drop`` is set with SDPA, which draws from torch's generator; None otherwise."""
         if cls.implementation == "sdpa" and options.get("drop", 0.0) > 0:
             return (
                 f"attention 'sdpa' cannot drop attention weights (drop is {options['drop']:g}): its kernel draws from "
@@ -183,7 +183,7 @@ class SoftmaxAttention(Attention):
         return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in range(self.num_heads)], 1)
 
     def _sdpa_is_best(self, v_BHTK: Tensor) -> bool:
-        """Apply the rule of :class:`Auto`."""
+        """Return True if the SDPA kernel is to be used, by the rule of :class:`Auto`."""
         dropping = self.training and self.attn_drop.p > 0
         # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
         narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)

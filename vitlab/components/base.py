@@ -117,5 +117,7 @@ def name_draws(model: nn.Module) -> None:
 
 def _require_place(place: int | None) -> int:
     if place is None:
-        raise RuntimeError("this model draws without places: call vitlab.components.base.name_draws(model) once built")
+        raise RuntimeError(
+            "dropout of this model has no keys; call vitlab.components.base.name_draws(model) once built"
+        )
     return place

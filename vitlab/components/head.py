@@ -249,7 +249,7 @@ class Distilled(Head):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Refuse a geometry without a class token or a distillation token."""
+        """Return a sentence if the class or the distillation token is missing; None otherwise."""
         missing = [token for token in ("class", "distillation") if token not in g.prefix]
         if missing:
             return (

@@ -108,10 +108,10 @@ class ConvStem(PatchEmbedding):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Refuse patch sizes that are no powers of two."""
+        """Return a sentence if a side of the patch is not a power of two; None otherwise."""
         for side in g.patch:
             if side & (side - 1):
-                return f"patch 'conv_stem' halves the image again and again, and patch_size {side} is no power of 2"
+                return f"patch 'conv_stem' needs a patch_size that is a power of 2; found {side}"
         return None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class ResNet(PatchEmbedding):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Refuse an image that the backbone and the patches do not tile."""
+        """Return a sentence if the backbone and the patches do not tile the image; None otherwise."""
         reduction = cls.reduction_of(options)
         if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):
             return (

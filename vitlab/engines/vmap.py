@@ -35,7 +35,7 @@ from vitlab.training.losses import Value
 from vitlab.training.microbatch import WeightedLoss
 from vitlab.training.optim import Joint
 
-NO_DISTILLATION = "a training with distillation cannot be stacked: its teacher has no stacked form"
+NO_DISTILLATION = "engine vmap does not support distillation"
 
 
 class Vmap(Engine):
@@ -59,7 +59,7 @@ class Vmap(Engine):
         if training.model.vmap_safe:
             return None
         parts = [path for path, part in training.model.named_modules() if isinstance(part, Part) and not part.vmap_safe]
-        return f"{', '.join(parts) or 'the model'} is declared not to be safe for vmap"
+        return f"{', '.join(parts) or 'the model'} does not support engine vmap"
 
     def _train_step(self) -> None:
         first = self.trainings[0]

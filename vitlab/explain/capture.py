@@ -80,4 +80,6 @@ def _maps(module: Attention, arguments: tuple[Any, ...]) -> Tensor:
     try:
         return module.maps(*arguments)
     except NotImplementedError:
-        raise UserError(f"attention '{type(module).__name__}' does not offer its maps") from None
+        raise UserError(
+            f"attention '{type(module).__name__}' has no attention maps to explain; implement its method maps"
+        ) from None

@@ -151,17 +151,23 @@ class Anatomy:
             if position.component.needs_bias and not attention.takes_bias:
                 return (
                     f"position '{position.type}' adds a bias to the logits of attention, and attention "
-                    f"'{block.attention.type}' (block {index}) takes none"
+                    f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
                 )
             if position.component.needs_rotation and not attention.takes_rotation:
                 return (
                     f"position '{position.type}' rotates queries and keys, and attention "
-                    f"'{block.attention.type}' (block {index}) does not let it"
+                    f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
                 )
         if head.component.task != self.task:
-            return f"head '{head.type}' is for {head.component.task}, and the data are for {self.task}"
+            return (
+                f"head '{head.type}' is for {head.component.task}, and the task of the data is {self.task}; use "
+                "another head"
+            )
         if self.final_norm_at == "pooled" and head.component.forward is not Head.forward:
-            return f"head '{head.type}' does not pool apart from classifying, so final_norm_at cannot be pooled"
+            return (
+                f"head '{head.type}' does not pool apart from classifying, so final_norm_at cannot be pooled; write "
+                "final_norm_at: tokens"
+            )
         return None
 
     def work(self) -> Work:
@@ -188,15 +194,13 @@ def _by_depth(
         first, _, last = span.partition("-")
         indices = range(int(first), int(last or first) + 1)
         if not indices or indices[-1] >= depth:
-            faults.append(
-                (("blocks", "depth"), f"blocks '{span}' are not there: the model has blocks 0 to {depth - 1}")
-            )
+            faults.append((("blocks", "depth"), f"blocks '{span}' do not exist; the model has blocks 0 to {depth - 1}"))
             continue
         own = BlockParts.model_validate(parts)
         changes = {name: getattr(own, name) for name in BlockParts.model_fields if getattr(own, name) is not None}
         for index in indices:
             if index in spans:
-                faults.append((("blocks",), f"block {index} is in '{spans[index]}' and in '{span}'; say it once"))
+                faults.append((("blocks",), f"block {index} is in '{spans[index]}' and in '{span}'; remove one"))
                 break
             spans[index] = span
             choices[index] |= changes

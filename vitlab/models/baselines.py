@@ -73,9 +73,9 @@ class LinearModel(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
-        """Refuse tasks with more than one prediction per image."""
+        """Return a sentence if the task has more than one prediction per image; None otherwise."""
         if data.task != "classification":
-            return f"a linear model has one prediction per image, and the task is {data.task}"
+            return f"a linear model has one prediction per image, and the task is {data.task}; use another model"
         return None
 
     def forward(self, x_BCHW: Tensor) -> Logits:

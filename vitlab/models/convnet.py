@@ -47,9 +47,9 @@ class ConvNet(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
-        """Refuse tasks with more than one prediction per image, and what the stem cannot take."""
+        """Return a sentence if the task has several predictions per image or the image is too small; None otherwise."""
         if data.task != "classification":
-            return f"a convolutional network here has one prediction per image, and the task is {data.task}"
+            return f"this network has one prediction per image, and the task is {data.task}; use another model"
         stem: Stem = model.options(cls).model_validate(dict(options)).stem  # type: ignore[attr-defined]
         # Every halving needs two rows and two columns.
         least, least_small = (2 ** (cls.halvings(which) - 1) + 1 for which in (stem, "small"))

@@ -245,7 +245,7 @@ class ViT(Model):
     # -- parameters -------------------------------------------------------------------------------------------------
 
     def no_weight_decay(self) -> set[str]:
-        """Exempt the tokens, the position table and what each part exempts."""
+        """Return the names of parameters without weight decay: tokens, the position table, and those of parts."""
         tokens = {"cls_token", "dist_token", "reg_token", "position.pos_embed"}
         return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
 

@@ -117,7 +117,7 @@ def _value(node: ast.expr, trial: Mapping[str, Any]) -> Any:
 
 
 def _number(value: Any) -> int | float:
-    """Return an operand of arithmetic; refuse texts and lists, which Python would repeat to any length."""
+    """Check that an operand is a number, and return it; Python would repeat texts and lists to any length."""
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
     return value
@@ -274,7 +274,7 @@ def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
                 exposure = _has_seen(file, arm.trial, seeds)
                 reason = exposure or (_unknown(file.name) if exposure is None and role == "teacher" else "")
             if reason:
-                arms_by_note.setdefault(f"{_SEEN_BY[role]}: of {{arms}}, {reason}.", []).append(f"'{arm.name}'")
+                arms_by_note.setdefault(f"{_SEEN_BY[role]} ({{arms}}): {reason}.", []).append(f"'{arm.name}'")
     return [note.replace("{arms}", ", ".join(names)) for note, names in arms_by_note.items()]
 
 
@@ -312,8 +312,8 @@ def _has_seen(
 
 def _unknown(teacher: str) -> str:
     return (
-        f"the teacher is {teacher}, which may have been trained on their validation images; accuracies on "
-        "these may flatter"
+        f"the teacher {teacher} may have been trained on their validation images, so accuracies on these may be "
+        "too high"
     )
 
 

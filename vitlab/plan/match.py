@@ -252,7 +252,7 @@ def is_number(value: Any) -> bool:
 
 
 def _around(off: Callable[[int], float | None], start: int) -> list[int]:
-    """Return the largest possible k below the target and the smallest that is not, as far as they exist.
+    """Return the largest possible k below the target and the smallest possible k at or above it, if they exist.
 
     Args:
         off: difference from the target, increasing in k; None if k is impossible.

@@ -59,7 +59,7 @@ def plan_data(file: Path) -> Mapping[str, Any] | None:
 
 
 def _plan_of(file: Path, data: Any) -> Plan:
-    """Parse a plan; refuse one of another study than its folder's."""
+    """Parse a plan, and check that it is that of its folder's study."""
     plan = Plan.from_json(data)
     if "metrics" not in data:  # stored by an earlier version
         plan = with_facts(plan)

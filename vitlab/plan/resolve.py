@@ -311,7 +311,7 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
     here, there = plain["data"], teacher.plain["data"]
     same = here["type"] == there["type"]
     if teacher.info.classes != info.classes:
-        yield f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}"
+        yield f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}; make them equal"
     elif teacher.info.labels and info.labels and teacher.info.labels != info.labels:
         theirs, mine = _listed(teacher.info.labels), _listed(info.labels)
         yield f"the teacher's classes are {theirs}, and those of this trial {mine}"

@@ -155,7 +155,7 @@ def edited_module_message(modules: Iterable[str]) -> str:
     for module in modules:
         if "==" not in module and loaded(module).digest != expected(module).digest:
             return (
-                f"{file_of(module)} was edited after this process had imported it; start the process anew (in a "
+                f"{file_of(module)} was edited after this process had imported it; restart the process (in a "
                 "notebook, restart the kernel, or reload the module) and run again"
             )
     return ""
@@ -173,7 +173,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
             last, file = last_import(top), file_of(top)
             if top in sys.modules and last is not None and file is not None and last.stamp != stamp_of(file):
                 return (
-                    f"{module} was installed after this process had imported {top}; start the process anew (in a "
+                    f"{module} was installed after this process had imported {top}; restart the process (in a "
                     "notebook, restart the kernel) and run again"
                 )
             continue
@@ -187,7 +187,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
             if not isinstance(getattr(sys.modules.get(base), name, None), ModuleType):
                 return (
                     f"{file_of(module)} has {name} of {base} from before that was reloaded; reload this file, too, or "
-                    "start the process anew (in a notebook, restart the kernel), and run again"
+                    "restart the process (in a notebook, restart the kernel), and run again"
                 )
     return ""
 

@@ -75,7 +75,7 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
-            raise BrokenComponent(f"{component.__qualname__}: an option must be named, **{name} is not one")
+            raise BrokenComponent(f"{component.__qualname__}: replace **{name} by options with names")
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         if name.startswith("_") or name == "type":

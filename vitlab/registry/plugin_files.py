@@ -120,7 +120,7 @@ def load_file(file: Path | str) -> Origin:
         return origin
     name = module_of(origin)
     if path.suffix != ".py":
-        raise BrokenComponent(f"plugin file {file}: the name of a Python file ends in .py")
+        raise BrokenComponent(f"plugin file {file}: rename it so that it ends in .py")
     loader = _TextLoader(name, path, text)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None

@@ -115,7 +115,7 @@ def unmet(text: str) -> str | None:
     except PackageNotFoundError:
         return f"this study needs {text}: pip install {quoted}"
     if is_disabled(dist.name):
-        return f"this study needs {text}, which is kept out by --no-plugin or {VARIABLE}"
+        return f"this study needs {text}, which --no-plugin or {VARIABLE} disables; remove it there"
     if not requirement.specifier.contains(dist.version, prereleases=True):
         return f"this study needs {text}, and {dist.version} is installed: pip install {quoted}"
     return _refusal(dist)

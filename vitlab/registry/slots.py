@@ -160,7 +160,7 @@ class Slot(Generic[T]):
         if not disabled:
             return ""
         verb = "is" if len(disabled) == 1 else "are"
-        return f" {' and '.join(disabled)} would offer it and {verb} kept out: see {plugins.VARIABLE}."
+        return f" {' and '.join(disabled)}, which would offer it, {verb} disabled; see {plugins.VARIABLE}."
 
     def _load(self, point: EntryPoint) -> None:
         origin = Origin(plugins.source(point), plugins.version(point))

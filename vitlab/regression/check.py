@@ -138,10 +138,7 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
 
     study, plan = plan_study()
     if study.tune is not None:
-        raise UserError(
-            f"{request.file} has 'tune', which would hide a change; check a study with the chosen values in place of "
-            "'tune'"
-        )
+        raise UserError(f"{request.file} has 'tune', which would hide a change; replace 'tune' by the chosen values")
     absent = {str(item.trial.spec.data): item.trial for item in plan.trials if item.trial.data is None}
     for trial in absent.values():
         registry.slot("dataset").build(trial.spec.data).read("train")
@@ -180,7 +177,8 @@ def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str
     if not others:
         return {}
     request.watch.say(
-        f"results were trained under {', '.join(others)}, which is not what is installed here; the gate trains its own"
+        f"results were trained under {', '.join(others)}, and other versions are installed; vitlab check trains the "
+        "trials again"
     )
     return installed
 

@@ -62,7 +62,7 @@ class Zip(Frozen):
         if self.labels is not None:
             lengths["labels"] = len(self.labels)
             if len(set(self.labels)) < len(self.labels):
-                raise ValueError("two rows with one label")
+                raise ValueError("two rows have the same label; each needs its own")
         if len(set(lengths.values())) > 1:
             raise ValueError(
                 "rows need one value of each; found " + ", ".join(f"{n} of {p}" for p, n in lengths.items())

@@ -348,7 +348,7 @@ def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
             data[part] = {"type": data[part]}
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
-            raise SpecError([Problem("--set", 0, 0, f"'{'.'.join(path)}' goes through a value that has no keys")])
+            raise SpecError([Problem("--set", 0, 0, f"'{'.'.join(path)}': '{part}' is not a mapping")])
     if len(path) > 1 and path[-2] == "train" and path[-1] in LENGTHS:
         for other in LENGTHS:
             data.pop(other, None)

@@ -234,7 +234,7 @@ def _walk(
     The node is the key of a value in a mapping, and the item itself in a list.
     """
     if id(node) in above:
-        raise _fault(node, "an alias that contains itself")
+        raise _fault(node, "an alias that contains itself; remove it")
     if len(above) > DEEPEST:
         raise _fault(node, "nested too deeply; a study file is a page or two")
     yield path, place, False
@@ -267,7 +267,7 @@ def _fault(node: yaml.Node, sentence: str) -> _NotAllowed:
 def _name(key: yaml.Node) -> None:
     """Check a key, and set its tag so that it is read as text."""
     if not isinstance(key, yaml.ScalarNode):
-        raise _fault(key, "a key must be a single name")
+        raise _fault(key, "a key must be a single name, such as seeds")
     _printable(key)
     kind = key.tag.removeprefix(_TAG)
     if kind == "bool":
@@ -282,7 +282,7 @@ def _printable(node: yaml.ScalarNode) -> None:
     """Refuse unprintable characters, which would reach terminals, reports and file names."""
     for character in node.value:
         if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
-            raise _fault(node, f"a character that cannot be printed, {_code(character)}")
+            raise _fault(node, f"a character that cannot be printed, {_code(character)}; remove it")
 
 
 def _code(character: str) -> str:

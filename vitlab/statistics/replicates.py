@@ -22,7 +22,9 @@ def finite(values: Sequence[float] | Floats) -> Floats:
     """
     x = np.asarray(values, dtype=float)
     if not np.isfinite(x).all():
-        raise ValueError(f"{int((~np.isfinite(x)).sum())} of {x.size} values are not finite; leave them out and say so")
+        raise ValueError(
+            f"{int((~np.isfinite(x)).sum())} of {x.size} values are not finite; leave them out, and report their number"
+        )
     return x
 
 
@@ -123,7 +125,7 @@ def paired_t_test(first: Sequence[float], second: Sequence[float], alpha: float 
     """
     x, y = finite(first), finite(second)
     if len(x) != len(y):
-        raise ValueError(f"pairs need as many values on either side; found {len(x)} and {len(y)}")
+        raise ValueError(f"pairs need equal numbers of values; found {len(x)} and {len(y)}")
     differences, n = x - y, len(x)
     if n == 0:
         return Contrast(NAN, NAN, NAN, NAN, "none", pairs=0)

@@ -104,7 +104,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
             metadata = reader.metadata() or {}
             text = metadata[_HEADER]
             if metadata.get(_DIGEST, _sha256(text)) != _sha256(text):  # files of earlier versions have no digest
-                raise ValueError("its header is not what was written")
+                raise ValueError("its header is damaged")
             header = json.loads(text)
             state = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  # it is not a mapping
         input_spec = InputSpec(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))

@@ -62,7 +62,7 @@ def read(folder: Path) -> dict[str, Any] | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a mapping
         rest = metadata[_JSON]
         if metadata[_DIGEST] != _digest_of_file(tensors, rest):
-            raise Damaged(f"{folder / FILE} does not hold what was written")
+            raise Damaged(f"{folder / FILE} is damaged: its digest differs")
         state: dict[str, Any] = _from_json(json.loads(rest), tensors)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise Damaged(f"{folder / FILE} cannot be read: {error}") from error
@@ -84,7 +84,7 @@ def _to_json(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     match value:
         case Tensor():
             if place in tensors:  # as by keys 1 and "1"
-                raise VitlabError(f"a checkpoint cannot tell two tensors apart that both stand at {place}")
+                raise VitlabError(f"two tensors of the state have the path {place}; give them keys that differ as text")
             tensors[place] = value
             return {"tensor": place}
         case Mapping():

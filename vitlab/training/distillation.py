@@ -46,7 +46,10 @@ class Distillation:
 
     def __init__(self, how: Distill, teacher: Model | None, theirs: InputSpec, mine: InputSpec, precision: str) -> None:
         if theirs.info.classes != mine.info.classes:
-            raise WeightsError(f"the teacher has {theirs.info.classes} classes and this trial has {mine.info.classes}")
+            raise WeightsError(
+                f"the teacher has {theirs.info.classes} classes and this trial has {mine.info.classes}; use a teacher "
+                "of equal classes"
+            )
         self.how = how
         self.precision = precision
         self.teacher = teacher
@@ -137,8 +140,8 @@ class InputAdapter:
                 mean_C11, std_C11 = (_channels(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
             elif mine.info.channels != 1:
                 raise WeightsError(
-                    f"the teacher sees images of {theirs.info.channels} channels, and those here have "
-                    f"{mine.info.channels}"
+                    f"the teacher takes images of {theirs.info.channels} channels, and those of this trial have "
+                    f"{mine.info.channels}; set data.channels: {theirs.info.channels}"
                 )
         scale_C11, shift_C11 = (
             std_C11 / _channels(theirs.std),

@@ -101,7 +101,7 @@ class ProcessGroup(SingleProcess):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise PeerDied(f"another process of this trial has gone: {error}") from error
+            raise PeerDied(f"another process of this trial has died: {error}") from error
         return tensor
 
 
@@ -126,7 +126,7 @@ def rendezvous(rank: int, count: int, place: Path, device: torch.device) -> Iter
     if device.type == "cuda":
         if torch.cuda.device_count() < count:
             raise UserError(
-                f"{count} processes are to train this trial, each on a GPU, and torch finds {torch.cuda.device_count()}"
+                f"run.resources.gpu is {count}, and torch finds {torch.cuda.device_count()} GPUs; set a smaller number"
             )
         torch.cuda.set_device(rank)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -134,6 +134,6 @@ def rendezvous(rank: int, count: int, place: Path, device: torch.device) -> Iter
         store = dist.FileStore(str(place), count)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     except RuntimeError as error:
-        raise PeerDied(f"the processes of this trial did not find each other: {error}") from error
+        raise PeerDied(f"the processes of this trial could not connect to each other: {error}") from error
     yield ProcessGroup(rank, count)
     dist.destroy_process_group()

@@ -107,9 +107,9 @@ def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Li
     fitted = {f"{name}.{parameter}" for name, layer in classifiers.items() for parameter in ("weight", "bias")}
     others = sorted(head_names(model) - fitted)
     if not classifiers or others or batch.y_B.ndim > 1 or any(layer.bias is None for layer in classifiers.values()):
-        what = f"this one has {', '.join(others)}" if others else "this one is no such head"
+        what = f"this one has {', '.join(others)}" if others else "this one is another head"
         raise WeightsError(
-            f"init_from.head: fitted solves for linear layers that read what the body says of an image, and {what}; "
-            "with head: new it can be trained"
+            f"init_from.head: fitted needs a head of linear layers on the features of an image, and {what}; write "
+            "init_from.head: new to train it"
         )
     return classifiers

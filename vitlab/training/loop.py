@@ -260,7 +260,7 @@ class Training:
         return self.average.applied() if self.average is not None else nullcontext()
 
     def save(self) -> None:
-        """Write the state, unless a loss since the last measurement is not finite.
+        """Write a checkpoint, unless a loss since the last measurement is not finite.
 
         Divergence is reported by the next measurement alone, so that the step at which a training ends does not depend
         on when it was saved.

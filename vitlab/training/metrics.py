@@ -147,11 +147,11 @@ class PixelAccuracy(OfDecisions):
     tasks = ("segmentation",)
 
     def chance(self, data: DataInfo) -> float:
-        """Return the share of correct guesses."""
+        """Return the accuracy of guesses: 1 / classes."""
         return 1 / data.classes
 
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
-        """Return which decisions are correct."""
+        """Return True for each correct decision, (M,)."""
         return logits_MK.argmax(1) == target_M
 
 
@@ -166,11 +166,11 @@ class Accuracy(Metric):
     quantum = 1.0
 
     def chance(self, data: DataInfo) -> float:
-        """Return the share of correct guesses."""
+        """Return the accuracy of guesses: 1 / classes."""
         return 1 / data.classes
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return which images are classified correctly."""
+        """Return True for each correctly classified image, (B,)."""
         return logits.argmax(1) == target
 
 
@@ -193,15 +193,15 @@ class TopK(Metric):
         return min(1.0, self.k / data.classes)
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return which images have their class among the top ``k``."""
+        """Return True for each image whose class is among its ``k`` largest logits, (B,)."""
         top_BK = logits.topk(self.k, 1).indices
         return (top_BK == target[:, None]).any(1)
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
-        """Refuse data with no more than ``k`` classes."""
+        """Return a sentence if the data has at most ``k`` classes, which makes all correct; None otherwise."""
         k = options["k"]
-        return None if data.classes > k else f"the class is always among {k} of {data.classes}"
+        return None if data.classes > k else f"k is {k}, and the data has {data.classes} classes; set a smaller k"
 
 
 @metric.register("balanced_accuracy")
@@ -213,7 +213,7 @@ class BalancedAccuracy(Metric):
     """
 
     def chance(self, data: DataInfo) -> float:
-        """Return the share of correct guesses."""
+        """Return the accuracy of guesses: 1 / classes."""
         return 1 / data.classes
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -329,13 +329,15 @@ def resolve_metrics(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[in
         component, name = choice.component, _name(choice)
         assert issubclass(component, Metric)
         if data.task not in component.tasks:
-            faults.append((index, f"metric '{choice.type}' judges {' and '.join(component.tasks)}, not {data.task}"))
+            faults.append((index, f"metric '{choice.type}' is for {' and '.join(component.tasks)}, not {data.task}"))
         elif reason := component.incompatibility(data, choice.options):
             faults.append((index, f"metric '{choice.type}': {reason}"))
         elif not re.fullmatch(r"\w+", name) or name in RESERVED:
-            faults.append((index, f"metric '{choice.type}' cannot be called '{name}' in results"))
+            message = f"its name in results, '{name}', is reserved or not of letters, digits and _; rename it"
+            faults.append((index, f"metric '{choice.type}': {message}"))
         elif name in names:
-            faults.append((index, f"metric '{choice.type}' would be '{name}' in results, which another one is"))
+            message = f"another metric of the trial is called '{name}' in results; remove one of the two"
+            faults.append((index, f"metric '{choice.type}': {message}"))
         indices.append(index)
         components.append((component, choice.options))
         names.add(name)

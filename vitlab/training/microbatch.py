@@ -85,11 +85,13 @@ class MicroBatches(FullBatch):
         for path, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.training:  # a frozen one uses its running statistics
                 raise UserError(
-                    f"{path} normalises by the statistics of a whole batch, which cannot be computed in parts: leave "
-                    "out run.micro_batch_size, and have one process train a trial (run.resources)"
+                    f"{path} normalises by the statistics of a whole batch, which cannot be computed in parts; remove "
+                    "run.micro_batch_size, and set run.resources so that one process trains a trial"
                 )
         if count < self.peers.count:
-            raise UserError(f"batches of {count} images cannot be shared by {self.peers.count} processes")
+            raise UserError(
+                f"batches of {count} images cannot be divided among {self.peers.count} processes; set a larger batch"
+            )
 
     def synchronise(self, model: nn.Module, step: int) -> None:
         """Raise if the ranks differ."""

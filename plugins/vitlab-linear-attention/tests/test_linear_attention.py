@@ -267,13 +267,23 @@ def test_unsupported_position_is_planned_skip(tmp_path: Path) -> None:
     skips = {arm.name: arm.skip for arm in plan.arms if arm.skip}
     assert len(plan.arms) == 12 and len(skips) == 3
     for attention, position, does in (
-        ("linear", "alibi2d", "adds a bias to the logits of attention, and attention 'linear' (block 0) takes none"),
+        (
+            "linear",
+            "alibi2d",
+            "adds a bias to the logits of attention, and attention 'linear' (block 0) does not support that; "
+            "change one of the two",
+        ),
         (
             "performer",
             "alibi2d",
-            "adds a bias to the logits of attention, and attention 'performer' (block 0) takes none",
+            "adds a bias to the logits of attention, and attention 'performer' (block 0) does not support that; "
+            "change one of the two",
         ),
-        ("linear", "rope2d", "rotates queries and keys, and attention 'linear' (block 0) does not let it"),
+        (
+            "linear",
+            "rope2d",
+            "rotates queries and keys, and attention 'linear' (block 0) does not support that; change one of the two",
+        ),
     ):
         (reason,) = [reason for name, reason in skips.items() if attention in name and position in name]
         assert reason == f"position '{position}' {does}"
@@ -284,4 +294,4 @@ def test_unsupported_position_is_planned_skip(tmp_path: Path) -> None:
 def test_bias_is_refused_with_reason(name: str, position: str) -> None:
     options = {key: value for key, value in vit(name, position=position).items() if key != "type"}
     reason = ViT.incompatibility(DATA, options)
-    assert reason is not None and position in reason and f"'{name}' (block 0) takes none" in reason
+    assert reason is not None and position in reason and f"'{name}' (block 0) does not support that" in reason

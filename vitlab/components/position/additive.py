@@ -76,7 +76,7 @@ class Learned(Additive):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Exempt the table."""
+        """Return the name of the table, which has no weight decay."""
         return frozenset({"pos_embed"})
 
     def rows(self, table: int) -> Tensor:
@@ -119,11 +119,11 @@ class Learned2D(Additive):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Refuse an odd width."""
+        """Return a sentence if the width is odd; None otherwise."""
         return f"position 'learned2d' halves the width, and dim {g.dim} is odd" if g.dim % 2 else None
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Exempt both tables."""
+        """Return the names of both tables, which have no weight decay."""
         return frozenset(name for name, _ in self.named_parameters())
 
     def rows(self, table: int) -> Tensor:
@@ -243,7 +243,7 @@ class SinCos2D(_Fixed):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Refuse widths that are no multiple of 4."""
+        """Return a sentence if the width is not a multiple of 4 or too small; None otherwise."""
         if g.dim % 4:
             return f"position 'sincos2d' has four blocks of channels, and dim {g.dim} is not a multiple of 4"
         if options.get("convention") == "big_vision" and g.dim == 4:
@@ -301,7 +301,7 @@ class Fourier(Additive):
         self.encoders = nn.ModuleList([_Fourier(g.dim, features, hidden, gamma) for _ in range(self.tables)])
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Exempt the frequencies."""
+        """Return the names of the frequencies, which have no weight decay."""
         return frozenset(f"encoders.{table}.frequencies" for table in range(self.tables))
 
     def rows(self, table: int) -> Tensor:
@@ -367,14 +367,14 @@ class Conditional(Position):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Refuse an even kernel, which has no centre."""
+        """Return a sentence if the kernel is even and so has no centre; None otherwise."""
         kernel_size = options.get("kernel_size", 3)
         if kernel_size % 2 == 0:
             return f"position 'conditional' centres its kernel on each patch, and kernel_size {kernel_size} is even"
         return None
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Exempt the kernel."""
+        """Return the name of the kernel, which has no weight decay."""
         return frozenset({"proj.weight"})
 
     def mix(self, x_BTD: Tensor, layer: int) -> Tensor:

@@ -53,7 +53,7 @@ class RelativeBias(Position):
         self.register_buffer("index", index, persistent=False)
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Exempt the table."""
+        """Return the name of the table, which has no weight decay."""
         return frozenset({"relative_position_bias_table"})
 
     def bias(self, layer: int) -> Tensor:

@@ -115,7 +115,7 @@ class RoPE2DMixed(_Rotary):
         self.register_buffer("row", row_N.to(torch.get_default_dtype()), persistent=False)
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Exempt the frequencies."""
+        """Return the name of the frequencies, which have no weight decay."""
         return frozenset({"freqs"})
 
     def rotation(self, layer: int) -> Rotation:
