@@ -134,14 +134,16 @@ def test_command_prints_every_format(out: Path) -> None:
 def test_incomparable_arms_are_reported(out: Path) -> None:
     plan = Plan.from_json(json.loads((out / "studies" / "new" / "plan.json").read_text()))
     change(out, "loss", analysis=plan.analysis.model_copy(update={"metric": "val/loss", "goal": "min"}))
-    with pytest.raises(UserError, match="compared by one metric; found old by val/accuracy max last and loss by"):
+    with pytest.raises(
+        UserError, match="both studies need the same metric; found old by val/accuracy max last and loss by"
+    ):
         vitlab.compare("old", "loss", out=out)
     arms = [
         dataclasses.replace(arm, name=f"{arm.name}!", baseline=arm.baseline and f"{arm.baseline}!") for arm in plan.arms
     ]
     renamed = tuple(dataclasses.replace(item, arm=f"{item.arm}!") for item in plan.trials)
     change(out, "other", arms=tuple(arms), trials=renamed)
-    with pytest.raises(UserError, match="no arm of other is called as one of old"):
+    with pytest.raises(UserError, match="no arm of other has the name of an arm of old"):
         vitlab.compare("old", "other", out=out)
     changed = [dataclasses.replace(item, trial=dataclasses.replace(item.trial, data="else")) for item in plan.trials]
     change(out, "moved", trials=tuple(changed))

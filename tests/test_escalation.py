@@ -126,8 +126,8 @@ def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monk
     assert (plan_data["registered"]["seeds"], plan_data["registered"]["escalate_to"]) == ([0, 1], 4)
 
     report = (answer.folder / "report" / "report.md").read_text()
-    assert "Two looks share alpha, at 2 seeds and at 4" in report and "The first left other open" in report
-    assert "xploratory" not in report and "reliminary" not in report and "no value on one side" not in report
+    assert "Two looks share alpha, at 2 seeds and at 4" in report and "The first look left other inconclusive" in report
+    assert "xploratory" not in report and "reliminary" not in report and "a value in one of the two alone" not in report
     table = vitlab.compare(file, out=out).set_index("arm")
     assert table.loc["other", ["look", "pairs"]].tolist() == [2, 4]
     assert table.loc["same", ["look", "pairs"]].tolist() == [1, 2]
@@ -200,7 +200,9 @@ def test_failed_trial_blocks_further_seeds_until_retried(tmp_path):
     store.trial(failed.key, failed.code).fail("memory ran out", kind="oom")
     assert inconclusive_arms(plan, store) == ()
     [notes] = [note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks")]
-    assert "near may be given further seeds once 'vitlab run --retry-failed' has trained what failed." in notes
+    assert (
+        "near can get further seeds: first run 'vitlab run --retry-failed' to train the failed trials again." in notes
+    )
 
 
 def test_reported_stages_equal_data(tmp_path):
@@ -208,9 +210,11 @@ def test_reported_stages_equal_data(tmp_path):
         return next(note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks"))
 
     decided = registered_study(tmp_path / "a", {"baseline": BASE, "far": FAR}, ["baseline", "far"])
-    assert rendered(*decided).endswith("The first settled all that can be judged, so no further seeds were trained.")
+    assert rendered(*decided).endswith(
+        "The first look decided every comparison that can be judged, so no further seeds were trained."
+    )
     undecided = registered_study(tmp_path / "b", {"baseline": BASE, "near": NEAR}, ["baseline", "near"])
-    assert rendered(*undecided).endswith("near may be given further seeds by the next 'vitlab run'.")
+    assert rendered(*undecided).endswith("near can get further seeds: run 'vitlab run' again.")
 
 
 def test_comparison_is_refused_only_from_its_own_stage(tmp_path):

@@ -382,7 +382,7 @@ class Goalless(Right):
         (OtherWay, "has the goal max, and is 0 where predictions are right, 1 where they are wrong"),
         (Random, "in batches of|a second time|has the goal max"),
         (Writes, "changes the logits or the labels"),
-        (Unlabelled, "changes with what is predicted where there is no label|has the goal max"),
+        (Unlabelled, "depends on predictions where there is no label|has the goal max"),
         (Undefined, "is nan where predictions are right"),
         (Columns, r"column has shape \(2,\); it is one value per image, \(40,\), or None"),
         (Goalless, "goal is 'high'; it is max or min"),

@@ -347,7 +347,7 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
         ({"spec": {"train.optimizer.lr": 0.002}}, "key", "train.optimizer.lr: 0.001 -> 0.002"),
         ({"data": "digits:2"}, "key", "digits:1 -> digits:2"),
         ({"seeds": {"init": 1}}, "key", "seed of init: 0 -> 1"),
-        ({"key": "other"}, "key", "starts from is another"),
+        ({"key": "other"}, "key", "starts from has changed"),
         ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2 + 1e-5, 2.1), before=2.3, after=2.0),)}, "trace fp64", "of step 2"),
         ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2, math.nan), before=2.3, after=2.0),)}, "trace fp64", "of step 3"),
         ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 steps -> 2"),

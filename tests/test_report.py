@@ -449,14 +449,17 @@ def test_comparison_registered_after_results_is_exploratory(tmp_path):
     again = registration.with_registration(plan, None, lambda key, code: key in none)
     doc = document(again, store)
     assert (
-        "Exploratory: 4 of 20 trials had results before this plan was registered, those of position=none on both "
-        "sides of the comparison."
+        "Exploratory: 4 of 20 trials had results before this plan was registered, including both arms of the "
+        "comparison at some seed: position=none."
     ) in doc["notes"]
     assert [bool(row["exploratory"]) for row in doc["arms"]] == [False, True, False, False]
     base = {item.trial.key for item in plan.trials if item.arm == "baseline"}
     shared = registration.with_registration(plan, None, lambda key, code: key in base)
     doc = document(shared, store)
-    assert "5 of 20 trials had results before this plan was registered, of no comparison on both sides." in doc["notes"]
+    assert (
+        "5 of 20 trials had results before this plan was registered, but not both arms of any comparison."
+        in doc["notes"]
+    )
     assert not any(row["exploratory"] for row in doc["arms"])
 
 
@@ -585,10 +588,7 @@ def test_students_of_one_teacher_are_one_sample_of_teacher(tmp_path):
     )
     assert doc["arms"][1]["p"] is doc["arms"][1]["difference_low"] is doc["arms"][1]["better"] is None
     assert doc["arms"][2]["p"] is not None
-    assert (
-        "baseline: 1 distinct teacher behind 5 trials; what is found holds for teachers like these alone."
-        in doc["notes"]
-    )
+    assert "baseline: 1 distinct teacher for 5 trials; the results need not hold for other teachers." in doc["notes"]
 
 
 def test_teacher_per_seed_is_judged_normally(tmp_path):
@@ -599,7 +599,7 @@ def test_teacher_per_seed_is_judged_normally(tmp_path):
         )
         doc = document(plan, store)
         assert doc["arms"][1]["p"] == pytest.approx(stats.ttest_rel(NONE, BASE).pvalue)
-        assert "b: 5 distinct teachers behind 5 trials." in doc["notes"]
+        assert "b: 5 distinct teachers for 5 trials." in doc["notes"]
 
 
 def test_failed_prerequisite_is_reported(tmp_path, undrawn):

@@ -7,13 +7,13 @@ VitlabError                  exit code 3
 │   ├── ClashError           two sources offer one name
 │   ├── OptionError          a component does not accept these options
 │   ├── GeometryError        sizes that do not divide
-│   ├── DataError            a data set is not where it was said to be, or is not what it was said to be
+│   ├── DataError            a data set is missing, or its files are not as expected
 │   └── WeightsError         a checkpoint that cannot be read or does not fit
-├── BrokenComponent          exit code 3: a plugin that fails to import, or is not what it claims to be
-├── Refused                  exit code 4: the trial is not, here, what it was planned to be; nothing is wrong with it
+├── BrokenComponent          exit code 3: a plugin that fails to import or breaks the contract of its slot
+├── Refused                  exit code 4: the code or the versions differ from those of the plan; plan again
 ├── TrialFailed              exit code 4: trials failed or are missing
 │   ├── OutOfMemory          a trial needs more memory than there was
-│   └── Lost                 a process of a trial died; nothing is wrong with the trial
+│   └── Lost                 a process of a trial died; another attempt may succeed
 └── Interrupted              exit code 130: the user pressed Ctrl-C; everything computed so far is kept
 
 try:
@@ -43,7 +43,7 @@ class VitlabError(Exception):
 
 
 class UserError(VitlabError):
-    """Something the user wrote cannot be meant."""
+    """Something the user wrote is wrong; the message says what, in one sentence or a list."""
 
     exit_code: ClassVar[int] = 2
 
@@ -126,7 +126,7 @@ class GeometryError(UserError):
 
 
 class DataError(UserError):
-    """A data set is not where it was said to be, or is not what it was said to be."""
+    """A data set is missing, or its files are not as expected."""
 
 
 class WeightsError(UserError):
@@ -148,11 +148,11 @@ class OutOfMemory(TrialFailed):
 
 
 class Lost(TrialFailed):
-    """A process of a trial died; trying again may well succeed."""
+    """A process of a trial died; another attempt may succeed."""
 
 
 class Refused(VitlabError):
-    """A trial is not, here and now, what it was planned to be: its code was changed since.  Plan again."""
+    """The code or the versions of a trial differ from those of its plan; the study has to be planned again."""
 
     exit_code: ClassVar[int] = 4
 
@@ -237,7 +237,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 
 def closest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return which of ``allowed`` is most likely meant by ``name``: in any case, by synonym or by spelling."""
+    """Return the one of ``allowed`` that ``name`` most likely means, by synonym or spelling; None if none is close."""
     known = list(allowed)
     plain = _plain(name)
     by_plain = {_plain(one): one for one in reversed(known)}
@@ -257,7 +257,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name in lower case, in Latin letters where others look like these, without what separates words."""
+    """Return a name for comparison: lower case, look-alike letters as Latin ones, no separators."""
     return name.translate(LOOKALIKES).casefold().replace("_", "").replace("-", "").replace(" ", "")
 
 

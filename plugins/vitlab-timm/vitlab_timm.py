@@ -98,7 +98,7 @@ class Timm(Model):
             raise OptionError([(("name",), f"timm has no model called '{bare}'.{nearest(bare, timm.list_models())}")])
         if dotted:
             raise OptionError(
-                [(("name",), f"what stands after the dot are weights: name: {bare} and weights: {dotted}")]
+                [(("name",), f"the part after the dot names weights; write name: {bare} and weights: {dotted}")]
             )
         if tag is not None and tag not in (tags := _tags(name)):
             raise OptionError(
@@ -106,9 +106,9 @@ class Timm(Model):
             )
         for key in settings:
             if key in FROM_DATA:
-                raise OptionError([(("options", key), f"{key} is what the data say; see data.size and data.channels")])
+                raise OptionError([(("options", key), f"{key} follows from the data; set data.size or data.channels")])
             if key in NOT_OPTIONS:
-                raise OptionError([(("options", key), f"{key} is no option of a model")])
+                raise OptionError([(("options", key), f"{key} is not an option of a model; remove it")])
         if reason := _refused_options(name, _text(settings)):
             raise OptionError([(("options",), f"timm's {name} refuses these options: {reason}")])
         return dict(options)

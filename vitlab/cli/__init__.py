@@ -126,8 +126,8 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in DISK:
         place = f"{error.filename}: " if error.filename else ""
         click.echo(
-            f"{place}{(error.strerror or str(error)).lower()}. What was done is kept; once the disk can be written to, "
-            "the same command goes on from there.",
+            f"{place}{(error.strerror or str(error)).lower()}. Results so far are kept; make the disk writable, then "
+            "run the same command to resume.",
             err=True,
         )
         return UserError.exit_code

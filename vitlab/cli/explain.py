@@ -117,7 +117,7 @@ def command(
                 click.echo(str(file))
     for image, explanations in explained.items():
         if not explanations:
-            raise UserError(f"{checkpoint} has no arm with attention to explain; only a ViT has")
+            raise UserError(f"{checkpoint} has no arm with attention to explain; choose a study of a ViT")
         for file in compare(explanations, study, target / _image_name(image)):
             click.echo(str(file))
 
@@ -206,7 +206,7 @@ def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, str | No
     split, _, index = image.partition(":")
     if split == "test" and index.isdecimal():
         if trial is None:
-            raise UserError("--image test:N is an image of a trial's own data; a file of weights has none")
+            raise UserError("--image test:N needs a trial or a study; for a file of weights, give a picture file")
         from vitlab.driver.explanations import test_examples
 
         [(pixels_CHW, label)] = test_examples(trial, [int(index)])
@@ -217,7 +217,7 @@ def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, str | No
         with Image.open(image) as picture:
             return picture.convert(picture.mode if picture.mode == "L" else "RGB"), Path(image).name, None
     except UnidentifiedImageError:
-        raise UserError(f"--image {image} is not a picture") from None
+        raise UserError(f"--image {image} is not a picture; give an image file, such as PNG or JPEG") from None
     except OSError as error:
         raise UserError(f"--image {image} cannot be read: {error.strerror or error}") from None
 

@@ -48,10 +48,15 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     if arm is None and seed is None and trial.isalnum() and paths:
         keys = sorted({path.parent.name for path in paths})
         if len(keys) > 1:
-            raise UserError(f"'{trial}' begins {len(keys)} keys: {', '.join(key[:16] for key in keys)}")
+            raise UserError(
+                f"'{trial}' begins {len(keys)} keys; give more of one: {', '.join(key[:16] for key in keys)}"
+            )
         return [TrialFolder(path) for path in paths]
     if arm is None and seed is None and not _is_study(trial, out):
-        raise UserError(f"no trial whose key begins with '{trial}' in {out}, and no study of that name")
+        raise UserError(
+            f"no trial whose key begins with '{trial}' in {out}, and no study of that name; 'vitlab studies' lists the "
+            "studies"
+        )
     from vitlab.report.api import open_study
 
     plan, store = open_study(Path(trial), out=out)

@@ -62,7 +62,7 @@ no_plugin_option = click.option(
     metavar="NAME",
     expose_value=False,
     callback=_disable_plugins,
-    help=f"An installed plugin to do without; {plugins.VARIABLE}=1 does without any.",
+    help=f"Disable an installed plugin; {plugins.VARIABLE}=1 disables all.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -37,7 +37,7 @@ from vitlab.cli.options import (
     type=click.FloatRange(min=0, min_open=True),
     default=312.0,
     show_default=True,
-    help="Peak rate of the GPU whose hours --cost tells, in TFLOP/s; in bf16 an A100 has 312, an H100 989.",
+    help="Peak rate of the GPU for the GPU-hours of --cost, in TFLOP/s; in bf16 an A100 has 312, an H100 989.",
 )
 @click.option("--full", is_flag=True, help="Print every arm's resolved spec, defaults included.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -252,7 +252,7 @@ def _describe_benchmarks(plan: Any) -> Iterator[str]:
             yield f"{', '.join(arms[name])}: {probe.summary}"
     if remaining := without_benchmark(trials, plan.probes):
         names = dict.fromkeys(planned.arm for some in remaining.values() for planned in some)
-        yield f"{'; '.join(names)}: the engine is measured when the study is run; until then it is as the rule has it."
+        yield f"{'; '.join(names)}: the engine is measured when the study is run; until then, the default rule applies."
 
 
 def _tuning(tuning: Any, is_cached: dict[tuple[str, int], bool]) -> str:

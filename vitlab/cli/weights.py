@@ -18,9 +18,9 @@ RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
 
 _file = click.argument("file", type=click.Path(path_type=Path))
 _from = click.option("--from", "form", metavar="FORMAT", help=f"One of {', '.join(FORMATS)}; recognised without it.")
-_heads = click.option("--heads", type=click.IntRange(min=1), help="Heads of attention, which no tensor shows.")
+_heads = click.option("--heads", type=click.IntRange(min=1), help="Attention heads, which the tensors do not show.")
 _source_grid = click.option(
-    "--source-grid", metavar="HxW", help="Patches the positions in the file are for, where they are not square."
+    "--source-grid", metavar="HxW", help="Grid of patches of the positions in the file, if it is not square."
 )
 
 
@@ -57,10 +57,10 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
 @click.argument("target", type=click.Path(path_type=Path))
 @_from
 @click.option("--to", required=True, metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")
-@click.option("--grid", metavar="HxW", help="Resample positions for a grid of so many patches.")
-@click.option("--image", metavar="HxW", help="The same, said in pixels; one number for a square.")
+@click.option("--grid", metavar="HxW", help="Resample positions to this grid of patches.")
+@click.option("--image", metavar="HxW", help="Resample positions to this image size; one number for a square.")
 @click.option(
-    "--resample", default="timm", show_default=True, metavar="LIBRARY", help=f"As which of {', '.join(RESAMPLINGS)}."
+    "--resample", default="timm", show_default=True, metavar="LIBRARY", help=f"One of {', '.join(RESAMPLINGS)}."
 )
 @click.option("--head", type=click.Choice(["keep", "drop"]), default="keep", show_default=True)
 @click.option(
@@ -68,7 +68,7 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
     type=click.Choice(["keep", "drop"]),
     default="keep",
     show_default=True,
-    help="The hidden layer before the head; it can go only with the head that reads it.",
+    help="The hidden layer before the head; drop it only together with the head.",
 )
 @_heads
 @_source_grid
@@ -85,9 +85,9 @@ def convert(
     heads: int | None,
     source_grid: str | None,
 ) -> None:
-    """Write the weights in SOURCE to TARGET in another format; TARGET's name says how they are packed.
+    """Write the weights in SOURCE to TARGET in another format; TARGET's suffix decides the container.
 
-    Nothing is left out that was not named: what the other format has no place for is an error.
+    Tensors are left out only on request; a tensor that the other format cannot hold is an error.
     """
     from vitlab.weights import convert as write
 

@@ -72,7 +72,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
                 raise
             notes.append(str(failed).rstrip("."))  # a regression of an earlier tier is still reported
         if not cells:
-            notes.append("there is nothing to judge by seeds")
+            notes.append("no arm has values to compare over seeds")
     verdicts = [*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)]
     verdict = overall(verdicts if cells or "statistical" not in tiers else [*verdicts, "inconclusive"])
     assert study.check is not None

@@ -218,10 +218,10 @@ def _compute_cell(pair: Pair, alpha: float) -> Cell:
     if pair.refused:
         return replace(cell, test="none", reason=pair.refused)
     if not n:
-        return replace(cell, test="none", reason="no seed has a value on both sides")
+        return replace(cell, test="none", reason="no seed has a value in both the baseline and this run")
     cell = replace(cell, old=float(old.mean()), new=float(new.mean()), drop=float(sign * (old.mean() - new.mean())))
     if n < MIN_SEEDS:
-        return replace(cell, test="none", reason=f"{n} seeds are too few to judge; {MIN_SEEDS} are the fewest")
+        return replace(cell, test="none", reason=f"{n} seeds are too few to judge; set seeds to at least {MIN_SEEDS}")
     if test == "paired t" and not d.any():
         return replace(cell, test="identical", worst=0.0, p=1.0)
     if pair.no_sample:
@@ -251,7 +251,7 @@ def _add_verdict(cell: Cell, pair: Pair, alpha: float) -> Cell:
     if not pair.lost or pair.refused:
         return result
     total = pair.lost + len(pair.new)
-    reason = f"{pair.lost} of {total} seeds diverged, or came to no number, and did not in the {pair.against}"
+    reason = f"{pair.lost} of {total} seeds diverged or have no finite value, unlike in the {pair.against}"
     if result.verdict == "regressed":
         return replace(result, reason=f"{result.reason}; {reason}")
     return replace(result, verdict="regressed" if 2 * pair.lost > total else "inconclusive", reason=reason)
@@ -265,7 +265,7 @@ def _verdict_of_values(cell: Cell, pair: Pair, alpha: float) -> Cell:
         return replace(cell, verdict="pass", reason="identical")
     rejected = cell.p_corrected < alpha
     if cell.worst < pair.margin:
-        note = "a drop that is real, and within the margin" if rejected else "no drop as large as the margin"
+        note = "a significant drop, but within the margin" if rejected else "no drop as large as the margin"
         return replace(cell, verdict="pass", reason=note)
     if rejected and cell.drop >= pair.min_abs:
         return replace(cell, verdict="regressed", reason=f"p {cell.p_corrected:.2g} after Holm")

@@ -132,9 +132,11 @@ def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     ]
     origins = sorted(set(old.origins) ^ set(new.origins))
     if not changes and not origins and old.key != new.key:
-        changes.append("the trial that it starts from is another")
+        changes.append("the trial that it starts from has changed")
     if not changes and origins:
-        yield Finding(arm, "key", "pass", f"another key, for components come from elsewhere: {', '.join(origins)}")
+        yield Finding(
+            arm, "key", "pass", f"the key differs because components come from other packages: {', '.join(origins)}"
+        )
     else:
         yield _finding(arm, "key", changes)
     for name in ("params", "macs"):
@@ -158,7 +160,7 @@ def _trace(arm: str, old: TraceRecord, new: TraceRecord, before: Facts, after: F
         return Finding(arm, check, "regressed", difference)
     # Another torch may draw different random numbers; another processor or engine only rounds differently.
     if new.precision == "fp64" and before.torch == after.torch and _difference(old, new, NO_ROUNDING):
-        return Finding(arm, check, "regressed", f"{difference}, which is no rounding, though {environment}")
+        return Finding(arm, check, "regressed", f"{difference}, which is more than rounding, although {environment}")
     return Finding(arm, check, "inconclusive", f"{difference}; but {environment}")
 
 

@@ -181,7 +181,9 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                         no_sample=_no_sample(new.behind.get(arm)),
                     )
                 )
-        notes += [f"arm '{arm}' of the {against} is not trained any more" for arm in values.data if arm not in new.data]
+        notes += [
+            f"arm '{arm}' of the {against} is no longer in the study" for arm in values.data if arm not in new.data
+        ]
     return pairs, list(dict.fromkeys(notes))
 
 
@@ -203,7 +205,7 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
     seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in study.seeds.values)
     if len(seeds) == len(study.seeds.values):
         notes.append(
-            "more seeds would not help, because the baseline has no others; re-run with --accept and escalate_to"
+            "more seeds would not help, because the baseline has no more; set escalate_to and accept a baseline again"
         )
         return cells, notes
     pairs, notes = family(study, baseline, train(seeds, inconclusive))

@@ -90,9 +90,9 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
     chance = math.prod(cell.chance for cell in cells)
     lines += [
         "",
-        "A model that computes the same, bit for bit, passes. "
-        f"One of which nothing but the rounding has changed passes with probability {100 * chance:.0f} %, "
-        "or more where cells rise and fall together.",
+        "A model that computes equal bits passes. "
+        f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
+        "or more if its cells are correlated.",
     ]
     if chance < TARGET_CHANCE:
         lines.append(

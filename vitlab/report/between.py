@@ -60,13 +60,14 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         descriptions = [
             f"{plan.study} by {' '.join(criterion)}" for plan, criterion in zip(plans, criteria, strict=True)
         ]
-        raise UserError(f"two studies are compared by one metric; found {' and '.join(descriptions)}")
+        raise UserError(f"both studies need the same metric; found {' and '.join(descriptions)}")
     names = [[arm.name for arm in plan.arms if not arm.skip] for plan in plans]
     common = [name for name in names[1] if name in names[0]]
     if not common:
         raise UserError(
-            f"no arm of {plans[1].study} is called as one of {plans[0].study}. "
-            f"Arms of {plans[1].study}: {'; '.join(names[1])}. Arms of {plans[0].study}: {'; '.join(names[0])}."
+            f"no arm of {plans[1].study} has the name of an arm of {plans[0].study}; rename arms, or compare other "
+            f"studies. Arms of {plans[1].study}: {'; '.join(names[1])}. Arms of {plans[0].study}: "
+            f"{'; '.join(names[0])}."
         )
     labels = [plan.study for plan in plans]
     if labels[0] == labels[1]:

@@ -191,7 +191,7 @@ def provenance_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def of_version(plan: Plan, store: Store) -> list[str]:
-    """Return which version of the study this is, where it has changes or is not the latest; as sentences."""
+    """Return sentences that name the version of the study, if it has changes or is not the latest; else none."""
     study = store.study(plan.study)
     this, latest = versions.version(study, plan.version), versions.version(study)
     if this is None or latest is None:
@@ -208,7 +208,7 @@ def of_version(plan: Plan, store: Store) -> list[str]:
 
 
 def _reproduction(provenance: Mapping[str, Any]) -> str:
-    """Return how to reproduce the numbers."""
+    """Return the sentence of the report on how to reproduce its numbers."""
     commit = f" The folder of the study was at git commit {provenance['commit']}." if provenance["commit"] else ""
     return (
         f"{provenance['place']}: {provenance['command']}.{commit} Equal bits need the data, numerics and versions "

@@ -36,7 +36,7 @@ BEFORE = {
     "failure_kind": (
         "string",
         "why there is no value: diverged (the loss was not finite), error (it raised), oom (memory ran out), timeout, "
-        "preempted, lost (its worker died), prerequisite (the trial it starts from came to no good end); missing where "
+        "preempted, lost (its worker died), prerequisite (a trial that it needs diverged or failed); missing where "
         "nothing went wrong",
     ),
     "failure": ("string", "the same in a sentence; empty where nothing went wrong"),

@@ -117,7 +117,8 @@ def _excluded_seeds(
             subject = f"seed {unpaired[0]} has" if len(unpaired) == 1 else f"seeds {_seed_list(unpaired)} have"
             lines.append(
                 f"Warning: {row['arm']} and {row['baseline']} are compared at {count(row['pairs'], 'seed')} "
-                f"only: {subject} no value on one side. Where trials diverge or fail, what is left flatters."
+                f"only: {subject} a value in one of the two alone. Seeds that diverged or failed are left out, so the "
+                "means may be too good."
             )
     return lines
 
@@ -131,8 +132,8 @@ def _prerequisites(plan: Plan) -> list[str]:
     lines = []
     for (arm, role), trials in prerequisites.items():
         distinct = len(set(trials))
-        note = f"{arm}: {count(distinct, f'distinct {role}')} behind {count(len(trials), 'trial')}"
-        lines.append(note + (f"; what is found holds for {role}s like these alone." if distinct < len(trials) else "."))
+        note = f"{arm}: {count(distinct, f'distinct {role}')} for {count(len(trials), 'trial')}"
+        lines.append(note + (f"; the results need not hold for other {role}s." if distinct < len(trials) else "."))
     return lines
 
 
@@ -153,8 +154,8 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
         mixed = [f"{name} {' and '.join(sorted(values))}" for name, values in both.items() if len(values) > 1]
         if mixed:
             lines.append(
-                f"{arm.name} and {arm.baseline} mix numerics ({'; '.join(mixed)}): equal seeds do not draw equal bits "
-                "across them, and the difference holds what the machines differ by."
+                f"{arm.name} and {arm.baseline} mix numerics ({'; '.join(mixed)}): equal seeds do not give equal bits "
+                "across them, so the difference includes that of the numerics."
             )
     return lines
 
@@ -173,9 +174,9 @@ def _interim_analysis(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     if open_rows:
         which = _names([row["arm"] for row in open_rows])
         pending = any(row["awaited"] for row in open_rows)
-        until = "; until all of them have ended, what is said is what the first look saw" if pending else ""
+        until = "; until all of them have ended, the verdicts are those of the first look" if pending else ""
         sentences.append(
-            f"The first left {which} open, so these, and what they are compared with, have {second} seeds{until}."
+            f"The first look left {which} inconclusive, so these arms and their baselines have {second} seeds{until}."
         )
     inconclusive = [row for row in compared if row not in open_rows and row["verdict"] == "cannot tell"]
     inconclusive = [row for row in inconclusive if row["refused"] is None and not row["awaited"]]
@@ -183,14 +184,17 @@ def _interim_analysis(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     blocked = [row["arm"] for row in inconclusive if failed & {row["arm"], row["baseline"]}]
     if blocked:
         sentences.append(
-            f"{_names(blocked)} may be given further seeds once 'vitlab run --retry-failed' has trained what failed."
+            f"{_names(blocked)} can get further seeds: first run 'vitlab run --retry-failed' to train the failed "
+            "trials again."
         )
     elif inconclusive:
         sentences.append(
-            f"{_names([row['arm'] for row in inconclusive])} may be given further seeds by the next 'vitlab run'."
+            f"{_names([row['arm'] for row in inconclusive])} can get further seeds: run 'vitlab run' again."
         )
     elif not open_rows and not any(row["awaited"] for row in compared):
-        sentences.append("The first settled all that can be judged, so no further seeds were trained.")
+        sentences.append(
+            "The first look decided every comparison that can be judged, so no further seeds were trained."
+        )
     return [" ".join(sentences)]
 
 
@@ -205,24 +209,26 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     if not seeds:
         return []
     if len(seeds) == 1 and plan.looks is None:
-        return [f"One seed ({seeds[0]}): no spread, no interval, no test. Ask for seeds: 3 or more to compare."]
+        return [f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."]
     streams: dict[str, set[int]] = {}
     for planned in plan.trials:
         for stream, value in planned.trial.seeds.items():
             streams.setdefault(stream, set()).add(value)
     varied = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.first
-    more = f", and {len(seeds)} of what was left open," if len(seeds) > len(first) else ""
+    more = f", and {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
     lines = [f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varied) or 'nothing'}."]
     if "split" in streams and "split" not in varied:
-        lines[0] += " The validation split is the same in all: intervals speak of training anew on this split."
+        lines[0] += (
+            " The validation split is the same in all: intervals cover training again on this split, not another split."
+        )
     pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
     family = next((row["family"] for row in rows if row["family"]), 0)
     level = simultaneous_alpha(plan.level, family, plan.analysis.correction)
     if pairs and smallest_sign_flip_p(min(pairs)) > level:
         lines.append(
-            f"{count(min(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
-            f"{smallest_sign_flip_p(min(pairs)):.2g}): p rests on differences between seeds being roughly normal."
+            f"{count(min(pairs), 'pair')} are too few for an exact sign-flip test (its smallest p is "
+            f"{smallest_sign_flip_p(min(pairs)):.2g}): p assumes roughly normal differences between seeds."
         )
     return lines
 
@@ -242,18 +248,18 @@ def _disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
             )
         if low <= 0 <= high:
             lines.append(
-                f"{row['arm']}: Holm's steps tell it apart, and its simultaneous interval, which knows no steps, "
-                "still holds 0."
+                f"{row['arm']}: significant by Holm's method, although its simultaneous interval, which is wider, "
+                "contains 0."
             )
         elif row["bca_low"] is not None and row["bca_low"] <= 0 <= row["bca_high"]:
-            lines.append(f"{row['arm']}: the BCa bootstrap interval still holds 0; look at the single seeds.")
+            lines.append(f"{row['arm']}: the BCa bootstrap interval contains 0; look at the single seeds.")
     return _first_of(lines, "of these")
 
 
 def _exploratory_notes(plan: Plan) -> list[str]:
     """Return notes about what was decided after the study was first run."""
     lines = [
-        f"Exploratory: since the study was first run, {change}; every verdict was reached with the results known."
+        f"Exploratory: since the study was first run, {change}; every verdict was reached after results were known."
         for change in changes(plan)
     ]
     later, dropped, changed_arms = sorted(added_comparisons(plan)), removed_comparisons(plan), altered_arms(plan)
@@ -277,9 +283,9 @@ def _exploratory_notes(plan: Plan) -> list[str]:
     if results:
         before = f"{results:,} of {count(trials, 'trial')} had results before this plan was registered"
         lines.append(
-            f"Exploratory: {before}, those of {_names(compared)} on both sides of the comparison."
+            f"Exploratory: {before}, including both arms of the comparison at some seed: {_names(compared)}."
             if compared
-            else f"{before}, of no comparison on both sides."
+            else f"{before}, but not both arms of any comparison."
         )
     return lines
 
@@ -300,13 +306,13 @@ def _tuning_notes(plan: Plan) -> list[str]:
     lines.append(
         f"Tuned {scope}, by {plan.tuning[0].select}: {knobs}. It {'takes' if plan.pending else 'took'} {trainings}"
         + (f" ({phrasing.duration(cost)})" if cost else "")
-        + ", with seeds of their own, which stand in no mean."
+        + ", with separate seeds, which are in no mean."
     )
     if plan.tuning[0].arm is None:
         lines.append("What suits the base may not suit every arm as well: tune per arm to know.")
     warnings = [
         f"Warning: {' and '.join(edges(item))}, as chosen for {item.arm or 'all arms'}, lies at the edge of its grid: "
-        "a better value may lie beyond."
+        "a better value may lie outside; extend the grid."
         for item in plan.tuning
         if edges(item)
     ]

@@ -319,14 +319,14 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
     entries = [
         (
             "Comparisons",
-            "What stands behind each verdict. Intervals and p values in this table are of one comparison, but for "
+            "Statistics of each verdict. Intervals and p values in this table are of one comparison each, except for "
             "BCa's interval and p with chance, which hold for all at once.",
             detail_columns(doc["arms"], analysis, doc["shares"]),
         ),
         (
             "Interactions",
-            "What two changes do together beyond the sum of what each does alone, at the seeds that all four arms "
-            "have; a family of their own, which no study registers.",
+            "Effect of two changes together minus the sum of their single effects, at the seeds that all four arms "
+            "have; corrected as a family of their own, which is not registered.",
             interaction_columns(doc["interactions"], analysis, doc["shares"]),
         ),
         (
@@ -343,8 +343,8 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
             front_columns(doc["fronts"], doc["arms"]),
         ),
         ("Cost", cost_caption(doc["cost"]), cost_columns(doc["cost"])),
-        ("Heads", "Means of what each head reaches alone, and fused.", head_columns(doc["heads"], doc["shares"])),
-        ("Tuning", "Who stood against whom.", tuning_columns(doc["tuning"], doc["shares"])),
+        ("Heads", "Mean metric of each head alone, and of their fusion.", head_columns(doc["heads"], doc["shares"])),
+        ("Tuning", "Candidates of each tuning.", tuning_columns(doc["tuning"], doc["shares"])),
     ]
     return [table for table in entries if table[2]]
 

@@ -203,7 +203,7 @@ def _squares(
 
 
 def _mean(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return the mean over several arms at each seed that all of them share."""
+    """Return seed to mean over several arms, for the seeds that all of them have."""
     seeds = set.intersection(*(set(side) for side in sides))
     return {seed: sum(side[seed] for side in sides) / len(sides) for seed in sorted(seeds)}
 

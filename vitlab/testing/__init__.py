@@ -122,7 +122,9 @@ def _check_form(who: str, slot: str, name: str, cls: type) -> None:
     missing = [option for option, field in options.items() if field.is_required()]
     if slot in CHECKED and slot != "model":
         sizes = sorted(set(options) & set(Geometry.__dataclass_fields__))
-        expect(not sizes, f"{who} has the option {', '.join(sizes)}: that is a size of the model and stands in g")
+        expect(
+            not sizes, f"{who} has the option {', '.join(sizes)}: remove it, it is a size of the model; read it from g"
+        )
         expect(not missing, f"{who}: option {', '.join(missing)} needs a default, so that the bare name can be used")
     if not missing:
         _check_json(who, registry.slot(slot), name)
@@ -130,7 +132,7 @@ def _check_form(who: str, slot: str, name: str, cls: type) -> None:
     expect(not (cls.__doc__ or "").startswith("\n"), f"{who}: the docstring begins with one sentence, not a new line")
     if slot in ("position", "attention") and name.rpartition(":")[2] != "none":
         docs = [base.__doc__ or "" for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]
-        expect(any("Reference:" in doc for doc in docs), f"{who}: the docstring names its paper: 'Reference: arXiv:…'")
+        expect(any("Reference:" in doc for doc in docs), f"{who}: add the paper to the docstring: 'Reference: arXiv:…'")
     with during(f"{who} is pickled by reference", pickle.PicklingError, AttributeError):
         expect(pickle.loads(pickle.dumps(cls)) is cls, f"{who} must be found again under its module and name")
 

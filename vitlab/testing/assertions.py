@@ -68,9 +68,9 @@ def check_gradient(
         gaps += [abs(_slope(total, leaves, directions, step) - slope) for step in (1e-5, 1e-7) if min(gaps) > tolerance]
         expect(
             min(gaps) <= tolerance,
-            f"{who}: the gradient of {', '.join(name for name, _ in group)} is not the slope of what is computed: "
-            f"along a direction it is {slope:.6g}, and off by {min(gaps):.2g}; where that is meant, exact_gradient = "
-            "False says so",
+            f"{who}: the gradient of {', '.join(name for name, _ in group)} differs from finite differences: along "
+            f"a direction it gives {slope:.6g}, which is off by {min(gaps):.2g}; if that is intended, set "
+            "exact_gradient = False",
         )
 
 

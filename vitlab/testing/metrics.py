@@ -33,7 +33,7 @@ def check_metric(who: str, choice: Resolved) -> None:
     units = (None, *get_args(Unit))
     expect(cls.unit in units, f"{who}: unit is {cls.unit!r}; it is {' or '.join(get_args(Unit))}")
     expect(cls.quantum >= 0, f"{who}: quantum is {cls.quantum!r}; it is 0 or more")
-    expect(bool(cls.tasks), f"{who} names no task that it judges")
+    expect(bool(cls.tasks), f"{who}: tasks is empty; name at least one task")
     name = slot("metric").build(choice).name or choice.type.rpartition(":")[2]
     expect(bool(re.fullmatch(r"\w+", name)), f"{who} is called '{name}' in results; a name is letters, digits and _")
     for task in cls.tasks:
@@ -44,7 +44,7 @@ def check_metric(who: str, choice: Resolved) -> None:
             expect(level is None or low <= level <= high, f"{who}: chance gives {level!r}, outside of {cls.bounds}")
             _check_on(f"{who} of {task}", choice, task)
         else:
-            expect(bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")
+            expect(bool(reason.strip()), f"{who}: incompatibility must return a sentence or None")
 
 
 def _check_on(who: str, choice: Resolved, task: str) -> None:
@@ -85,7 +85,7 @@ def _check_on(who: str, choice: Resolved, task: str) -> None:
     if task == "segmentation":
         hidden = torch.where((target == IGNORED)[:, None], random.flip(1), random)
         value = _evaluate(who, choice, hidden, target, CUTS[0])
-        expect(_close(value, reference), f"{who} changes with what is predicted where there is no label")
+        expect(_close(value, reference), f"{who} depends on predictions where there is no label; ignore these")
 
 
 def _targets(task: str) -> Tensor:

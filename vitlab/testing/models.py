@@ -34,7 +34,7 @@ def check_scheme(who: str, choice: Resolved) -> None:
                 scheme.draw(x, name, kind, 16, seed)
             draws.append(x)
         expect(bool(draws[0].isfinite().all()), f"{who} leaves values of {name} unset or not finite")
-        expect(torch.equal(draws[0], draws[1]), f"{who} draws {name} otherwise a second time under the same seed")
+        expect(torch.equal(draws[0], draws[1]), f"{who} draws {name} differently in two calls under one seed")
         constant = bool((draws[0] == draws[0].flatten()[0]).all())
         expect(constant or not torch.equal(draws[0], draws[2]), f"{who} draws {name} the same under every seed")
 
@@ -43,7 +43,7 @@ def check_model(who: str, choice: Resolved) -> None:
     """Check a model's meta build, seeded initialisation, gradients and round trip through the canonical form."""
     reason = choice.component.incompatibility(DATA, choice.options)  # type: ignore[attr-defined]
     if reason is not None:
-        expect(bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")
+        expect(bool(reason.strip()), f"{who}: incompatibility must return a sentence or None")
         return
     with during(f"{who}: built and run on the meta device, as a plan is checked", Exception), torch.device("meta"):
         shape = _logits(_model(choice), torch.zeros(B, DATA.channels, *DATA.image)).shape
@@ -65,7 +65,7 @@ def check_model(who: str, choice: Resolved) -> None:
         expect(parameter.grad is not None, f"{who}: parameter {name} receives no gradient")
         expect(first.layer_of(name) >= 0, f"{who}: layer_of({name}) is below 0")
     unknown = first.no_weight_decay() - {name for name, _ in first.named_parameters()}
-    expect(not unknown, f"{who}: no_weight_decay names what is no parameter: {', '.join(sorted(unknown))}")
+    expect(not unknown, f"{who}: no_weight_decay returns names of no parameters: {', '.join(sorted(unknown))}")
     with during(f"{who}: its state is converted to the canonical form and back", Exception):
         restored = second.from_canonical(second.to_canonical(second.state_dict()))
     expect(_same(restored, second.state_dict()), f"{who}: from_canonical(to_canonical(state)) is not the state")

@@ -73,7 +73,7 @@ def _geometries(choice: Resolved) -> Iterator[tuple[str, Geometry]]:
 def _refusal(who: str, choice: Resolved, g: Geometry) -> str | None:
     incompatibility = getattr(choice.component, "incompatibility", None)
     reason = incompatibility(g, choice.options) if incompatibility else None
-    expect(reason is None or bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")
+    expect(reason is None or bool(reason.strip()), f"{who}: incompatibility must return a sentence or None")
     if reason is not None:
         return str(reason)
     try:
@@ -171,12 +171,15 @@ def _check_repeatable(who: str, choice: Resolved, g: Geometry, x: Tensor) -> Non
         expect(training or not used_torch_rng, f"{who} draws random numbers in evaluation")
         for name, value in outputs[0].items():
             same = torch.equal(value, outputs[1][name])
-            expect(same, f"{who}: {name} is another the second time in {when}: it depends on more than state and input")
+            expect(
+                same,
+                f"{who}: {name} differs between two equal calls in {when}; it must depend on state and input alone",
+            )
         safe = getattr(choice.component, "vmap_safe", False)
         expect(
             not (safe and used_torch_rng),
             f"{who} declares vmap_safe, and draws from torch's generator in {when}: "
-            "vitlab.components.base.Dropout draws by key, and vmap_safe = False says that it cannot be stacked",
+            "use vitlab.components.base.Dropout, or set vmap_safe = False",
         )
 
 
@@ -247,7 +250,7 @@ def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
     def one(parameters: Any, buffers: Any, x: Tensor) -> Any:
         return torch.func.functional_call(members[0], (parameters, buffers), (x,))
 
-    sentence = f"{who} declares vmap_safe and does not run under torch.vmap (vmap_safe = False says that it cannot)"
+    sentence = f"{who} declares vmap_safe and does not run under torch.vmap (set vmap_safe = False if it cannot)"
     with torch.no_grad(), during(sentence, Exception), warnings.catch_warnings():
         # Without a batching rule, torch falls back to a slow but correct loop and warns.
         warnings.filterwarnings("ignore", message="There is a performance drop")
