@@ -657,7 +657,7 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
     ("message", "instead", "words"),
     [
         ("study: small", "study: small\nplugins: {require: ['../evil.py']}", ["this study needs ../evil.py: add --plugin"]),
-        ("study: small", "study: small\nplugins: {require: ['evil @ file:///tmp/evil']}", ["is no requirement"]),
+        ("study: small", "study: small\nplugins: {require: ['evil @ file:///tmp/evil']}", ["is not a requirement"]),
         ("type: vit", "type: 'os:system'", ["no model called 'os:system'"]),
         ("type: vit", "type: ../evil", ["no model called '../evil'"]),
         ("type: adamw", "type: evil.py", ["no optimizer called 'evil.py'"]),

@@ -86,7 +86,7 @@ def test_terminal_is_asked_again_after_a_mistake() -> None:
 @pytest.mark.parametrize(
     ("file", "answers", "message"),
     [
-        ("a.yaml", {"seeds": "", "metric": ""}, "stdin is no terminal, so that nothing can be asked; give --seeds, --metric"),
+        ("a.yaml", {"seeds": "", "metric": ""}, "stdin is not a terminal; give --seeds, --metric"),
         ("a.yaml", {"data": "digts"}, "--data: no dataset called 'digts'. Did you mean 'digits'?"),
         ("a.yaml", {"differs": "model.positon=none"}, "--differs: model 'vit' has no option 'positon'"),
         ("a.yaml", {"differs": "none"}, "--differs: none: write PATH=VALUE"),

@@ -136,7 +136,7 @@ def test_unbounded_trials_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="2 arms of 500,001 seeds each; a study has at most 1,000,000 trials"):
         plan(tmp_path, design=two, seeds=500_001)
     knobs = {f"train.optimizer.{name}": [0.1 * k for k in range(1, 9)] for name in ("lr", "weight_decay")}
-    with pytest.raises(SpecError, match="64 rivals make 12,800,000 trainings; a tuning has at most 1,000,000"):
+    with pytest.raises(SpecError, match="64 combinations make 12,800,000 trainings; a tuning has at most 1,000,000"):
         plan(tmp_path, design=two, tune={"knobs": knobs, "seeds": 100_000})
 
 

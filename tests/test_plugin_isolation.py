@@ -114,9 +114,9 @@ def test_study_requires_plugin_versions(tmp_path: Path) -> None:
         "acme-vit>=0.4": "this study needs acme-vit>=0.4, and 0.3.1 is installed: pip install 'acme-vit>=0.4'",
         "other-vit": "this study needs other-vit: pip install other-vit",
         "other-vit>=2": "this study needs other-vit>=2: pip install 'other-vit>=2'",
-        "acme-vit>>1": "'acme-vit>>1' is no requirement: write a name, or a name and its versions, such as acme-vit>=0.3,<1",
-        "acme-vit @ file:///x": "'acme-vit @ file:///x' is no requirement: write a name",
-        "../x": "'../x' is no requirement",
+        "acme-vit>>1": "'acme-vit>>1' is not a requirement: write a name, or a name and its versions, such as acme-vit>=0.3,<1",
+        "acme-vit @ file:///x": "'acme-vit @ file:///x' is not a requirement: write a name",
+        "../x": "'../x' is not a requirement",
     }
     calls = [study(tmp_path, f"{n}.yaml", json.dumps([text])) for n, text in enumerate(requirements)]
     results = called(tmp_path / "site", *calls)

@@ -341,7 +341,7 @@ def test_arm_fails_with_sentence_if_all_rivals_diverge(tmp_path: Path) -> None:
     for _ in range(2):  # the second run trains nothing and still fails
         none = vitlab.run(file, out=tmp_path / "out")
         assert none.failed == 2 and not none.plan.trials
-        assert "baseline failed: every rival of its tuning diverged: lr=1e+20; lr=1e+25" in str(
+        assert "baseline failed: every combination of its tuning diverged: lr=1e+20; lr=1e+25" in str(
             report.render(none.plan, none.store, "json")
         )
     assert none.trained == 0

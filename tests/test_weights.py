@@ -510,7 +510,7 @@ def test_facts_without_tensors_are_requested(tmp_path: Path) -> None:
     assert "--heads" in refusal(file, facts=ModelFacts())
     assert "3 heads do not divide the width of 16 channels" in refusal(file, facts=ModelFacts(heads=3))
     oblong = saved(vit(img_size=(8, 24)), tmp_path / "b.pth")
-    assert "13 rows of pos_embed, with 1 token before the patches, are no square grid" in refusal(oblong)
+    assert "13 rows of pos_embed, with 1 token before the patches, are not a square grid" in refusal(oblong)
     both = saved(vit(img_size=12, reg_tokens=4, no_embed_class=True), tmp_path / "c.pth")
     assert "may be a grid of 2x2 or 3x3" in refusal(both)
     assert open_model(both, facts=ModelFacts(heads=2, grid=(3, 3))).info.image == (12, 12)

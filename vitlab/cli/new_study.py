@@ -73,7 +73,7 @@ def study(
     missing = [name for name in QUESTIONS if name not in answers]
     if missing and not sys.stdin.isatty():
         options = ", ".join(f"--{name}" for name in missing)
-        raise UserError(f"stdin is no terminal, so that nothing can be asked; give {options}. Nothing is written.")
+        raise UserError(f"stdin is not a terminal; give {options}. Nothing is written.")
     if missing:
         click.echo("Press Enter for the value in brackets; every line of the file can be edited later.", err=True)
     for name in missing:

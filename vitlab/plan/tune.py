@@ -80,7 +80,7 @@ def mistakes(
     rivals = math.prod(map(len, tune.knobs.values()))
     trials = rivals * tune.seeds * (len(design) if tune.per == "arm" else 1)
     if trials > MOST:
-        faults.append((("tune",), f"{rivals:,} rivals make {trials:,} trainings; a tuning has at most {MOST:,}"))
+        faults.append((("tune",), f"{rivals:,} combinations make {trials:,} trainings; a tuning has at most {MOST:,}"))
     for position, (knob, values) in enumerate(tune.knobs.items()):
         place: Path = ("tune", "knobs", knob)
         indices_by_sentence: dict[str, list[int]] = {}
@@ -193,11 +193,14 @@ def decide(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], ana
     scored = replace(tuning, rivals=tuple(rivals))
     if reported and tuning.select not in reported:
         names = ", ".join(sorted(reported))
-        return replace(scored, failure=f"its tuning selects by {tuning.select}, and its trials report {names}")
+        failure = (
+            f"its tuning selects by {tuning.select}, and its trials report {names}; set tune.select to one of them"
+        )
+        return replace(scored, failure=failure)
     finite = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
     if not finite:
         combinations = "; ".join(name_of(rival.values) for rival in rivals)
-        return replace(scored, failure=f"every rival of its tuning diverged: {combinations}")
+        return replace(scored, failure=f"every combination of its tuning diverged: {combinations}")
     sign = 1 if analysis.goal == "max" else -1
     return replace(scored, winner=max(finite, key=lambda item: sign * item[1])[0])
 

@@ -108,7 +108,7 @@ def unmet(text: str) -> str | None:
     except InvalidRequirement:
         requirement = None
     if requirement is None or requirement.url or requirement.extras or requirement.marker:
-        return f"'{text}' is no requirement: write a name, or a name and its versions, such as acme-vit>=0.3,<1"
+        return f"'{text}' is not a requirement: write a name, or a name and its versions, such as acme-vit>=0.3,<1"
     quoted = f"'{text}'" if requirement.specifier else text
     try:
         dist = distribution(requirement.name)

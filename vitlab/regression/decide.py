@@ -251,7 +251,7 @@ def _add_verdict(cell: Cell, pair: Pair, alpha: float) -> Cell:
     if not pair.lost or pair.refused:
         return result
     total = pair.lost + len(pair.new)
-    reason = f"{pair.lost} of {total} seeds diverged or have no finite value, unlike in the {pair.against}"
+    reason = f"{pair.lost} of {total} seeds diverged, or came to no number, and did not in the {pair.against}"
     if result.verdict == "regressed":
         return replace(result, reason=f"{result.reason}; {reason}")
     return replace(result, verdict="regressed" if 2 * pair.lost > total else "inconclusive", reason=reason)

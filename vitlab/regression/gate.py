@@ -309,7 +309,7 @@ def _no_sample(behind: int | None) -> str:
     """Return why an arm's seeds are no sample: five students of one teacher are one sample of the teacher."""
     if behind is None or behind >= MIN_SEEDS:
         return ""
-    return f"all its seeds start from {behind} training{'s' * (behind > 1)}, and fewer than {MIN_SEEDS} are no sample"
+    return f"all its seeds start from {behind} training{'s' * (behind > 1)}; a test needs at least {MIN_SEEDS}"
 
 
 def _values(baseline: Baseline) -> Values:

@@ -70,10 +70,10 @@ MEANINGS = {
     "effect": ("float64", "Hedges' g: the difference in standard deviations of the seeds"),
     "bca_low": ("float64", "BCa bootstrap interval of the difference, from ten pairs on, for the whole family at once"),
     "bca_high": ("float64", "its upper end"),
-    "detectable": ("float64", "the true difference that is detected with 80 % power"),
+    "detectable": ("float64", "the true difference that would have been found four times in five"),
     "seeds_needed": (
         "float64",
-        "pairs that detect the margin of the analysis, or else the found difference, with 80 % power",
+        "pairs that find the margin of the analysis, or else what was found, four times in five",
     ),
     "better": ("float64", "probability that the arm beats its baseline at the same seed"),
     "better_low": ("float64", "its interval, of this comparison alone"),

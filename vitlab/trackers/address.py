@@ -102,7 +102,7 @@ def locate(uri: str | None, root: Path) -> Address:
         parts = urlsplit(address)
         _ = parts.port
     except ValueError as error:
-        why = "the port is no number up to 65535" if "port" in str(error).lower() else "it is no URI"
+        why = "the port is not a number up to 65535" if "port" in str(error).lower() else "it is not a URI"
         raise UserError(f"{where} '{public(address)}' cannot be read: {why}; write it as http://HOST:PORT.") from None
     if scheme == "file" or ":" not in address:
         folder = Path(unquote(parts.path) if scheme == "file" else address).resolve()

@@ -164,7 +164,9 @@ def _require_free_port(port: int, host: str) -> None:
         try:
             probe.bind((host, port))
         except socket.gaierror:
-            raise UserError(f"'{host}' is no address of this machine; write 127.0.0.1, or 0.0.0.0 for all.") from None
+            raise UserError(
+                f"'{host}' is not an address of this machine; write 127.0.0.1, or 0.0.0.0 for all."
+            ) from None
         except OSError as error:
             raise UserError(
                 f"port {port} of {host} cannot be used ({error.strerror}): another server, perhaps MLflow's, is there; "

@@ -274,7 +274,7 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _F
     if len(square) != 1:
         sides = " or ".join(plain((math.isqrt(count),) * 2) for count in square.values())
         raise WeightsError(
-            f"{description} {f'may be a grid of {sides}' if square else 'are no square grid'}; {_GRID_HINT}"
+            f"{description} {f'may be a grid of {sides}' if square else 'are not a square grid'}; {_GRID_HINT}"
         )
     kind, count = square.popitem()
     grid = (math.isqrt(count), math.isqrt(count))

@@ -74,7 +74,7 @@ class Checkpoint:
     def wrapper_note(self) -> str:
         """A sentence on the keys that wrap the tensors; empty if there are none."""
         names = self.contents.wrappers
-        return f"the tensors stand under {' and '.join(repr(name) for name in names)}" if names else ""
+        return f"the tensors are under the key {' and '.join(repr(name) for name in names)}" if names else ""
 
     def architecture(self, facts: ModelFacts = ModelFacts(), classes: int | None = None) -> Architecture:  # noqa: B008
         """Return the architecture of these weights; ``facts`` and ``classes`` as in :func:`open_model`.

@@ -62,11 +62,11 @@ class Cifar(Checksummed):
         x_ND, y_N = batch.get("data"), batch.get(self.key)
         if not (isinstance(x_ND, np.ndarray) and x_ND.dtype == np.uint8 and x_ND.shape[1:] == (3 * 32 * 32,)):
             raise DataError(
-                f"{path} is no batch of CIFAR: 'data' must be unsigned bytes of shape (N, 3072); download it again"
+                f"{path} is not a batch of CIFAR: 'data' must be unsigned bytes of shape (N, 3072); download it again"
             )
         if not (isinstance(y_N, list) and len(y_N) == len(x_ND) and all(isinstance(label, int) for label in y_N)):
             raise DataError(
-                f"{path} is no batch of CIFAR: '{self.key}' must be a list of {len(x_ND)} classes; download it again"
+                f"{path} is not a batch of CIFAR: '{self.key}' must be a list of {len(x_ND)} classes; download it again"
             )
         if y_N and not (min(y_N) >= 0 and max(y_N) < len(self.labels)):
             raise DataError(
