@@ -250,7 +250,7 @@ def test_segmentation_model() -> None:
     assert built.logits_by_head(out)[""].shape == (2, 4, 16, 24)
     F.cross_entropy(built.logits_by_head(out)[""], torch.randint(4, (2, 16, 24))).backward()
     reason = ViT.incompatibility(data, {**options, "head": "linear"})
-    assert reason == "head 'linear' is for classification, and the task of the data is segmentation"
+    assert reason == "head 'linear' is for classification, and the task of the data is segmentation; use another head"
 
 
 # -- norm between pool and classify -----------------------------------------------------------------------------------
