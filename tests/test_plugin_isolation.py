@@ -163,7 +163,7 @@ def test_excluded_plugins_are_unavailable(tmp_path: Path) -> None:
     clash = "norm 'same' is offered by acme-vit and other-vit; write 'acme-vit:same' or 'other-vit:same'."
     assert clash in results[0]["err"] and clash in results[2]["err"]  # --no-plugin is for one command
     assert "norm 'layernorm' is offered by other-vit and vitlab" in results[3]["err"]
-    kept_out = "this study needs other-vit, which --no-plugin or VITLAB_DISABLE_PLUGINS disables\n"
+    kept_out = "this study needs other-vit, which --no-plugin or VITLAB_DISABLE_PLUGINS disables; remove it there\n"
     assert results[5]["err"].startswith(f"needs.yaml:3:21: {kept_out} 3 | plugins: ")
     assert "no norm called 'same'." in results[6]["err"]
     assert (
