@@ -612,6 +612,13 @@ def test_slot() -> None:
     assert isinstance(registry.slot("executor").build(Choice("inline"), RunSpec()), Inline)
 
 
+def test_unused_fork_server_ends_with_its_driver() -> None:
+    code = "from vitlab.executors import local; local.Local.prepare(); local.Local.prepare(); print(local._server())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 0 and done.stderr == ""
+    until(lambda: not alive(int(done.stdout)))
+
+
 def test_importing_executors_imports_no_torch() -> None:
     script = "import sys, vitlab.executors; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"

@@ -28,8 +28,9 @@ import vitlab
 from vitlab import lab, plan, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
-from vitlab.driver.scheduler import Watch
+from vitlab.driver.scheduler import Watch, prepare_executor
 from vitlab.errors import SpecError, UserError
+from vitlab.executors import Inline
 from vitlab.lab import Answer
 from vitlab.plan.values import Planned
 from vitlab.registry import slot
@@ -160,6 +161,32 @@ def test_planning_reads_no_result_if_data_is_present(
     monkeypatch.setattr(TrialFolder, "done", count_read)
     file, out, answer = answered
     assert lab.plan_study(file, out=out)[1].trials == answer.plan.trials
+
+
+def test_executor_starts_early_unless_nothing_is_left_to_train(
+    answered: tuple[Path, Path, Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out, answer = answered
+    started: list[type] = []
+    monkeypatch.setattr(Inline, "prepare", classmethod(started.append))
+
+    def is_started(file: Path, store: Path, **changes: Any) -> bool:
+        started.clear()
+        prepare_executor(file, changes, Store(store))
+        return bool(started)
+
+    assert not is_started(file, out)
+    assert is_started(file, tmp_path), "it has not been run there"
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(f"{file.read_text()}# edited\n")
+    assert is_started(edited, out)
+    trial = answer.plan.trials[0].trial
+    result = answer.store.trial(trial.key, trial.code).path / "result.json"
+    result.rename(result.with_name("gone"))
+    assert is_started(file, out), "a result is missing"
+    result.with_name("gone").rename(result)
+    edited.write_text("study: tiny\nbase: 3\n")
+    assert not is_started(edited, out) and not is_started(tmp_path / "none.yaml", out)
 
 
 def test_study_trains_every_arm_with_every_seed(answered: tuple[Path, Path, Answer]) -> None:

@@ -184,7 +184,7 @@ def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
 
 def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
     file, out = str(FOLDER / "quickstart.yaml"), str(tmp_path)
-    images = 40 * (1149 // 64) * 64  # 40 epochs of the 1,149 training images of the digits, in batches of 64
+    images = 20 * (1149 // 32) * 32  # 20 epochs of the 1,149 training images of the digits, in batches of 32
     assert {arm["cost"]["images"] for arm in plan_json(file, "--out", out)["arms"]} == {images}
     absent = (file, "--out", out, "--set", "data.type=cifar10", "--set", f"data.root={tmp_path}")
     assert all(arm["cost"]["gpu_hours"] is None for arm in plan_json(*absent)["arms"])

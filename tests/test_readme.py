@@ -171,10 +171,10 @@ def test_first_commands_work(tmp_path: Path) -> None:
 
     assert "quickstart  (digits)" in output_of("list", "studies")
     assert output_of("show", "study", quickstart) == (ROOT / "pipelines" / "quickstart.yaml").read_text()
-    trials = 4 * yaml.safe_load((ROOT / "pipelines" / "quickstart.yaml").read_text())["seeds"]
-    assert f"4 arms, {trials} trials" in output_of("validate", "--build", quickstart)
+    trials = 3 * yaml.safe_load((ROOT / "pipelines" / "quickstart.yaml").read_text())["seeds"]
+    assert f"3 arms, {trials} trials" in output_of("validate", "--build", quickstart)
     assert f"{trials} trials, 0 of them trained already" in output_of("plan", quickstart, "--out", out, "--cost")
-    assert "4 combinations of components ran" in output_of(
+    assert "3 combinations of components ran" in output_of(
         "run", quickstart, "--smoke", "--out", out, "--executor", "inline", "--set", "data.fraction=0.1"
     )
 

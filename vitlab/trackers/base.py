@@ -4,7 +4,7 @@ The trials' journals are the source of truth.  Only the driver uses trackers: it
 unreachable tracker delays and loses nothing, and an old study can be shown in a new tracker.
 
 A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
-defines two methods; three more have defaults:
+defines two methods; four more have defaults:
 
 ===========================  =========================================================================================
 ``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
@@ -12,6 +12,7 @@ defines two methods; three more have defaults:
 ``begin(marks)``             prepare a delivery, such as by listing what is stored; default: nothing
 ``holds(mark)``              return whether everything up to a mark is still stored; default: True
 ``drop(mark)``               handle a trial that left the study; default: keep it
+``files()``                  files that change if what is stored does; default: None, so that no answer is stored
 ===========================  =========================================================================================
 
 Exactly-once delivery: mark and journal offset are committed together, after ``write``.  If a driver dies in between,
