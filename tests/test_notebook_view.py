@@ -67,7 +67,7 @@ def test_notebook_has_one_updated_output(
     assert "0 of 4 trials" in repr(first) and "2 of 4 trials" in repr(running)
     html = running._repr_html_()
     assert "baseline s1" in html and "epoch 2.5" in html and "val/accuracy 0.25" in html and "estimating" in html
-    assert '<progress max="4" value="2">' in html and "baseline s0" not in html
+    assert '<progress max="4" value="2.25">' in html and "baseline s0" not in html
     assert "baseline s1" not in last._repr_html_() and "2 of 4 trials" in repr(last)
     assert capsys.readouterr().out == "<b> s0 failed: out of <memory>\n"
 

@@ -29,7 +29,7 @@ SILENCE_S = 60.0  #: time without a line after which a plain line tells the rema
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 MAX_ROWS = 20  #: maximum number of running trials that a notebook lists
 MAX_ARMS = 4  #: maximum number of arms that a line names
-MAX_CACHED = 500  #: maximum number of earlier results that are read for the display
+MAX_CACHED = 200  #: maximum number of earlier results that are read for the display
 
 
 def watch_on() -> Watch:
@@ -153,6 +153,10 @@ class _Board(_Display):
         else:
             self.say(f"{trial_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
 
+    def _measured(self) -> float:
+        """Return the number of trials that have ended, plus the share of each running one."""
+        return self._done + sum(progress.share for progress in self._running.values())
+
     def _metric(self, progress: TrialProgress) -> str:
         """Return the latest value of the study's metric; empty before there is one."""
         metric = self._plan.analysis.metric
@@ -196,7 +200,7 @@ class LiveView(_Board):
         rest = self._rest()  # reads the journals
         head = Table.grid(padding=(0, 2))
         head.add_row(
-            ProgressBar(total=max(self._total, 1), completed=self._done, width=40),
+            ProgressBar(total=max(self._total, 1), completed=self._measured(), width=40),
             f"{self._done} of {self._total} trials",
             rest,
         )
@@ -250,7 +254,7 @@ class NotebookView(_Board):
             rows.append((f"... and {len(self._running) - MAX_ROWS} more", "", ""))
         text = ", ".join(filter(None, (f"{self._head}: {progress}", rest)))
         cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        bar = f'<progress max="{max(self._total, 1)}" value="{self._done}"></progress>'
+        bar = f'<progress max="{max(self._total, 1)}" value="{self._measured():g}"></progress>'
         html = f"<div>{escape(self._head)}<br>{bar} {escape(', '.join(filter(None, (progress, rest))))}"
         return _Page(text, f"{html}<table>{cells}</table></div>")
 
