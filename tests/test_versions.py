@@ -25,7 +25,7 @@ from vitlab.driver.scheduler import Watch
 from vitlab.errors import UserError
 from vitlab.plan import versions as plan_versions
 from vitlab.plan.values import Arm
-from vitlab.plan.versions import content, differences, keep, name_of, versions
+from vitlab.plan.versions import commit_of, content, differences, keep, name_of, versions
 from vitlab.report.api import open_study
 from vitlab.store.files import read_json, write_json
 
@@ -288,6 +288,9 @@ def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:
     subprocess.run(["git", "add", "first.yaml"], check=True)
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *who, "commit", "-qm", "x"], check=True)
+    Path(".gitignore").write_text(".venv/\n")
+    Path(".venv/site").mkdir(parents=True)
+    assert re.fullmatch(r"[0-9a-f]{40}", commit_of(here)) and commit_of(Path(".venv/site")) == ""
     lab.run("first.yaml", out="out", changes={"question": "Why not?"})
     lab.run("other.yaml", out="out")
     for name in ("first.yaml", "other.yaml"):

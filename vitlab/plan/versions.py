@@ -203,8 +203,11 @@ def with_builtins(run_spec: RunSpec) -> RunSpec:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the git commit of a folder, marked if files differ from it; empty outside of a repository."""
-    commit = git(folder, "rev-parse", "HEAD")
+    """Return the git commit of a folder, marked if files differ from it; empty outside of a repository.
+
+    It is empty for an ignored folder, too, such as that of packaged studies in an environment below a project.
+    """
+    commit = "" if git(folder, "check-ignore", ".") else git(folder, "rev-parse", "HEAD")
     changed = commit and git(folder, "status", "--porcelain", "--untracked-files=no")
     return f"{commit} with uncommitted changes" if changed else commit
 
