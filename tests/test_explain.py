@@ -144,7 +144,7 @@ def test_token_cosine_by_depth() -> None:
     tokens[:, 0, 0] = 1
     tokens[0, 1, 0], tokens[1, 1, 1] = 1, 1
     assert token_cosine([tokens, tokens], g).tolist() == [0.5, 0.5]
-    with pytest.raises(ValueError, match="pair"):
+    with pytest.raises(ValueError, match="needs a class and a distillation token"):
         token_cosine([tokens], geometry(16, 8))
 
 
