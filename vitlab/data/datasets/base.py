@@ -134,7 +134,7 @@ class Images(NamedTuple):
 class Dataset(ABC):
     """A set of labelled images with an official training and an official test split.
 
-    Its keyword-only options come from YAML; vitlab handles those of :class:`~vitlab.data.options.DataOptions`.
+    Its keyword-only options come from YAML; vitlab handles those of :class:`DataOptions`.
     """
 
     validation: ClassVar[float] = 0.1  #: default share of the training split to hold out
