@@ -6,7 +6,7 @@ All mistakes of the file are collected in one pass and raised together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlab import errors
@@ -76,32 +76,7 @@ def make_plan(
         design = changes_of(study.design)
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
-    short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
-    arms: dict[str, ResolvedArm] = {}
-    trials: list[tuple[Mapping[str, Any], DataInfo | None]] = []
-    wrong: dict[tuple[Path, str], list[Path]] = {}
-    repeated: list[str] = []
-    for changes in design:
-        try:
-            trial = context.at(changes.values)
-        except Faults as error:
-            trials.append((error.plain, error.info))
-            for path, sentence in error.faults:
-                value, place = _locate(changes, path)
-                wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
-            continue
-        trials.append((trial.plain, trial.info))
-        name, key = name_of(changes, short), key_of(trial.identity)
-        if key not in arms:
-            arms[key] = ResolvedArm(changes, name, trial, key, skip=trial.incompatibility)
-        elif name != arms[key].name:
-            arms[key].aliases.append(name)
-        elif changes.values and changes.places != arms[key].changes.places:
-            repeated.append(name)
-    for (values, sentence), places in wrong.items():
-        # A mistake that several values of a list share is reported once, at the list.
-        problems.append(document.problem(places[0] if len(set(places)) == 1 else values, sentence))
-    problems += _same_names(arms, document)
+    arms, trials, repeated = _resolved_arms(context, design, problems)
     if len(arms) * len(study.seeds.all) > MOST:
         size = f"{errors.count(len(arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
@@ -131,6 +106,43 @@ def make_plan(
         raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
     notes += [f"'{name}' is in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
     return _plan(context, arms, baselines, tuning, prerequisites, notes, decisions)
+
+
+def _resolved_arms(
+    context: PlanContext, design: Sequence[Changes], problems: list[Problem]
+) -> tuple[dict[str, ResolvedArm], list[tuple[Mapping[str, Any], DataInfo | None]], list[str]]:
+    """Resolve the arms of a design, and add their mistakes to ``problems``.
+
+    Returns:
+        The arms by key; values and data of every trial, as far as they are sound; the names that the design repeats.
+    """
+    short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
+    arms: dict[str, ResolvedArm] = {}
+    trials: list[tuple[Mapping[str, Any], DataInfo | None]] = []
+    wrong: dict[tuple[Path, str], list[Path]] = {}
+    repeated: list[str] = []
+    for changes in design:
+        try:
+            trial = context.at(changes.values)
+        except Faults as error:
+            trials.append((error.plain, error.info))
+            for path, sentence in error.faults:
+                value, place = _locate(changes, path)
+                wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
+            continue
+        trials.append((trial.plain, trial.info))
+        name, key = name_of(changes, short), key_of(trial.identity)
+        if key not in arms:
+            arms[key] = ResolvedArm(changes, name, trial, key, skip=trial.incompatibility)
+        elif name != arms[key].name:
+            arms[key].aliases.append(name)
+        elif changes.values and changes.places != arms[key].changes.places:
+            repeated.append(name)
+    for (values, sentence), places in wrong.items():
+        # A mistake that several values of a list share is reported once, at the list.
+        problems.append(context.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
+    problems += _same_names(arms, context.document)
+    return arms, trials, repeated
 
 
 def _plan(
