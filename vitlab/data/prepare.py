@@ -7,13 +7,12 @@ N images of a split, C channels, H rows, W columns.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -39,14 +38,12 @@ from vitlab.plan.key import closure, key_of, modules_of_class
 from vitlab.registry import BUILT_IN, Resolved, slot
 from vitlab.spec import Choice
 
-NON_PIXEL_OPTIONS = ("normalize", "validation", "fraction", "per_class", "augment")
-"""Options of every data set that change no pixel of its images."""
+NON_PIXEL_OPTIONS = ("normalize", "validation", "fraction", "per_class", "augment")  #: they change no pixel of images
 
 DECODING_MODULES = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixels", "vitlab.data.image_cache"})
 """Modules that decode image files for all data sets."""
 
-MAX_CACHED = 2
-"""Number of decoded data sets to cache per process, for consecutive trials of a study on one worker."""
+MAX_CACHED = 2  #: decoded data sets to cache per process, for consecutive trials of a study on one worker
 
 
 def data_info(choice: Choice | str | Mapping[str, Any]) -> DataInfo:
@@ -233,7 +230,7 @@ def _model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
     outside = [label for label in classes or () if label >= info.classes]
     if outside:
         raise DataError(f"{resolved.type} has classes 0 to {info.classes - 1}; found {outside[0]} in 'classes'")
-    model_info = dataclasses.replace(
+    model_info = replace(
         info,
         image=size or info.image,
         channels=channels or info.channels,

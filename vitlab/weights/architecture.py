@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Pair
 from vitlab.models.anatomy import SIZES
-from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts, plain, requested_grid, some
-from vitlab.weights.names import State
+from vitlab.weights.known import AssumedFacts, Encoding, ModelFacts, plain, requested_grid, some
+from vitlab.weights.names import State, depth_of
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
 HEAD_DIM = 64  #: of the published sizes up to L; assumed for any other width
@@ -84,10 +84,10 @@ def architecture(
         WeightsError: if they belong to no Vision Transformer, or a fact without a default is unknown.
     """
     tensors = _Tensors(state, unknown)
-    facts = _Facts(known, defaults, title)
+    facts = AssumedFacts(known, defaults, title)
     dim, channels, patch_size, patch, reduction = _patches(tensors)
-    depth = 1 + max((int(match[1]) for name in state if (match := _BLOCK.match(name))), default=-1)
-    if not depth:
+    depth = depth_of(state)
+    if depth is None:
         raise WeightsError(tensors.without("blocks.0.norm1.weight is missing"))
     prefix = tuple(token for token, name in (("class", "cls_token"), ("distillation", "dist_token")) if name in state)
     registers = tensors.shape("reg_token", 3)[1] if "reg_token" in state else 0
@@ -121,7 +121,7 @@ def architecture(
     }
     labels = known.labels if known.labels is not None and len(known.labels) == outputs else ()
     info = DataInfo(image=image, channels=channels, classes=outputs, labels=labels)
-    mean, std = _normalisation(facts, channels)
+    mean, std = facts.normalisation(channels)
     return Architecture(
         options=options,
         info=info,
@@ -135,7 +135,6 @@ def architecture(
     )
 
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.")
 _STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
 _CANONICAL = re.compile(
     r"(cls_token|dist_token|reg_token|pos_embed|position\.freqs|attn_pool\..+)|"
@@ -146,25 +145,6 @@ _CANONICAL = re.compile(
 )
 _NOT_IN_TENSORS = ("rope2d", "rope2d_mixed", "sincos2d")
 """Position encodings that leave no tensor, and are stated as an :class:`Encoding`."""
-
-
-@dataclass
-class _Facts:
-    """Known facts, defaults for the others, and a sentence for each default that was used."""
-
-    known: ModelFacts
-    defaults: ModelFacts
-    title: str
-    assumed: list[str] = field(default_factory=list)
-
-    def of(self, name: str, sentence: Callable[[Any], str]) -> Any:
-        """Return the fact ``name``; a default is recorded as an assumption, in the words of ``sentence``."""
-        value = getattr(self.known, name)
-        if value is None:
-            value = getattr(self.defaults, name)
-            if value is not None:
-                self.assumed.append(sentence(value))
-        return value
 
 
 class _Tensors:
@@ -216,7 +196,7 @@ def _patches(tensors: _Tensors) -> tuple[int, int, Pair, dict[str, Any], int]:
     return dim, channels, (height, width), {"type": "resnet", "layers": layers, "width_factor": out / 64}, reduction
 
 
-def _heads(tensors: _Tensors, dim: int, facts: _Facts) -> int:
+def _heads(tensors: _Tensors, dim: int, facts: AssumedFacts) -> int:
     """Return the number of heads, which no shape determines."""
     heads = facts.known.heads
     if heads is not None:
@@ -243,7 +223,7 @@ def _heads(tensors: _Tensors, dim: int, facts: _Facts) -> int:
     return dim // HEAD_DIM
 
 
-def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _Facts) -> tuple[Pair, str]:
+def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: AssumedFacts) -> tuple[Pair, str]:
     """Return the grid of patches, and whether prefix tokens have rows of positions (``own`` or ``none``).
 
     By default the grid is assumed to be square and prefix tokens to have rows; weights for which only one of the two
@@ -294,7 +274,7 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _F
 _GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
 
 
-def _position(state: State, rows: str, facts: _Facts) -> Any:
+def _position(state: State, rows: str, facts: AssumedFacts) -> Any:
     """Return the options of the position encoding; an encoding other than learned rows may leave no tensor."""
     encoding = facts.known.position or facts.defaults.position
     if encoding is None:
@@ -310,7 +290,7 @@ def _position(state: State, rows: str, facts: _Facts) -> Any:
     return {"type": encoding.type, **encoding.options}
 
 
-def _norm(state: State, name: str, eps: float | None, facts: _Facts | None = None) -> dict[str, Any]:
+def _norm(state: State, name: str, eps: float | None, facts: AssumedFacts | None = None) -> dict[str, Any]:
     """Return the options of the norm ``name``; a norm without a shift is RMSNorm."""
     kind = "layernorm" if f"{name}.bias" in state else "rmsnorm"
     if facts is not None and facts.known.norm is None and kind == "rmsnorm":
@@ -322,7 +302,7 @@ def _norm(state: State, name: str, eps: float | None, facts: _Facts | None = Non
     return {"type": kind} if eps is None else {"type": kind, "eps": eps}
 
 
-def _mlp(tensors: _Tensors, dim: int, facts: _Facts) -> dict[str, Any]:
+def _mlp(tensors: _Tensors, dim: int, facts: AssumedFacts) -> dict[str, Any]:
     gated = "blocks.0.mlp.fc1_g.weight" in tensors.state
     hidden, _ = tensors.shape("blocks.0.mlp.fc1_g.weight" if gated else "blocks.0.mlp.fc1.weight", 2)
     _, back = tensors.shape("blocks.0.mlp.fc2.weight", 2)
@@ -343,7 +323,12 @@ _GELU = {"none": "computed exactly", "tanh": "approximated by tanh"}
 
 
 def _head(
-    tensors: _Tensors, facts: _Facts, prefix: tuple[str, ...], registers: int, pooled: bool, classes: int | None
+    tensors: _Tensors,
+    facts: AssumedFacts,
+    prefix: tuple[str, ...],
+    registers: int,
+    pooled: bool,
+    classes: int | None,
 ) -> tuple[dict[str, Any], int]:
     """Return the options of the head, and its number of outputs."""
     state = tensors.state
@@ -393,22 +378,3 @@ def _head(
         facts.of("pre_logits", lambda value: f"the hidden layer before the head has {value}")
         return {"type": "mlp", "pool": pool, **more, "representation_size": width}, outputs
     return {"type": "linear", "pool": pool, **more}, outputs
-
-
-def _normalisation(facts: _Facts, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel; defaults for RGB do not apply to other numbers of channels."""
-    mean, std = facts.known.mean, facts.known.std
-    if mean is not None and std is not None:
-        if len(mean) == len(std) == channels:
-            return mean, std
-        if len(mean) == len(std) == 1:
-            return mean * channels, std * channels
-    mean, std = facts.defaults.mean, facts.defaults.std
-    if facts.known.mean is None and mean is not None and std is not None and len(mean) == len(std) == channels:
-        whose = "DeiT" if mean == IMAGENET[0] and facts.title not in ("DeiT", "torchvision") else facts.title
-        numbers = (" ".join(f"{value:g}" for value in values) for values in (mean, std))
-        facts.assumed.append("pixels normalised by mean {} and std {}, as is the custom of {}".format(*numbers, whose))
-        return mean, std
-    half = HALF[0][:1] * channels
-    facts.assumed.append(f"pixels of {channels} channels normalised by mean 0.5 and std 0.5")
-    return half, half

@@ -7,15 +7,13 @@ arguments of the model, and listed in a note otherwise.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
-
-from torch import Tensor
 
 from vitlab.errors import WeightsError, nearest
 from vitlab.geometry import Pair
 from vitlab.weights.known import Encoding, ModelFacts, plain, some
+from vitlab.weights.names import State, depth_of, patch_of, tensor_size
 from vitlab.weights.timm_models import (
     CONFIG_KEYS,
     IN_TENSORS,
@@ -27,8 +25,6 @@ from vitlab.weights.timm_models import (
     entry_point,
     key_set,
 )
-
-State = Mapping[str, Tensor]
 
 
 class ConfigFacts(NamedTuple):
@@ -131,11 +127,11 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
             )
     width = config.get("num_features")
     for key, value, actual in (
-        ("num_features", width, _size(state, "blocks.0.norm1.weight", 0)),
-        ("embed_dim", model_args.get("embed_dim"), _size(state, "blocks.0.norm1.weight", 0)),
-        ("depth", model_args.get("depth"), _depth(state)),
-        ("patch_size", _pair(model_args.get("patch_size")), _patch(state)),
-        ("num_classes", model_args.get("num_classes") or None, _size(state, "head.weight", 0)),
+        ("num_features", width, tensor_size(state, "blocks.0.norm1.weight", 0)),
+        ("embed_dim", model_args.get("embed_dim"), tensor_size(state, "blocks.0.norm1.weight", 0)),
+        ("depth", model_args.get("depth"), depth_of(state)),
+        ("patch_size", _pair(model_args.get("patch_size")), patch_of(state)),
+        ("num_classes", model_args.get("num_classes") or None, tensor_size(state, "head.weight", 0)),
     ):
         _require_equal(where, key, value, actual)
     size = pretrained.get("input_size")
@@ -249,7 +245,7 @@ def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, wher
             f"{where}: rope_grid_indexing is {arguments['rope_grid_indexing']}; supported: ij, xy. Use other weights."
         )
     options: dict[str, Any] = {"theta": float(arguments.get("rope_temperature", 10000.0))}
-    reference, patch = _pair(arguments.get("ref_feat_shape")), _patch(state)
+    reference, patch = _pair(arguments.get("ref_feat_shape")), patch_of(state)
     if kind == "cat" and reference is not None:
         grid = None if image is None or patch is None else (image[0] // patch[0], image[1] // patch[1])
         if grid != reference:
@@ -311,13 +307,13 @@ def _transformers(config: Mapping[str, Any], state: State, where: str) -> Config
     if "pre_logits.fc.weight" in state and pooler != "tanh":
         raise WeightsError(f"{where}: pooler_act is {pooler}, and vitlab supports tanh alone; use other weights")
     for key, actual in (
-        ("hidden_size", _size(state, "blocks.0.norm1.weight", 0)),
-        ("num_hidden_layers", _depth(state)),
-        ("intermediate_size", _size(state, "blocks.0.mlp.fc1.weight", 0)),
-        ("num_channels", _size(state, "patch_embed.proj.weight", 1)),
+        ("hidden_size", tensor_size(state, "blocks.0.norm1.weight", 0)),
+        ("num_hidden_layers", depth_of(state)),
+        ("intermediate_size", tensor_size(state, "blocks.0.mlp.fc1.weight", 0)),
+        ("num_channels", tensor_size(state, "patch_embed.proj.weight", 1)),
     ):
         _require_equal(where, key, config.get(key), actual)
-    _require_equal(where, "patch_size", _pair(config.get("patch_size")), _patch(state))
+    _require_equal(where, "patch_size", _pair(config.get("patch_size")), patch_of(state))
     labels = [str(label) for _, label in sorted(config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
     has_names = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
     facts = ModelFacts(
@@ -369,9 +365,6 @@ def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> ConfigFacts:
     return ConfigFacts(ModelFacts(mean=mean, std=std), _note_on_unread(unread, where))
 
 
-# -- values -----------------------------------------------------------------------------------------------------------
-
-
 def _look_up(value: Any, table: Mapping[str, Any], where: str, key: str) -> Any:
     if value not in table:
         raise WeightsError(f"{where}: {key} is {value}; supported: {', '.join(table)}. Use other weights.")
@@ -386,23 +379,6 @@ def _require_equal(where: str, key: str, value: Any, actual: Any) -> None:
         f"{where} says {key} {plain(value)}, and the tensors beside it have {plain(actual)}; use the config.json of "
         "these weights"
     )
-
-
-def _size(state: State, name: str, axis: int) -> int | None:
-    value = state.get(name)
-    return int(value.shape[axis]) if value is not None and value.ndim > axis else None
-
-
-def _depth(state: State) -> int | None:
-    blocks = {int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))}
-    return max(blocks) + 1 if blocks else None
-
-
-def _patch(state: State) -> Pair | None:
-    """Return the patch size in pixels; None for a hybrid, whose patches are cut from a feature map."""
-    value = state.get("patch_embed.proj.weight")
-    hybrid = any(name.startswith("patch_embed.backbone.") for name in state)
-    return (value.shape[2], value.shape[3]) if value is not None and value.ndim == 4 and not hybrid else None
 
 
 def _note_on_unread(keys: list[str], where: str) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -70,6 +71,45 @@ class ModelFacts(Frozen):
                     f"{place} says {name} {plain(own)}, and {plain(theirs)} was given; give {plain(own)}"
                 )
         return other.or_else(self)
+
+
+@dataclass
+class AssumedFacts:
+    """Known facts of a model, defaults for the others, and a sentence for each default that was used."""
+
+    known: ModelFacts
+    defaults: ModelFacts
+    title: str
+    assumed: list[str] = field(default_factory=list)
+
+    def of(self, name: str, sentence: Callable[[Any], str]) -> Any:
+        """Return the fact ``name``; a default is recorded as an assumption, in the words of ``sentence``."""
+        value = getattr(self.known, name)
+        if value is None:
+            value = getattr(self.defaults, name)
+            if value is not None:
+                self.assumed.append(sentence(value))
+        return value
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and standard deviation per channel; defaults of RGB do not apply to other numbers of channels."""
+        mean, std = self.known.mean, self.known.std
+        if mean is not None and std is not None:
+            if len(mean) == len(std) == channels:
+                return mean, std
+            if len(mean) == len(std) == 1:
+                return mean * channels, std * channels
+        mean, std = self.defaults.mean, self.defaults.std
+        if self.known.mean is None and mean is not None and std is not None and len(mean) == len(std) == channels:
+            whose = "DeiT" if mean == IMAGENET[0] and self.title not in ("DeiT", "torchvision") else self.title
+            numbers = (" ".join(f"{value:g}" for value in values) for values in (mean, std))
+            self.assumed.append(
+                "pixels normalised by mean {} and std {}, as is the custom of {}".format(*numbers, whose)
+            )
+            return mean, std
+        half = HALF[0][:1] * channels
+        self.assumed.append(f"pixels of {channels} channels normalised by mean 0.5 and std 0.5")
+        return half, half
 
 
 ORIGINAL_VIT = ModelFacts(pool="cls", norm="layernorm", blocks="pre_norm", pre_logits="tanh")

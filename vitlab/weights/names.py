@@ -1,4 +1,4 @@
-"""Translation of parameter names between a library and the canonical (timm) checkpoint."""
+"""Translation of parameter names between a library and the canonical (timm) checkpoint, and sizes that it shows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
+from vitlab.geometry import Pair
 from vitlab.weights.known import ModelFacts, some
 
 State = Mapping[str, Tensor]
@@ -199,3 +200,22 @@ def _convert_layout(name: str, value: Tensor, convert: Callable[[Tensor], Tensor
         raise WeightsError(
             f"{name} has the unexpected shape {tuple(value.shape)}; use an unchanged checkpoint"
         ) from None
+
+
+def tensor_size(state: State, name: str, axis: int) -> int | None:
+    """Return the length of an axis of a tensor; None if the state has no such axis."""
+    value = state.get(name)
+    return int(value.shape[axis]) if value is not None and value.ndim > axis else None
+
+
+def depth_of(state: State) -> int | None:
+    """Return the number of blocks in a canonical state; None if it has none."""
+    blocks = {int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))}
+    return max(blocks) + 1 if blocks else None
+
+
+def patch_of(state: State) -> Pair | None:
+    """Return the patch size in pixels; None for a hybrid, whose patches are cut from a feature map."""
+    value = state.get("patch_embed.proj.weight")
+    hybrid = any(name.startswith("patch_embed.backbone.") for name in state)
+    return (value.shape[2], value.shape[3]) if value is not None and value.ndim == 4 and not hybrid else None
