@@ -85,7 +85,11 @@ class Request:
         variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
         parts = [
             *(FORM, __version__, sys.version, sys.path, str(PACKAGE), str(Path.cwd()), str(Path(out).resolve())),
-            *(str(path.resolve()), path.read_bytes().hex() if path.is_file() else None, sorted(variables.items())),
+            *(
+                str(path.resolve()),
+                path.read_bytes().hex() if os.path.isfile(path) else None,
+                sorted(variables.items()),
+            ),
             *(changes, [str(Path(plugin).resolve()) for plugin in plugins]),
         ]
         return cls(Path(out).resolve(), _digest(parts), now)
