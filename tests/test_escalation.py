@@ -77,7 +77,7 @@ def judge_values(
     values: dict[str, dict[int, float]], open_: tuple[str, ...], waiting: int = 0
 ) -> dict[str, dict[str, Any]]:
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
-    plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), Analysis())
+    plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), Analysis(variance="own"))
     plan = Plan(**{**vars(plan), "looks": InterimAnalysis(FIRST, SECOND, open_)})
     return judge(plan, compared, values, {}, {}, dict.fromkeys(compared, waiting))
 

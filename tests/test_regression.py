@@ -32,6 +32,7 @@ from vitlab.regression.decide import (
     judge,
     overall,
     pooled_sd,
+    robust_sd,
     seeds_to_pass,
     smallest_detectable_drop,
 )
@@ -507,3 +508,36 @@ def test_settings_are_checked_like_rest_of_file() -> None:
         with pytest.raises(ValueError):
             study(**wrong)
     assert yaml.safe_load(study().model_dump_json())["check"]["alpha"] == 0.05
+
+
+def test_more_seeds_find_more_lost_seeds() -> None:
+    """Four of ten lost are no majority; Fisher's exact test finds eight of twenty, and collapsed values alike."""
+    draws = np.random.default_rng(0)
+
+    def verdict(n: int, bad: int, before: int = 0, *, collapse: bool = False) -> Cell:
+        old, new = 0.9 + 0.01 * draws.normal(size=(2, n))
+        if collapse:
+            new[:bad], old[:before] = 0.1, 0.1
+            bad = before = 0
+        item = pair([*old[before:]], [*new[bad:]], lost=bad, failed=(before, bad), margin=10.0)
+        return judge([item])[0]
+
+    assert [verdict(n, round(0.4 * n)).verdict for n in (5, 10, 20)] == ["inconclusive", "inconclusive", "regressed"]
+    found = verdict(20, 8)
+    assert found.p_broken == pytest.approx(
+        2 * stats.fisher_exact([[8, 12], [0, 20]], alternative="greater").pvalue, rel=1e-9
+    )
+    assert "8 of 20 seeds are lost or collapsed, and 0 of 20 in the baseline" in found.reason
+    assert verdict(20, 8, before=8).verdict == "inconclusive"
+    assert verdict(20, 8, collapse=True).broken == (0, 8) and verdict(20, 8, collapse=True).verdict == "regressed"
+    assert verdict(20, 4, before=4, collapse=True).verdict == "pass"
+
+
+def test_outlier_does_not_widen_margin() -> None:
+    draws = np.random.default_rng(1)
+    seeds = [*(0.9 + 0.007 * draws.normal(size=9)), 0.1]
+    assert pooled_sd([seeds]) > 0.2
+    sound = pooled_sd([seeds[:9]])
+    assert robust_sd([seeds]) < 5 * sound
+    assert robust_sd([seeds[:9]]) == sound  # without an outlier nothing changes
+    assert robust_sd([[1.0, 1.0, 1.0, 2.0]]) == pooled_sd([[1.0, 1.0, 1.0, 2.0]])  # steps have no median distance

@@ -41,7 +41,7 @@ from synthetic_studies import (
     trial_of,
 )
 
-from vitlab import report
+from vitlab import report, statistics
 from vitlab.errors import UserError
 from vitlab.plan import palette, registration
 from vitlab.plan.values import Arm, Plan, Planned
@@ -191,7 +191,7 @@ def test_best_value_comes_from_history_with_bias_note(tmp_path):
 
 
 def test_summary_equals_scipy(tmp_path):
-    _, _, _, summary = outcome(tmp_path, analysis=Analysis(alpha=0.1))
+    _, _, _, summary = outcome(tmp_path, analysis=Analysis(alpha=0.1, variance="own"))
     p = []
     for arm, values in list(POSITIONS.items())[1:]:
         row, reference = summary.loc[arm], stats.ttest_rel(values, BASE)
@@ -216,8 +216,62 @@ def test_summary_equals_scipy(tmp_path):
     assert summary["better"].tolist()[1:] == [0.0, 0.4, 0.0]
 
 
+MORE = {
+    "position=rope": [0.973, 0.968, 0.974, 0.976, 0.971],
+    "position=alibi": [0.958, 0.964, 0.957, 0.962, 0.955],
+}
+"""With POSITIONS, comparisons enough to share their spread."""
+
+
+def test_moderated_comparisons_share_spread_and_are_corrected_together(tmp_path):
+    """Dunnett by scipy's multivariate t; the loadings and standard errors are those of vitlab.statistics."""
+    values = {**POSITIONS, **MORE}
+    plan, _, results, rows = outcome(tmp_path, values)
+    arms = list(values)[1:]
+    shared = statistics.moderate([values[arm] for arm in arms], BASE)
+    assert not isinstance(shared, str)
+    assert rows.loc[arms, "test"].tolist() == ["moderated t"] * 5 and rows["correction"].tolist()[1:] == ["max t"] * 5
+    t = rows.loc[arms, "difference"].to_numpy() / shared.se
+    order = np.argsort(-np.abs(t))
+    correlation = np.outer(shared.loadings, shared.loadings)
+    np.fill_diagonal(correlation, 1.0)
+    largest = 0.0
+    for rank, place in enumerate(order):
+        rest, bound = order[rank:], np.full(5 - rank, abs(t[place]))
+        inside = stats.multivariate_t(shape=correlation[np.ix_(rest, rest)], df=round(shared.df))
+        nearby = 1 - inside.cdf(bound, lower_limit=-bound, random_state=0)
+        largest = max(largest, nearby)
+        assert rows.loc[arms[place], "p_corrected"] == pytest.approx(largest, rel=0.25, abs=1e-4)
+    # A simultaneous interval excludes 0 exactly where the single-step p is at most alpha.
+    for arm, value in zip(arms, t, strict=True):
+        single = statistics.max_t_p(value, shared.df, shared.loadings)
+        assert (rows.loc[arm, "difference_low"] <= 0 <= rows.loc[arm, "difference_high"]) == (single > 0.05)
+    assert "after Dunnett over 5 comparisons" in report.answers(plan, results)[0]
+
+
+def test_comparison_that_cannot_share_has_its_own_variance_and_reason(tmp_path):
+    _, _, _, few = outcome(tmp_path / "a")
+    assert few["test"].tolist()[1:] == ["paired t"] * 3 and few["correction"].tolist()[1:] == ["holm"] * 3
+    assert few["own_variance"].iloc[1] == "fewer than 5 comparisons share a baseline and its seeds"
+    enough = {**POSITIONS, **MORE}
+    _, _, _, rows = outcome(tmp_path / "b", {**enough, "late": [0.95, 0.96, 0.955, 0.953]})
+    assert rows["test"].tolist()[1:] == [*["moderated t"] * 5, "paired t"]
+    assert rows["correction"].tolist()[1:] == ["holm"] * 6
+    _, _, _, own = outcome(tmp_path / "c", enough, analysis=Analysis(variance="own"))
+    assert own["test"].tolist()[1:] == ["paired t"] * 5 and own["own_variance"].isna().all()
+
+
+def test_claims_of_difference_and_equivalence_are_one_family():
+    """By enumeration: the multiplier of a step is the number of comparisons with a hypothesis that may be true."""
+    difference, equal = statistics.adjust_claims([0.001, 0.012, 0.6], [0.9, 0.004, 0.02])
+    # Sorted: 0.001 x 3, 0.004 x 3, 0.012 x 3, then comparison 1 is decided both ways: 0.02 x 2, 0.6 x 2, 0.9 x 2.
+    assert difference == pytest.approx([0.003, 0.036, 1.0])
+    assert equal == pytest.approx([1.0, 0.012, 0.04])
+    assert statistics.adjust_claims([0.01, math.nan], [0.02, math.nan])[0][0] == pytest.approx(0.02)
+
+
 def test_answers_in_plain_words(tmp_path):
-    plan, _, results, _ = outcome(tmp_path)
+    plan, _, results, _ = outcome(tmp_path, analysis=Analysis(variance="own"))
     worse, unclear, _ = report.answers(plan, results)
     interval = stats.ttest_rel(NONE, BASE).confidence_interval(1 - 0.05 / 3)
     low, high = (f"{100 * end:.1f}".replace("-", "\N{MINUS SIGN}") for end in interval)
@@ -225,21 +279,17 @@ def test_answers_in_plain_words(tmp_path):
         f"position=none is 3.1 points below baseline (simultaneous 95 % interval {low} to {high}, "
         "p < 0.001 after Holm over 3 comparisons)."
     )
-    size = TTestPower().solve_power(nobs=5, alpha=0.05 / 3, power=0.8)
-    could = 100 * size * np.std(np.subtract(NEAR, BASE), ddof=1)
     assert unclear.startswith("cannot tell: position=sincos2d is less than 0.1 points above baseline (simultaneous ")
-    size = np.mean(np.subtract(NEAR, BASE)) / np.std(np.subtract(NEAR, BASE), ddof=1)
-    seeds = math.ceil(TTestPower().solve_power(effect_size=size, alpha=0.05 / 3, power=0.8))
-    assert unclear.endswith(
-        f"; 5 seeds could have detected {could:.1f} points with 80 % power, and a difference of this "
-        f"size needs {seeds:,} seeds."
-    )
+    seeds, level = np.arange(2, 100), 0.05 / 3
+    widths = stats.t.ppf(1 - level / 2, seeds - 1) / np.sqrt(seeds)
+    half = seeds[widths <= widths[seeds == 5] / 2][0]
+    assert unclear.endswith(f"over 3 comparisons); an interval half as wide takes about {half} seeds.")
 
 
 def test_margin_makes_equivalence_a_verdict(tmp_path):
     from statsmodels.stats.weightstats import ttost_paired
 
-    analysis = Analysis(margin=0.01, correction="none")
+    analysis = Analysis(margin=0.01, correction="none", variance="own")
     plan, store, _, rows = outcome(tmp_path, POSITIONS, analysis=analysis)
     for arm, values in (("position=sincos2d", NEAR), ("position=none", NONE)):
         expected = ttost_paired(np.array(values), np.array(BASE), -0.01, 0.01)[0]
@@ -260,7 +310,7 @@ def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     wide = [0.99, 0.90, 1.0, 0.89, 0.97]
     arms = {"baseline": BASE, "up": [value + 0.01 + noise for value, noise in zip(BASE, near, strict=True)]}
     arms |= {"down": NONE, "equal": BASE, "near": near, "wide": wide, "taught": NONE}
-    plan, store = study(tmp_path, arms, analysis=Analysis(margin=0.002))
+    plan, store = study(tmp_path, arms, analysis=Analysis(margin=0.002, variance="own"))
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
     expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
     assert expected[1:] == list(verdict.Verdict) == list(verdict.MEANINGS)
@@ -379,7 +429,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     first = registration.with_registration(plan, None, lambda key, code: False)
     assert first.registered == {
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "holm"},
-        **{"alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4], "escalate_to": None},
+        **{"variance": "moderated", "alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4], "escalate_to": None},
         "family": [[arm, "baseline"] for arm in list(POSITIONS)[1:]],
         "arms": {},
         "known": {"results": 0, "trials": 20, "comparisons": []},
@@ -483,7 +533,7 @@ def test_plans_of_earlier_and_this_version_are_compatible(tmp_path):
 
 
 def test_later_arm_is_corrected_for_all_and_removed_arm_still_counts(tmp_path):
-    plan, store = study(tmp_path)
+    plan, store = study(tmp_path, analysis=Analysis(variance="own"))
     few = dataclasses.replace(plan, arms=plan.arms[:3])
     extended = dataclasses.replace(plan, registered=registration.registration(few))
     rows = comparison.summary(frame.results(extended, store), extended).set_index("arm")
@@ -935,7 +985,7 @@ def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
 
 
 def test_figure_shows_numbers(tmp_path):
-    plan, store = study(tmp_path)
+    plan, store = study(tmp_path, analysis=Analysis(variance="own"))
     figure_set = figures.figures(*_figure_arguments(plan, store))
     left, right = figure_set["arms"].axes
     assert [label.get_text() for label in left.get_yticklabels()] == list(POSITIONS)
@@ -1198,3 +1248,58 @@ def test_stored_report_is_printed_without_pandas(tmp_path, undrawn):
         "sys.exit(bool({'pandas', 'scipy', 'matplotlib', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_collapsed_seed_is_counted_and_no_verdict_rests_on_t(tmp_path):
+    """By t alone, b would be worse: five pairs never convince a sign-flip test, ten do."""
+    draws = np.random.default_rng(4)
+    base, other, worse = 0.9 + 0.002 * draws.normal(size=(3, 10))
+    arms = {"baseline": base, "a": other, "b": [*(worse[:4] - 0.05), 0.1]}
+    plan, store, results, rows = outcome(tmp_path / "a", {name: list(values[:5]) for name, values in arms.items()})
+    assert rows["collapsed"].tolist() == [0, 0, 1] and rows["collapsed_pairs"].tolist()[1:] == [0, 1]
+    assert rows["test"].tolist()[1:] == ["paired t", "sign flip"] and rows.loc["b", "verdict"] == "cannot tell"
+    assert rows.loc["b", "p"] == pytest.approx(2 / 2**5)
+    assert "1 seed collapsed, so t is not used" in report.answers(plan, results)[1]
+    notes = document(plan, store)["notes"]
+    fisher = stats.fisher_exact([[1, 4], [0, 5]], alternative="greater").pvalue
+    assert any("1 of 5 seeds of b collapsed" in note and f"p = {fisher:.2g}" in note for note in notes)
+    assert "1/5" in text_of(plan, store, "md")
+    arms = {"baseline": list(base), "b": [*(worse[:9] - 0.05), 0.1]}
+    _, _, _, rows = outcome(tmp_path / "b", arms)
+    assert rows.loc["b", "test"] == "sign flip" and rows.loc["b", "verdict"] == "worse"
+    _, _, _, sound = outcome(tmp_path / "c", {"baseline": list(base), "a": list(other)})
+    assert sound["collapsed"].tolist() == [0, 0]
+
+
+def test_single_precision_makes_no_difference_and_equal_values_have_no_exact_interval(tmp_path):
+    """Three seeds that gain one image each differ by the rounding of single precision alone."""
+    images = 360
+    base = np.array([320, 322, 319])
+    for kind in (np.float64, np.float32):
+        arms = {
+            "baseline": [float(kind(n / images)) for n in base],
+            "b": [float(kind((n + 1) / images)) for n in base],
+            "equal": [float(kind(300 / images))] * 3,
+        }
+        _, _, _, rows = outcome(tmp_path / kind.__name__, arms)
+        assert rows.loc["b", "test"] == "sign flip" and rows.loc["b", "p"] == pytest.approx(0.25)
+        assert rows.loc["equal", ["low", "high"]].isna().all()
+    interval = statistics.mean_interval([300 / images] * 4, quantum=1 / images)
+    half = stats.t.ppf(0.975, 3) / images / math.sqrt(12) / 2
+    assert (interval.low, interval.high) == pytest.approx((300 / images - half, 300 / images + half))
+    contrast = statistics.compare({0: 0.5, 1: 0.6}, {0: 0.5, 1: 0.6 - 1e-4}, quantum=0.01)
+    assert contrast.se == pytest.approx(0.01 / math.sqrt(6) / math.sqrt(2))
+
+
+def test_values_are_rounded_to_images_of_stored_predictions(tmp_path):
+    images, hits = 360, [320, 322, 319]
+    values = {"baseline": [float(np.float32(n / images)) for n in hits], "b": [300 / images] * 3}
+    plan, store = study(tmp_path, values)
+    folder = store.trial(plan.trials[0].trial.key, plan.trials[0].trial.code)
+    pd.DataFrame({"split": ["val"] * images + ["test"] * 5}).to_parquet(folder.predictions)
+    results = frame.results(plan, store)
+    assert results.attrs["quantum"] == 1 / images
+    assert list(frame.usable(results, plan.analysis)["baseline"].values()) == [n / images for n in hits]
+    rows = comparison.summary(results, plan).set_index("arm")
+    half = stats.t.ppf(0.975, 2) / images / math.sqrt(12) / math.sqrt(3)
+    assert rows.loc["b", "high"] - rows.loc["b", "mean"] == pytest.approx(half)

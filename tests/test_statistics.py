@@ -10,12 +10,14 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import polygamma
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
 from vitlab import statistics as st
+from vitlab.statistics.moderation import inverse_trigamma, moderated_errors
 
 A = [0.951, 0.947, 0.958, 0.949, 0.955]
 B = [0.972, 0.969, 0.971, 0.975, 0.968]
@@ -287,13 +289,134 @@ def test_bca_is_near_t_for_normal_values_and_absent_below_ten():
     assert all(math.isnan(end) for end in (*st.bca(differences[:9]), *st.bca(np.ones(12))))
 
 
-def test_required_seeds_equal_statsmodels():
-    for difference, sd, alpha in ((0.5, 1.0, 0.05), (0.01, 0.02, 0.05 / 3), (2.0, 0.5, 0.05), (0.1, 1.0, 0.01)):
-        exact = TTestPower().solve_power(effect_size=difference / sd, alpha=alpha, power=0.8)
-        assert st.required_pairs(-difference, sd, alpha) == max(2, math.ceil(exact))
-    # R: power.t.test(delta = .5, sd = 1, power = .8, type = "paired") gives n = 33.36713.
-    assert st.required_pairs(0.5, 1.0) == 34
-    assert all(math.isnan(st.required_pairs(*odd)) for odd in ((0.0, 1.0), (1.0, 0.0), (0.0001, 1.0)))
+def test_pairs_for_half_width_are_fewest():
+    def half(n: int, sd: float, alpha: float) -> float:
+        low, high = stats.t.interval(1 - alpha, n - 1, scale=sd / math.sqrt(n))
+        return float(high - low) / 2
+
+    for sd, alpha, width in ((1.0, 0.05, 0.3), (0.02, 0.05 / 3, 0.01), (1.0, 0.01, 0.9)):
+        n = round(st.pairs_for_half_width(width, sd / math.sqrt(5), 4, 5, alpha))
+        assert half(n, sd, alpha) <= width < half(n - 1, sd, alpha)
+    assert math.isnan(st.pairs_for_half_width(1e-4, 1.0, 4, 5)) and math.isnan(st.pairs_for_half_width(1.0, 0.0, 4, 5))
+
+
+@pytest.mark.parametrize(("m", "df"), [(1, 3), (3, 10), (10, 20)])
+def test_largest_of_correlated_t_equals_scipy(m, df):
+    shape = np.full((m, m), 0.5) + 0.5 * np.eye(m)
+    for t in (1.0, 2.5, 4.0):
+        bound = np.full(m, t)
+        law = stats.multivariate_t(shape=shape, df=df)
+        expected = 1 - law.cdf(bound, lower_limit=-bound, random_state=0, maxpts=100_000)  # by quasi-Monte Carlo
+        assert st.max_t_p(t, df, [math.sqrt(0.5)] * m) == pytest.approx(expected, rel=5e-3, abs=1e-4)
+    assert st.max_t_p(30.0, df, [0.3]) == pytest.approx(2 * stats.t.sf(30.0, df), rel=1e-6)
+    quantile = st.max_t_quantile(0.05, df, [math.sqrt(0.5)] * m)
+    assert st.max_t_p(quantile, df, [math.sqrt(0.5)] * m) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_step_down_starts_with_dunnett():
+    draws = np.random.default_rng(0)
+    groups = [draws.normal(mean, 1.0, 6) for mean in (0.0, 1.2, 0.2, 2.0)]
+    expected = stats.dunnett(*groups[1:], control=groups[0], rng=np.random.default_rng(1))
+    df = sum(len(group) - 1 for group in groups)
+    p = st.step_down(list(expected.statistic), df, [math.sqrt(0.5)] * 3)
+    first = int(np.argmax(np.abs(expected.statistic)))
+    assert p[first] == pytest.approx(expected.pvalue[first], rel=0.02, abs=1e-4)
+    assert all(step <= single + 1e-3 for step, single in zip(p, expected.pvalue, strict=True))
+    last = int(np.argmin(np.abs(expected.statistic)))
+    assert p[last] == pytest.approx(2 * stats.t.sf(abs(expected.statistic[last]), df), rel=1e-6)
+
+
+def test_claims_of_difference_and_equivalence_share_alpha():
+    """One arm equals the baseline and one differs by the margin; as two families, one claim is false in 8 % of studies."""
+    draws, studies, n = np.random.default_rng(0), 4000, 20
+    margin = 3.5 / math.sqrt(n)
+    d = draws.normal(size=(studies, 2, n)) + np.array([[0.0], [margin]])
+    mean, se = d.mean(axis=2), stats.sem(d, axis=2)
+    difference = 2 * stats.t.sf(np.abs(mean) / se, n - 1)
+    equal = np.maximum(stats.t.sf((mean + margin) / se, n - 1), stats.t.cdf((mean - margin) / se, n - 1))
+    false = {"one family": 0, "two families": 0}
+    for p, q in zip(difference.tolist(), equal.tolist(), strict=True):
+        both = {
+            "one family": st.adjust_claims(p, q),
+            "two families": (st.adjust_p_values(p), st.adjust_p_values(q)),
+        }
+        for name, (first, second) in both.items():
+            false[name] += first[0] <= 0.05 or second[1] < 0.05
+    error = math.sqrt(0.05 * 0.95 / studies)
+    assert false["one family"] / studies <= 0.05 + 3 * error
+    assert false["two families"] / studies > 0.07
+
+
+def test_inverse_trigamma_inverts():
+    y = np.array([1e-6, 0.01, 0.5, 1.6449340668, 30.0, 1e5])
+    assert polygamma(1, inverse_trigamma(y)) == pytest.approx(y, rel=1e-9)
+    assert inverse_trigamma(np.array([math.pi**2 / 6])) == pytest.approx([1.0])
+
+
+def test_moderated_error_of_equal_arms_is_exact():
+    """With equal arms the estimate is the sum of two independent mean squares of an analysis of variance."""
+    draws = np.random.default_rng(3)
+    m, n = 6, 4
+    base = draws.normal(size=n)
+    pattern = draws.normal(size=(m, n))
+    arms = pattern + base
+    # Give the residuals of every arm the same length, so that nothing speaks against a common variance.
+    for _ in range(200):
+        arms -= arms.mean(axis=1, keepdims=True)
+        effect = arms.mean(axis=0)
+        arms = arms - effect
+        arms /= np.sqrt((arms**2).sum(axis=1, keepdims=True))
+    arms = arms + base
+    residual = arms - arms.mean(axis=1, keepdims=True) - arms.mean(axis=0) + arms.mean()
+    within = (residual**2).sum() / ((m - 1) * (n - 1))
+    reference = base + draws.normal(size=n)
+    between = np.var(reference - arms.mean(axis=0), ddof=1)
+    result = st.moderate(arms, reference)
+    assert result.prior_df == math.inf
+    part = (1 - 1 / m) * within
+    total = between + part
+    own = np.var(reference - arms, axis=1, ddof=1)
+    assert np.square(result.se) * n == pytest.approx(np.maximum(total, own))
+    assert result.df == pytest.approx(total**2 / (between**2 / (n - 1) + part**2 / ((m - 1) * (n - 1))))
+
+
+def test_moderation_needs_arms_and_seeds_and_spread():
+    *arms, base = np.random.default_rng(0).normal(size=(6, 5))
+    assert "fewer than 5 comparisons" in st.moderate(arms[:4], base)
+    assert "fewer than 3 seeds" in st.moderate(np.array(arms)[:, :2], base[:2])
+    assert "no spread" in st.moderate([*arms[:4], base + 1], base)
+    with pytest.raises(ValueError, match="same seeds"):
+        st.moderate(arms, base[:4])
+    own = np.var(np.array(arms) - base, axis=1, ddof=1) / 5
+    assert (np.square(st.moderate(arms, base).se) >= own - 1e-12).all()
+    wild = np.random.default_rng(1).normal(size=(7, 5))
+    wild[4] *= 200
+    assert st.moderate(wild[:6], wild[6]).arms == (0, 1, 2, 3, 5)
+    assert st.moderate(wild[:6], wild[6]).se == st.moderate(wild[[0, 1, 2, 3, 5]], wild[6]).se
+    wild[3] *= 200
+    assert "differ too much" in st.moderate(wild[:6], wild[6])
+
+
+@pytest.mark.parametrize(("spread", "rho"), [("equal", 0.0), ("equal", 0.9), ("alternating 1 and 4", 0.0)])
+def test_moderated_comparisons_keep_alpha_and_find_more(spread, rho):
+    """3,000 studies of 3 seeds and 10 arms: at most 5 % and three standard errors of false alarms, power doubled."""
+    draws, studies, n, m = np.random.default_rng([8, int(10 * rho), len(spread)]), 3000, 3, 10
+    noise = draws.normal(size=(studies, m + 1, n))
+    noise = math.sqrt(1 - rho) * noise + math.sqrt(rho) * draws.normal(size=(studies, 1, n))
+    if spread != "equal":
+        noise[:, 1::2] *= 4
+    se, df, _, _ = moderated_errors(noise[:, 1:], noise[:, 0])
+    grid = np.linspace(1 / 40, 1 / 2, 12)
+    bounds = [math.log(st.max_t_quantile(0.05, 1 / value, [math.sqrt(0.5)] * m)) for value in grid]
+    bound = np.exp(np.interp(1 / df, grid, bounds))[:, None]
+    difference = noise[:, 1:].mean(axis=2) - noise[:, :1].mean(axis=2)
+    alarms = (np.abs(difference) / se > bound).any(axis=1).mean()
+    assert alarms <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
+    if spread == "equal":
+        effect = 4 * math.sqrt(1 - rho)
+        found = (np.abs(difference + effect) / se > bound)[:, 0].mean()
+        own = stats.ttest_rel(noise[:, 1] + effect, noise[:, 0], axis=1).pvalue <= 0.05 / m
+        assert found > 2 * own.mean()
 
 
 def test_interaction_equals_repeated_measures_anova():

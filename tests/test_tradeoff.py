@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
+from vitlab import statistics
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.report import budgets, comparison, drawing, frame, tables, tradeoff
 from vitlab.report.document import plain
@@ -177,3 +178,21 @@ def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> No
     reference = stats.ttest_1samp(per_seed, 0.0)
     interval = reference.confidence_interval(1 - 0.05 / 5)
     assert (row["p"], row["low"], row["high"]) == pytest.approx((reference.pvalue, interval.low, interval.high))
+
+
+def test_share_of_draws_on_front_equals_normal_probability():
+    draws = np.random.default_rng(0)
+    n = 200
+    first, second = ({seed: float(value) for seed, value in enumerate(x)} for x in draws.normal(size=(2, n)))
+    second = {seed: value + 0.1 for seed, value in second.items()}
+    d = np.array([*second.values()]) - np.array([*first.values()])
+    cheap, dear = statistics.pareto_shares([1.0, 2.0], [first, second], draws=20_000)
+    assert cheap == 1.0, "nothing is cheaper"
+    assert dear == pytest.approx(stats.norm.cdf(d.mean() / stats.sem(d)), abs=0.015)
+    level = {seed: value - d.mean() for seed, value in second.items()}
+    assert statistics.pareto_shares([1.0, 2.0], [first, level], draws=20_000)[1] == pytest.approx(0.5, abs=0.015)
+    # Seeds correlate: a constant difference is certain.
+    assert (
+        statistics.pareto_shares([1.0, 2.0], [first, {seed: value + 1e-6 for seed, value in first.items()}])[1] == 1.0
+    )
+    assert all(math.isnan(share) for share in statistics.pareto_shares([1.0, 2.0], [first, {0: 1.0}]))

@@ -41,7 +41,8 @@ from vitlab.plan.values import Arm, InterimAnalysis, Plan
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import Cell, overall
 from vitlab.regression.gate import statistical
-from vitlab.report import comparison, phrasing
+from vitlab.report import comparison
+from vitlab.report.verdict import decide
 from vitlab.spec import Analysis, Study
 
 SEEDS, ARMS, ALPHA = (3, 5, 10), (1, 5, 20), 0.05
@@ -152,12 +153,12 @@ def _p(sources: Floats, arm: int, seeds: int) -> float:
 def _verdicts(sources: Floats, looks: InterimAnalysis | None) -> dict[str, str]:
     values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(sources.tolist())}
     compared = dict.fromkeys([*values][1:], "0")
-    analysis = Analysis(metric=METRIC)
+    analysis = Analysis(metric=METRIC, variance="own")  # verdicts.py has both kinds
     arms = tuple(Arm(arm, {}, compared.get(arm)) for arm in values)
     rows = comparison.judge(
         Plan("s", "", arms, (), analysis, looks=looks), compared, values, {}, {}, dict.fromkeys(compared, 0)
     )
-    return {arm: phrasing.verdict(_row(arm, row), analysis) for arm, row in rows.items()}
+    return {arm: str(decide(_row(arm, row), analysis)) for arm, row in rows.items()}
 
 
 def _row(arm: str, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "studies": "list the studies that have been run, and their versions",
     "report": "print or write the report of a study",
     "compare": "compare the arms of two studies",
+    "judge": "judge a table of results from elsewhere",
     "logs": "print what a trial wrote",
     "gc": "delete results of older code",
     "list": "list the components of a slot, or the slots",

@@ -13,7 +13,7 @@ from typing import Any
 
 from vitlab.plan.values import Plan
 
-JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "alpha", "sides")
+JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "alpha", "sides")
 
 
 def registration(plan: Plan) -> dict[str, Any]:
@@ -66,7 +66,8 @@ def changes(plan: Plan) -> list[str]:
     clauses = [
         f"{name} was {_format(first.get(name))} and is {_format(now[name])}"
         for name in (*JUDGED_BY, "escalate_to")
-        if first.get(name) != now[name]
+        # A registration of an earlier version says nothing about the variance.
+        if first.get(name, now[name] if name == "variance" else None) != now[name]
     ]
     if first["seeds"] != now["seeds"]:
         counts = len(first["seeds"]), len(now["seeds"])

@@ -10,10 +10,16 @@ Let d be the candidate's values minus the baseline's at equal seeds, signed so t
   unchanged model would pass.
 
 Values that are all equal pass as ``identical``, whatever their spread.  The standard deviation of the differences is at
-least that of the metric's rounding (q / sqrt 6 for the difference of two values rounded to q).  Lost seeds have no
-value and count as no better than the worst: a regression of the other seeds stands, and nothing passes.
+least that of the metric's rounding (q / sqrt 6 for the difference of two values rounded to q).
 
-Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300.
+Lost seeds have no value and count as no better than the worst: a regression of the other seeds stands, and nothing
+passes.  A cell has also regressed if more than half of its seeds are lost, or if the candidate has more lost or
+collapsed seeds than the baseline by Fisher's exact test.  Collapsed are values far below the median of both sides,
+by a bound that treats both alike.  The tests of counts are corrected together with those of the means, except where
+the number of such seeds is too small for any split of them to be significant (Tarone).
+
+Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300; Tarone (1990), Biometrics
+46, 515-522.
 """
 
 from __future__ import annotations
@@ -33,6 +39,8 @@ Verdict = Literal["pass", "regressed", "inconclusive"]
 Against = Literal["baseline", "anchor"]
 NAN = math.nan
 MIN_SEEDS = 3  #: fewest seeds of a judged cell
+COLLAPSED_SD = 8.0  #: robust standard deviations below the median at which a training counts as collapsed
+OUTLIER_FACTOR = 3.0  #: largest pooled standard deviation, in robust ones; more is due to outliers
 MAX_SEEDS = 200  #: largest number of seeds that is recommended
 
 
@@ -50,6 +58,7 @@ class Pair:
     quantum: float = 0.0  #: the smallest step of the metric, 0 where it has none
     against: Against = "baseline"
     lost: int = 0  #: seeds without a finite value that have one in the baseline
+    failed: tuple[int, int] = (0, 0)  #: seeds without a finite value, of the baseline and of the candidate
     refused: str = ""  #: the reason why the cell is not judged
     no_sample: str = ""  #: the reason why its seeds are no sample; identical values pass nevertheless
 
@@ -77,6 +86,8 @@ class Cell:
     df: float = NAN  #: degrees of freedom of ``se``
     alpha: float = NAN
     family: int = 1  #: cells that are judged together
+    broken: tuple[int, int] = (0, 0)  #: lost and collapsed seeds of the baseline and of the candidate
+    p_broken: float = NAN  #: Fisher's one-sided p that the candidate has more of them, corrected
 
     @property
     def detectable(self) -> float:
@@ -103,14 +114,37 @@ def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
     return math.sqrt(squares / df) if df else 0.0
 
 
+def robust_sd(samples: Iterable[Sequence[float]]) -> float:
+    """Return the pooled standard deviation within samples, limited where a few outliers dominate it.
+
+    The limit is a multiple of the standard deviation that follows from the median distance to the median of a sample.
+    """
+    lists = [np.asarray(values, dtype=float) for values in samples if len(values) > 1]
+    pooled = pooled_sd([values.tolist() for values in lists])
+    distances = [np.abs(x - np.median(x)) * math.sqrt(len(x) / (len(x) - 1)) for x in lists if len(x) > 2]
+    robust = 1.4826 * float(np.median(np.concatenate(distances))) if distances else 0.0
+    return min(pooled, OUTLIER_FACTOR * robust) if robust > 0 else pooled
+
+
 def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
     """Judge every cell of a family, in the order given."""
     cells = [_compute_cell(pair, alpha) for pair in family]
-    corrected = statistics.adjust_p_values([cell.p for cell in cells])
-    return [
-        _add_verdict(replace(cell, p_corrected=p, family=len(cells)), pair, alpha)
-        for cell, p, pair in zip(cells, corrected, family, strict=True)
+    counts = [_broken_seeds(pair) for pair in family]
+    tested = [
+        place
+        for place, (bad, seeds) in enumerate(counts)
+        if not family[place].refused
+        and not family[place].no_sample
+        and statistics.fisher((sum(bad) - min(sum(bad), seeds[1]), min(sum(bad), seeds[1])), seeds) <= alpha
     ]
+    p = [*(cell.p for cell in cells), *(statistics.fisher(*counts[place]) for place in tested)]
+    corrected = statistics.adjust_p_values(p)
+    p_broken = dict(zip(tested, corrected[len(cells) :], strict=True))
+    judged = []
+    for place, (cell, pair) in enumerate(zip(cells, family, strict=True)):
+        cell = replace(cell, p_corrected=corrected[place], family=len(p), broken=counts[place][0])
+        judged.append(_add_verdict(replace(cell, p_broken=p_broken.get(place, NAN)), pair, alpha))
+    return judged
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
@@ -245,16 +279,45 @@ def _sd(d: np.ndarray, pair: Pair, old: np.ndarray, new: np.ndarray) -> float:
     return max(sd if sd > 1e-12 * scale else 0.0, pair.quantum / math.sqrt(6))
 
 
+def _broken_seeds(pair: Pair) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the numbers of lost and collapsed seeds, and of all seeds, of the baseline and of the candidate."""
+    sign = 1.0 if pair.goal == "max" else -1.0
+    sides = [sign * np.array([*values.values()], dtype=float) for values in (pair.old, pair.new)]
+    both = np.concatenate(sides)
+    collapsed = [0, 0]
+    if len(both):
+        center = float(np.median(both))
+        spread = max(1.4826 * float(np.median(np.abs(both - center))), pair.quantum)
+        if spread > 0:
+            collapsed = [int((side < center - COLLAPSED_SD * spread).sum()) for side in sides]
+    old, new = (bad + lost for bad, lost in zip(collapsed, pair.failed, strict=True))
+    return (old, new), (len(pair.old) + pair.failed[0], len(pair.new) + pair.failed[1])
+
+
 def _add_verdict(cell: Cell, pair: Pair, alpha: float) -> Cell:
-    """Return the cell with its verdict, lost seeds included."""
+    """Return the cell with its verdict, lost and collapsed seeds included."""
     result = _verdict_of_values(cell, pair, alpha)
-    if not pair.lost or pair.refused:
+    if pair.refused:
         return result
-    total = pair.lost + len(pair.new)
-    reason = f"{pair.lost} of {total} seeds diverged, or came to no number, and did not in the {pair.against}"
+    reasons = []
+    if pair.lost:
+        total = pair.lost + len(pair.new)
+        reasons.append(
+            f"{pair.lost} of {total} seeds diverged, or came to no number, and did not in the {pair.against}"
+        )
+    more_broken = cell.p_broken < alpha
+    if more_broken:
+        old, new = (len(values) + lost for values, lost in zip((pair.old, pair.new), pair.failed, strict=True))
+        reasons.append(
+            f"{cell.broken[1]} of {new} seeds are lost or collapsed, and {cell.broken[0]} of {old} in the "
+            f"{pair.against} (Fisher's exact test, p {cell.p_broken:.2g} after Holm)"
+        )
+    if not reasons:
+        return result
     if result.verdict == "regressed":
-        return replace(result, reason=f"{result.reason}; {reason}")
-    return replace(result, verdict="regressed" if 2 * pair.lost > total else "inconclusive", reason=reason)
+        return replace(result, reason="; ".join([result.reason, *reasons]))
+    regressed = more_broken or 2 * pair.lost > pair.lost + len(pair.new)
+    return replace(result, verdict="regressed" if regressed else "inconclusive", reason="; ".join(reasons))
 
 
 def _verdict_of_values(cell: Cell, pair: Pair, alpha: float) -> Cell:

@@ -78,7 +78,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         if not is_main_metric:
             analysis = analysis.model_copy(update={"at": "last"})
         metrics[metric] = frame.usable(table, analysis)
-    images = _images(outcomes)
+    images = frame.images_per_split(outcomes)
     quanta = {}
     for metric in metrics:
         facts, count = plan.facts(metric), images.get(metric.partition("/")[0])
@@ -164,7 +164,8 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                     notes.append(f"arm '{arm}' has no {metric}, and had none in the {against}: it is not judged")
                     continue
                 before, after = values.data.get(arm), new.data.get(arm)
-                lost = set(new.diverged.get(arm, ())) - set(values.diverged.get(arm, ())) - candidate.keys()
+                failed_before = set(values.diverged.get(arm, ())) - by_arm[arm].keys()
+                failed = set(new.diverged.get(arm, ())) - candidate.keys()
                 pairs.append(
                     Pair(
                         arm=arm,
@@ -176,7 +177,8 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                         min_abs=min_abs,
                         quantum=values.quanta.get(metric, 0.0),
                         against=against,
-                        lost=len(lost),
+                        lost=len(failed - set(values.diverged.get(arm, ()))),
+                        failed=(len(failed_before), len(failed)),
                         refused="" if before == after else f"its data was {before} and is {after}",
                         no_sample=_no_sample(new.behind.get(arm)),
                     )
@@ -338,18 +340,7 @@ def _versions(outcomes: Sequence[frame.StoredTrial]) -> dict[str, str]:
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     assert study.check is not None
-    sd = judging.pooled_sd([*seeds.values()] for seeds in values.metrics.get(metric, {}).values())
+    sd = judging.robust_sd([*seeds.values()] for seeds in values.metrics.get(metric, {}).values())
     steps = 2 * values.quanta.get(metric, 0.0)
     min_abs = study.check.min_abs.get(metric, max(sd, steps))
     return study.check.margin.get(metric, max(study.check.margin_sd * sd, steps, min_abs)), min_abs
-
-
-def _images(outcomes: Sequence[frame.StoredTrial]) -> Mapping[str, int]:
-    """Return the number of images per split, from one trial that has stored its predictions."""
-    from pyarrow import parquet
-
-    for item in outcomes:
-        if item.status == Ending.DONE and item.folder.predictions.exists():
-            splits = parquet.read_table(item.folder.predictions, columns=["split"]).column("split")
-            return {count["values"]: count["counts"] for count in splits.value_counts().to_pylist()}
-    return {}

@@ -23,9 +23,9 @@ UNREGISTERED = "neither study registered this comparison"
 
 @dataclass(frozen=True)
 class Between:
-    """The comparison of two studies, judged as one family of its own."""
+    """A comparison of arms that belong to no single study, judged as one family of its own."""
 
-    plan: Plan  #: of both, each arm under the name of its study
+    plan: Plan  #: of two studies, each arm under the name of its study
     summary: pd.DataFrame  #: see :func:`vitlab.report.comparison.summary`
     notes: tuple[str, ...]
 
@@ -40,7 +40,15 @@ class Between:
             "overview": phrasing.overview(rows),
             "answers": phrasing.answers(rows, self.plan.analysis, self.plan.shares),
             "arms": rows,
-            **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": [], "cost": []},
+            **{
+                "tuning": [],
+                "heads": [],
+                "scaling": [],
+                "fronts": {},
+                "front_shares": {},
+                "interactions": [],
+                "cost": [],
+            },
             "notes": list(self.notes),
             "made": None,
         }

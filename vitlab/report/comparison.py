@@ -3,6 +3,10 @@
 A seed that diverged or failed has no value.  Every comparison with such a seed is made twice: over the complete pairs,
 and with chance level in place of the missing values; a verdict must hold in both.
 
+With ``variance: moderated``, comparisons with one baseline at the same seeds share what they know about spread, and are
+corrected together under their correlation; see :mod:`vitlab.statistics.moderation`.  Those that cannot share have their
+own variance, and a family that holds some of them is corrected by Holm's method.
+
 With two looks (``seeds.escalate_to``), each look spends half of alpha over the whole family.  What the first look
 decides is final.  What it leaves open is judged again once all further seeds have ended, with the decided comparisons
 counted in the family as NaN.  The chance of any false claim is at most alpha, because the p values of each look are
@@ -13,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab import statistics
-from vitlab.plan.registration import added_comparisons, altered_arms, changes, results_before_registration
 from vitlab.plan.values import Plan
+from vitlab.report.family import Family, Values, correct
 from vitlab.report.frame import STATUSES, usable
 from vitlab.report.verdict import Verdict, decide
 from vitlab.spec import Analysis
@@ -26,9 +31,6 @@ from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Values = Mapping[int, float]
-"""Seed to value."""
 
 MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
 MEANINGS = {
@@ -48,17 +50,25 @@ MEANINGS = {
     "sd": ("float64", "their sample standard deviation; missing for one"),
     "low": ("float64", "t-interval of the mean, of level 1 - alpha"),
     "high": ("float64", "its upper end"),
+    "collapsed": ("int64", "values among them that are far worse than the others, in robust standard deviations"),
     "verdict": (
         "string",
         f"{', '.join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with nothing",
     ),
     "refused": ("string", "why the comparison is not judged, where the verdict is refused"),
-    "test": ("string", "how it was compared: paired t, Welch t, sign flip or none (too few values)"),
+    "test": ("string", "how it was compared: paired t, moderated t, Welch t, sign flip or none (too few values)"),
+    "correction": ("string", "correction for the family: holm, bonferroni, max t (step-down Dunnett) or none"),
+    "own_variance": (
+        "string",
+        "why the variance is that of this comparison alone, where the analysis asks to share it",
+    ),
+    "prior_df": ("float64", "degrees of freedom that the other arms add to its variance, of a moderated t"),
     "look": ("Int64", "the look that the comparison was judged at: 2 if the first was inconclusive"),
     "looks": ("Int64", "looks that share alpha: 2 where seeds.escalate_to allows a second, else 1"),
     "awaited": ("Int64", "trials of the comparison that have not ended"),
     "pairs": ("Int64", "seeds that both sides have"),
     "family": ("Int64", "comparisons judged together, those among them that were registered and are not made"),
+    "collapsed_pairs": ("Int64", "collapsed seeds of both sides; with any, no verdict rests on t"),
     "broken": ("Int64", "seeds of both sides that diverged or failed"),
     "difference": ("float64", "mean difference from the baseline, over complete pairs"),
     "difference_low": ("float64", "its interval, which holds for the whole family at once"),
@@ -70,10 +80,13 @@ MEANINGS = {
     "effect": ("float64", "Hedges' g: the difference in standard deviations of the seeds"),
     "bca_low": ("float64", "BCa bootstrap interval of the difference, from ten pairs on, for the whole family at once"),
     "bca_high": ("float64", "its upper end"),
-    "detectable": ("float64", "the true difference that would have been found four times in five"),
+    "detectable": (
+        "float64",
+        "the true difference that such a study finds four times in five, if the seeds scatter as they did here",
+    ),
     "seeds_needed": (
         "float64",
-        "pairs that find the margin of the analysis, or else what was found, four times in five",
+        "pairs at which the interval is expected to reach no further than the margin, or else to be half as wide",
     ),
     "better": ("float64", "probability that the arm beats its baseline at the same seed"),
     "better_low": ("float64", "its interval, of this comparison alone"),
@@ -154,14 +167,18 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) ->
     grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
     pending = pending_trials(frame, plan, compared)
-    judgements = judge(plan, compared, values, broken_seeds(frame, analysis), refused, pending)
+    judgements = judge(
+        plan, compared, values, broken_seeds(frame, analysis), refused, pending, frame.attrs.get("quantum", 0.0)
+    )
     test = f"test/{analysis.metric.partition('/')[2]}"
+    collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
     out_rows = []
     for arm, rows in grouped.items():
         counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
-        mean = statistics.mean_interval(list(values[arm].values()), analysis.alpha)
+        mean = statistics.mean_interval(list(values[arm].values()), analysis.alpha, frame.attrs.get("quantum", 0.0))
         row: dict[str, Any] = {"arm": arm, "baseline": compared.get(arm), "planned": len(rows), **counts}
         row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
+        row["collapsed"] = len(collapsed[arm])
         row |= judgements.get(arm, {})
         row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
         row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
@@ -195,6 +212,7 @@ def judge(
     lost: Mapping[str, Sequence[int]],
     refused: Mapping[str, str],
     pending: Mapping[str, int],
+    quantum: float = 0.0,
 ) -> dict[str, dict[str, Any]]:
     """Return the comparison columns of :func:`summary` for every arm that has a baseline.
 
@@ -205,19 +223,24 @@ def judge(
         lost: arm to its seeds that diverged or failed.
         refused: see :func:`summary`.
         pending: see :func:`pending_trials`.
+        quantum: the step of the metric, 0 if it has none or it is not known.
     """
-    family = _Family.of(plan, compared)
+    family = Family.of(plan, compared)
     if plan.looks is None:
-        rows = _judge_look(plan, compared, values, lost, refusals(plan) | dict(refused), family)
+        rows = _judge_look(plan, compared, values, lost, refusals(plan) | dict(refused), family, quantum=quantum)
     else:
         first = set(plan.looks.first)
         first_values = {
             arm: {seed: value for seed, value in by_seed.items() if seed in first} for arm, by_seed in values.items()
         }
         first_lost = {arm: [seed for seed in seeds if seed in first] for arm, seeds in lost.items()}
-        rows = _judge_look(plan, compared, first_values, first_lost, refusals(plan, first) | dict(refused), family)
+        rows = _judge_look(
+            plan, compared, first_values, first_lost, refusals(plan, first) | dict(refused), family, quantum=quantum
+        )
         complete = {arm: compared[arm] for arm in plan.looks.open if arm in compared and not pending[arm]}
-        rows |= _judge_look(plan, complete, values, lost, refusals(plan) | dict(refused), family, look=2)
+        rows |= _judge_look(
+            plan, complete, values, lost, refusals(plan) | dict(refused), family, look=2, quantum=quantum
+        )
     return {arm: {**row, "awaited": pending[arm]} for arm, row in rows.items()}
 
 
@@ -227,8 +250,9 @@ def _judge_look(
     values: Mapping[str, Values],
     lost: Mapping[str, Sequence[int]],
     refused: Mapping[str, str],
-    family: _Family,
+    family: Family,
     look: int = 1,
+    quantum: float = 0.0,
 ) -> dict[str, dict[str, Any]]:
     """Judge the comparisons of one look at the given seeds, see :func:`judge`."""
     analysis = plan.analysis
@@ -241,97 +265,67 @@ def _judge_look(
     contrasts, imputed_contrasts = {}, {}
     for arm, baseline in compared.items():
         first, second, level = values[arm], values.get(baseline, {}), family.level(arm)
-        contrasts[arm] = imputed_contrasts[arm] = statistics.compare(first, second, level)
+        contrasts[arm] = imputed_contrasts[arm] = statistics.compare(first, second, level, quantum)
         sides = imputed[arm], imputed.get(baseline, {})
         if sides != (first, second):
             chance_known = all(math.isfinite(value) for side in sides for value in side.values())
             imputed_contrasts[arm] = (
-                statistics.compare(*sides, level) if chance_known else _without_test(contrasts[arm], math.nan)
+                statistics.compare(*sides, level, quantum) if chance_known else _without_test(contrasts[arm], math.nan)
             )
         if arm in refused:
             contrasts[arm], imputed_contrasts[arm] = (
                 _without_test(c[arm], c[arm].difference) for c in (contrasts, imputed_contrasts)
             )
+    collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
+    collapsed_pairs = {arm: len(collapsed[arm]) + len(collapsed.get(base, ())) for arm, base in compared.items()}
+    for arm in (arm for arm in compared if collapsed_pairs[arm]):
+        contrasts[arm], imputed_contrasts[arm] = (_exact(side[arm]) for side in (contrasts, imputed_contrasts))
+    judged = correct(contrasts, compared, values, family, analysis)
+    imputed_judged = correct(imputed_contrasts, compared, imputed, family, analysis)
     rows: dict[str, dict[str, Any]] = {arm: {"look": look, "looks": family.looks} for arm in compared}
-    p = family.adjust({arm: contrast.p for arm, contrast in contrasts.items()})
-    imputed_p = family.adjust({arm: contrast.p for arm, contrast in imputed_contrasts.items()})
     for arm, baseline in compared.items():
         missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
-        rows[arm] |= _contrast_columns(contrasts[arm], family.level(arm), analysis)
-        rows[arm] |= {"p_corrected": p[arm], "family": family.size(arm), "broken": missing, "refused": refused.get(arm)}
+        rows[arm] |= _contrast_columns(judged.contrasts[arm], judged.levels[arm], analysis)
+        rows[arm] |= {"correction": judged.corrections[arm], "own_variance": judged.own_variance.get(arm)}
+        rows[arm] |= {
+            "p_corrected": judged.p[arm],
+            "family": family.size(arm),
+            "broken": missing,
+            "collapsed_pairs": collapsed_pairs[arm],
+            "refused": refused.get(arm),
+        }
         rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
         if missing:
-            contrast = imputed_contrasts[arm]
+            contrast = imputed_judged.contrasts[arm]
             rows[arm] |= {"chance": chance.get(arm, math.nan), "chance_difference": contrast.difference}
-            rows[arm] |= {"chance_low": contrast.low, "chance_high": contrast.high, "chance_p": imputed_p[arm]}
+            rows[arm] |= {"chance_low": contrast.low, "chance_high": contrast.high, "chance_p": imputed_judged.p[arm]}
         if arm not in refused:
             rows[arm] |= _seed_columns(values[arm], values.get(baseline, {}), family.level(arm), analysis)
-    if analysis.margin is not None:
-        equal, imputed_equal = (
-            {arm: statistics.equivalence(one, analysis.margin, family.level(arm)) for arm, one in side.items()}
-            for side in (contrasts, imputed_contrasts)
-        )
-        p = family.adjust({arm: contrast.p for arm, contrast in equal.items()})
-        imputed_p = family.adjust({arm: contrast.p for arm, contrast in imputed_equal.items()})
-        for arm, test in equal.items():
+        if analysis.margin is not None:
+            test = statistics.equivalence(judged.contrasts[arm], analysis.margin, judged.levels[arm])
             rows[arm] |= {"equal_low": test.low, "equal_high": test.high, "p_equal": test.p}
-            rows[arm] |= {"p_equal_corrected": p[arm]}
-            if rows[arm]["broken"]:
-                rows[arm]["chance_p_equal"] = imputed_p[arm]
+            rows[arm] |= {"p_equal_corrected": judged.p_equal[arm]}
+            if missing:
+                rows[arm]["chance_p_equal"] = imputed_judged.p_equal[arm]
     return rows
-
-
-class _Family:
-    """Comparisons that are corrected together: the registered ones alone, added ones along with the registered."""
-
-    def __init__(
-        self, plan: Plan, arms: Sequence[str], later: Sequence[str], n_dropped: int, why: Mapping[str, Sequence[str]]
-    ) -> None:
-        self.alpha, self.correction = plan.level, plan.analysis.correction
-        self.looks = plan.sharing
-        self.first = [arm for arm in arms if arm not in later]
-        self.all = list(arms)
-        self.n_dropped = n_dropped  # registered comparisons that were dropped; they still count in the correction
-        self.why = why
-
-    @classmethod
-    def of(cls, plan: Plan, compared: Mapping[str, str]) -> _Family:
-        later = added_comparisons(plan)
-        first = 0 if plan.registered is None else len(plan.registered["family"])
-        n_registered = sum(arm not in later for arm in compared)
-        reasons = {
-            "this comparison was added after the first run": later,
-            "results of it were there before it was registered": results_before_registration(plan)[2],
-        }
-        why = {arm: [*changes(plan), *(text for text, arms in reasons.items() if arm in arms)] for arm in compared}
-        for altered_arm in altered_arms(plan):
-            for arm in (arm for arm, baseline in compared.items() if altered_arm in (arm, baseline)):
-                why[arm].append(f"arm '{altered_arm}' was changed after results were seen")
-        return cls(plan, list(compared), list(later), max(0, first - n_registered), why)
-
-    def size(self, arm: str) -> int:
-        return len(self.first if arm in self.first else self.all) + self.n_dropped
-
-    def level(self, arm: str) -> float:
-        return statistics.simultaneous_alpha(self.alpha, self.size(arm), self.correction)
-
-    def adjust(self, p: Mapping[str, float]) -> dict[str, float]:
-        """Return the adjusted p values of some comparisons; the others count in the family as NaN."""
-        adjusted: dict[str, float] = {}
-        for family in (self.all, self.first) if self.all != self.first else (self.all,):
-            values = [*(p.get(arm, math.nan) for arm in family), *[math.nan] * self.n_dropped]
-            adjusted |= dict(zip(family, statistics.adjust_p_values(values, self.correction, self.looks), strict=False))
-        return adjusted
 
 
 def _without_test(contrast: Contrast, difference: float) -> Contrast:
     return Contrast(difference, math.nan, math.nan, math.nan, "none", contrast.pairs)
 
 
+def _exact(contrast: Contrast) -> Contrast:
+    """Return a comparison that rests on the exact sign-flip test; it has no interval."""
+    if contrast.test != "paired t" or math.isnan(contrast.sign_flip_p):
+        return contrast
+    return replace(
+        contrast, test="sign flip", p=contrast.sign_flip_p, low=math.nan, high=math.nan, se=math.nan, df=math.nan
+    )
+
+
 def _contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
-    target = contrast.difference if analysis.margin is None else analysis.margin
-    paired = contrast.test == "paired t"
-    sd = contrast.se * math.sqrt(contrast.pairs) if paired else math.nan
+    width = (contrast.high - contrast.low) / 4 if analysis.margin is None else analysis.margin
+    needed = statistics.pairs_for_half_width(width, contrast.se, contrast.df, contrast.pairs, level)
     return {
         "difference": contrast.difference,
         "difference_low": contrast.low,
@@ -343,7 +337,8 @@ def _contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> d
         "sign_flip_p": contrast.sign_flip_p,
         "effect": contrast.effect,
         "detectable": statistics.detectable_difference(contrast.se, contrast.df, level),
-        "seeds_needed": statistics.required_pairs(target, sd, level) if paired else math.nan,
+        "seeds_needed": needed,
+        "prior_df": contrast.prior_df,
     }
 
 

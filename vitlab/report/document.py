@@ -28,7 +28,7 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 10  #: version of this document; a stored one of another version is rendered anew
+FORM = 11  #: version of this document; a stored one of another version is rendered anew
 BUILT_IN = "vitlab"
 
 
@@ -38,6 +38,7 @@ def document(
     """Return the content of a report as JSON values; ``at`` is the :func:`state` from before anything was read."""
     rows, prerequisite_trials = plain(summary), prerequisites(plan, store)
     cost, outdated = costs.read_costs(plan, store)
+    tradeoffs = tradeoff.document(plan, frame, costs.with_costs(rows, cost))
     return {
         "vitlab": __version__,
         "state": at,
@@ -51,12 +52,13 @@ def document(
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
         "heads": heads(plan, frame),
-        **tradeoff.document(plan, frame, costs.with_costs(rows, cost)),
+        **tradeoffs,
         "cost": cost,
         "explained": attention_pictures.rollouts(plan, store),
         "notes": [
             *of_version(plan, store),
             *notes(plan, [*prerequisite_trials, *trials], frame, rows),
+            *tradeoff.notes(plan, frame, rows, tradeoffs),
             *costs.notes(outdated),
         ],
         "made": provenance(plan, store, [*prerequisite_trials, *rivals(plan, store), *trials]),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
+from vitlab.store.damage import read_stored
 from vitlab.store.files import write_bytes
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending, TrialResult
@@ -147,7 +148,23 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
         frame[path] = _column(frame[path].tolist())
     frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)
     fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
-    return frame.astype(fixed | dict.fromkeys(metrics, "float64"))
+    frame = frame.astype(fixed | dict.fromkeys(metrics, "float64"))
+    facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
+    images = images_per_split(trials).get(split) if facts is not None and facts.quantum else None
+    frame.attrs["quantum"] = facts.quantum / images if facts is not None and images else 0.0
+    return frame
+
+
+def images_per_split(trials: Sequence[StoredTrial]) -> Mapping[str, int]:
+    """Return the number of images per split, from one trial that has stored its predictions."""
+    from pyarrow import parquet
+
+    for item in trials:
+        if item.status == Ending.DONE and item.folder.predictions.exists():
+            splits = read_stored(item.folder.predictions, lambda path: parquet.read_table(path, columns=["split"]))
+            if splits is not None:
+                return {row["values"]: row["counts"] for row in splits.column("split").value_counts().to_pylist()}
+    return {}
 
 
 def is_metric(name: str) -> bool:
@@ -194,15 +211,25 @@ def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float
     """Return the judged values by arm and seed.
 
     Left out are trials that are not done, values that are not finite, and seeds that share the trial of an earlier seed
-    (nothing that the seed varies is used), because one training counted twice is no replicate.
+    (nothing that the seed varies is used), because one training counted twice is no replicate.  Where the step of the
+    metric is known (``quantum`` among the attributes of the frame), values are rounded to it, so that single precision
+    makes no differences of its own.
     """
     values: dict[str, dict[int, float]] = {}
-    column = metric_column(analysis)
+    column, quantum = metric_column(analysis), frame.attrs.get("quantum", 0.0)
     for arm, rows in frame.groupby("arm", sort=False):
         done = rows[rows["status"] == Ending.DONE].drop_duplicates("trial")
         pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
-        values[str(arm)] = {int(seed): float(value) for seed, value in pairs if math.isfinite(value)}
+        values[str(arm)] = {int(seed): _on_step(value, quantum) for seed, value in pairs if math.isfinite(value)}
     return values
+
+
+def _on_step(value: float, quantum: float) -> float:
+    """Return a value without the rounding of single precision, if it is a multiple of the quantum but for that."""
+    if not quantum:
+        return float(value)
+    steps = value / quantum
+    return round(steps) / round(1 / quantum) if abs(steps - round(steps)) < 1e-2 else float(value)
 
 
 def parquet(frame: pd.DataFrame) -> bytes:

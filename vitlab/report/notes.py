@@ -20,13 +20,14 @@ from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column, usable
-from vitlab.statistics import simultaneous_alpha, smallest_sign_flip_p
+from vitlab.statistics import fisher, simultaneous_alpha, smallest_sign_flip_p
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_LISTED = 12  #: notes of one kind that are listed one by one
+PAIRED = ("paired t", "moderated t")
 RATE = "train.optimizer.lr"
 NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size")
 """Settings that affect the last bits and should not differ within a comparison."""
@@ -68,9 +69,22 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         + _exploratory_notes(plan)
         + _interim_analysis(plan, rows)
         + _seeds(plan, rows)
+        + _collapsed(rows)
         + _disputed_verdicts(plan, rows)
         + _learning_rate(plan)
     )
+
+
+def table_notes(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return the notes that follow from a table of values alone, see :mod:`vitlab.report.external`."""
+    values = usable(frame, plan.analysis)
+    return [
+        *_first_of(_missing_metric(plan, frame), "of these"),
+        *_excluded_seeds(plan, frame, values, rows),
+        *_few_pairs(plan, rows),
+        *_collapsed(rows),
+        *_disputed_verdicts(plan, rows),
+    ]
 
 
 def _unsuccessful_trial(item: StoredTrial) -> str:
@@ -160,6 +174,26 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     return lines
 
 
+def _collapsed(rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return notes about arms of which some seeds collapsed."""
+    by_arm = {row["arm"]: row for row in rows}
+    lines = []
+    for row in rows:
+        if not row["collapsed"]:
+            continue
+        seeds = f"{row['collapsed']} of {count(row['n'], 'seed')}"
+        line = f"Warning: {seeds} of {row['arm']} collapsed: they are far worse than the others."
+        baseline = by_arm.get(row["baseline"])
+        if baseline is not None and baseline["n"]:
+            counts = (baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"])
+            line += (
+                f" Of {row['baseline']} it is {baseline['collapsed']} of {baseline['n']} (Fisher's exact test, "
+                f"one-sided: p = {fisher(*counts):.2g} before correction)."
+            )
+        lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds, or judge the rate.")
+    return _first_of(lines, "of these")
+
+
 def _interim_analysis(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return a note on how the two looks share alpha, and which arms the first left open; none without looks."""
     if plan.looks is None:
@@ -222,7 +256,13 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         lines[0] += (
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
-    pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
+    return lines + _few_pairs(plan, rows)
+
+
+def _few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note if the pairs are too few for an exact test."""
+    lines: list[str] = []
+    pairs = [row["pairs"] for row in rows if row["test"] in PAIRED]
     family = next((row["family"] for row in rows if row["family"]), 0)
     level = simultaneous_alpha(plan.level, family, plan.analysis.correction)
     if pairs and smallest_sign_flip_p(min(pairs)) > level:
@@ -237,7 +277,7 @@ def _disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return notes on verdicts that the sign-flip test or another interval contradicts."""
     lines = []
     for row in rows:
-        if row["test"] != "paired t" or row["verdict"] not in ("better", "worse"):
+        if row["test"] not in PAIRED or row["verdict"] not in ("better", "worse"):
             continue
         low, high = row["difference_low"], row["difference_high"]
         level = simultaneous_alpha(plan.level, row["family"], plan.analysis.correction)

@@ -20,6 +20,8 @@ from vitlab.spec import Analysis
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
+CORRECTIONS = {"holm": "Holm", "bonferroni": "Bonferroni", "max t": "Dunnett"}
+"""Column ``correction`` to its name in text."""
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
 
@@ -161,10 +163,11 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
     correction = _correction(row, analysis)
     if row["test"] == "sign flip":
-        sentence += (
-            f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval"
-            f" (sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{correction})"
-        )
+        p = f"sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{correction}"
+        if row["collapsed_pairs"]:
+            sentence += f" ({p}; {count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used)"
+        else:
+            sentence += f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval ({p})"
         return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
     low, high = (scale.end(row[end], decimals) for end in ("difference_low", "difference_high"))
     sentence += f" ({interval_name(row, analysis)} {low} to {high}, "
@@ -179,15 +182,11 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     sentence += _chance_clause(row, analysis, scale, decimals)
     if verdict != Verdict.CANNOT_TELL or overturned_verdict(row, analysis) is not None:
         return f"{sentence}."
-    sentence += f"; {count(row['pairs'] or row['n'], 'seed')} could have detected"
-    sentence += f" {scale.amount(row['detectable'], decimals)} with 80 % power"
     if row["seeds_needed"] is not None and row["seeds_needed"] > row["pairs"]:
-        target = (
-            "a difference of this size"
-            if analysis.margin is None
-            else f"a difference of {scale.amount(analysis.margin, decimals)}"
+        width = (
+            "half as wide" if analysis.margin is None else f"of {scale.amount(analysis.margin, decimals)} either way"
         )
-        sentence += f", and {target} needs {count(round(row['seeds_needed']), 'seed')}"
+        sentence += f"; an interval {width} takes about {count(round(row['seeds_needed']), 'seed')}"
     return f"{sentence}."
 
 
@@ -278,4 +277,4 @@ def _correction(row: Row, analysis: Analysis) -> str:
     if row["family"] < 2 or analysis.correction == "none":
         alone = f", not corrected for {family}" if row["family"] > 1 else ""
         return f"{', for two looks' if looks else ''}{alone}"
-    return f" after {analysis.correction.capitalize()} over {family}{looks}"
+    return f" after {CORRECTIONS[row['correction']]} over {family}{looks}"

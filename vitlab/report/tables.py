@@ -13,6 +13,7 @@ from vitlab.errors import count
 from vitlab.report.costs import COST_COLUMNS, SPEEDS
 from vitlab.report.labels import short_labels
 from vitlab.report.phrasing import (
+    CORRECTIONS,
     DASH,
     MINUS,
     PLUS_MINUS,
@@ -63,12 +64,15 @@ def columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) ->
         Column(interval, cells(lambda row: bracket(row, "low", "high", own)), rank=3),
         Column("sd", cells(lambda row: scale.number(row["sd"], own + 1)), rank=6),
     ]
+    if any(row["collapsed"] for row in rows):
+        table.append(Column("collapsed", cells(lambda row: f"{row['collapsed']}/{row['n']}")))
     compared = [row for row in rows if row["baseline"] is not None]
     if len({row["baseline"] for row in compared}) > 1:
         table.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
     if compared:
         widest = max(compared, key=lambda row: row["family"])  # comparisons added later belong to a larger family
-        p = "p" if analysis.correction == "none" or widest["family"] < 2 else f"p ({analysis.correction.capitalize()})"
+        corrections = {CORRECTIONS[row["correction"]] for row in compared if row["correction"] in CORRECTIONS}
+        p = "p" if widest["family"] < 2 or not corrections else f"p ({' or '.join(sorted(corrections))})"
         blank = {row["arm"] for row in rows if row["baseline"] is None}
 
         def versus(cell: Any) -> tuple[str, ...]:
@@ -133,7 +137,8 @@ def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis, shares
         baselines = {row["baseline"] for row in compared}
         against = " ".join(baselines.pop().split()) if len(baselines) == 1 else "the baseline of the arm"
         interval = interval_name(max(compared, key=lambda row: row["family"]), analysis)
-        corrected = "" if analysis.correction == "none" else f", corrected by {analysis.correction.capitalize()}"
+        names = sorted({CORRECTIONS[row["correction"]] for row in compared if row["correction"] in CORRECTIONS})
+        corrected = f", corrected by {' or '.join(names)}" if names else ""
         sentences.append(
             f"Difference from {against} with its {interval}; verdicts at level {analysis.alpha:g}{corrected}."
         )
@@ -186,7 +191,7 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[s
         Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
         Column(f"{level} interval of it", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
         Column("BCa interval", cells(lambda row: bracket(row, "bca_low", "bca_high", scale.factor, apart))),
-        Column("seeds needed", plain("seeds_needed", 0)),
+        Column("seeds for a narrower interval", plain("seeds_needed", 0)),
         Column("broken", cells(lambda row: str(row["broken"]))),
         Column("difference with chance", cells(lambda row: scale.number(row["chance_difference"], apart, sign=True))),
         Column("p with chance", cells(lambda row: p_value(row["chance_p"], alpha))),
@@ -262,10 +267,17 @@ def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     return table if any(row["series"] for row in rows) else [table[0], *table[2:]]
 
 
-def front_columns(fronts: Mapping[str, Mapping[str, bool]], rows: Sequence[Row]) -> list[Column]:
+def front_columns(
+    fronts: Mapping[str, Mapping[str, bool]], rows: Sequence[Row], shares: Mapping[str, Mapping[str, float]] = {}
+) -> list[Column]:
     """Return the table of Pareto fronts in cost and result.
 
     An arm whose mean lacks seeds that diverged or failed is marked.
+
+    Args:
+        fronts: see :func:`vitlab.report.tradeoff.fronts`.
+        rows: of the arms.
+        shares: see :func:`vitlab.report.tradeoff.front_shares`.
     """
     names = {"params": "parameters", "macs": "MACs", **COST_COLUMNS}
     broken = {row["arm"]: row["diverged"] + row["failed"] for row in rows}
@@ -281,10 +293,19 @@ def front_columns(fronts: Mapping[str, Mapping[str, bool]], rows: Sequence[Row])
                 tuple("; ".join(labels[arm] for arm, on in on_front.items() if on) for on_front in fronts.values()),
                 right=False,
             ),
-        ]
+            Column(
+                "how often on the front", tuple(_shares_on_front(shares.get(cost, {})) for cost in fronts), right=False
+            ),
+        ][: 3 if shares else 2]
         if fronts
         else []
     )
+
+
+def _shares_on_front(shares: Mapping[str, float]) -> str:
+    """Return the arms that are on a front at least once in twenty draws, the surest first."""
+    often = sorted((arm for arm in shares if shares[arm] >= 0.05), key=lambda arm: -shares[arm])
+    return "; ".join(f"{arm} {100 * shares[arm]:.0f} %" for arm in often) or DASH
 
 
 def cost_columns(rows: Sequence[Row]) -> list[Column]:
@@ -338,9 +359,9 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
         ),
         (
             "Fronts",
-            "By the means of the seeds that reached a value; arms that differ by less than their spread may change "
-            "places.",
-            front_columns(doc["fronts"], doc["arms"]),
+            "By the means of the seeds that reached a value, and how often if these means are drawn anew from the "
+            "spread of seeds; costs are taken as they are.",
+            front_columns(doc["fronts"], doc["arms"], doc["front_shares"]),
         ),
         ("Cost", cost_caption(doc["cost"]), cost_columns(doc["cost"])),
         ("Heads", "Mean metric of each head alone, and of their fusion.", head_columns(doc["heads"], doc["shares"])),

@@ -89,6 +89,23 @@ def fronts(plan: Plan, rows: Sequence[Row]) -> dict[str, dict[str, bool]]:
     return on_front
 
 
+def front_shares(plan: Plan, frame: pd.DataFrame, rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Return for each cost how often each arm is on its front if the means are drawn anew from their spread.
+
+    Costs of which an arm has a single seed are left out.
+    """
+    values, sign = usable(frame, plan.analysis), 1 if plan.analysis.goal == "max" else -1
+    by_arm = {row["arm"]: row for row in rows}
+    shares = {}
+    for cost, on_front in fronts(plan, rows).items():
+        costs_of = [by_arm[arm][cost] * (-1 if cost in costs.SPEEDS else 1) for arm in on_front]
+        signed = [{seed: sign * value for seed, value in values[arm].items()} for arm in on_front]
+        drawn = statistics.pareto_shares(costs_of, signed)
+        if all(math.isfinite(share) for share in drawn):
+            shares[cost] = dict(zip(on_front, drawn, strict=True))
+    return shares
+
+
 def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the two-way interactions of a grid: for every two paths and pair of levels, against the reference levels.
 
@@ -141,7 +158,31 @@ def document(plan: Plan, frame: pd.DataFrame, rows: Sequence[Row]) -> dict[str, 
             name: getattr(scaling.law, name) for name in ("scale", "exponent", "exponent_low", "exponent_high", "r2")
         }
         laws.append({"size": scaling.size, "series": scaling.series, "arms": list(scaling.arms), **_numbers(law)})
-    return {"scaling": laws, "fronts": fronts(plan, rows), "interactions": interactions(plan, frame)}
+    return {
+        "scaling": laws,
+        "fronts": fronts(plan, rows),
+        "front_shares": front_shares(plan, frame, rows),
+        "interactions": interactions(plan, frame),
+    }
+
+
+def notes(plan: Plan, frame: pd.DataFrame, rows: Sequence[Row], content: Mapping[str, Any]) -> list[str]:
+    """Return caveats about fronts, power laws and interactions, given :func:`document`."""
+    lines = []
+    sections = {"fronts": "fronts", "scaling": "power laws", "interactions": "interactions"}
+    shown = [name for key, name in sections.items() if content[key]]
+    broken = [row["arm"] for row in rows if row["diverged"] + row["failed"]]
+    if broken and shown:
+        lines.append(
+            f"Warning: some seeds of {'; '.join(broken)} diverged or failed, and {' and '.join(shown)} are of the "
+            "others alone, with nothing in their place."
+        )
+    perfect = [
+        arm for arm, facts in _sizes(plan, frame).items() if any(as_error(plan, x) <= 0 for x in facts["values"])
+    ]
+    if perfect and not content["scaling"] and len(perfect) < len(rows):
+        lines.append(f"No power law: {'; '.join(perfect)} reached an error of 0, which has no logarithm.")
+    return lines
 
 
 def _is_number(value: Any) -> bool:

@@ -54,7 +54,7 @@ def decide(row: Row, analysis: Analysis) -> Verdict | None:
 
 def of_complete_pairs(row: Row, analysis: Analysis) -> Verdict:
     """Return the verdict of the complete pairs alone, whatever diverged or failed."""
-    if row["test"] == "sign flip" and row["difference"] == 0:
+    if row["test"] == "sign flip" and row["difference"] == 0 and not row["collapsed_pairs"]:
         return Verdict.SAME
     if not _at_most(row["p_corrected"], analysis.alpha):
         return Verdict.EQUIVALENT if is_equivalent(row, analysis) else Verdict.CANNOT_TELL

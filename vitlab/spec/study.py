@@ -171,6 +171,8 @@ class Analysis(Frozen):
     margin: Annotated[Amount, Field(gt=0)] | None = None
     """Largest difference, in either direction, that counts as none; in units of the metric or such as ``2 points``."""
     correction: Literal["holm", "bonferroni", "none"] = "holm"  #: correction for several comparisons
+    variance: Literal["moderated", "own"] = "moderated"
+    """Spread that a comparison rests on: shared with those of the same baseline and seeds, or its own alone."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate
 
     @field_validator("metric")
@@ -191,7 +193,8 @@ class Check(Frozen):
     metrics: dict[str, Goal] = Field(default_factory=dict)  #: metrics beside that of the analysis, with their goals
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate of the gate
     margin_sd: Annotated[float, Field(gt=0)] = 2.0
-    """Smallest relevant drop, in pooled standard deviations of the baseline; at least two quanta and ``min_abs``."""
+    """Smallest relevant drop, in pooled standard deviations of the baseline without outliers; at least two quanta and
+    ``min_abs``."""
     margin: dict[str, Annotated[Amount, Field(gt=0)]] = Field(default_factory=dict)
     """The same in units of a metric, by metric."""
     min_abs: dict[str, Annotated[Amount, Field(ge=0)]] = Field(default_factory=dict)

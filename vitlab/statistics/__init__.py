@@ -7,20 +7,29 @@ A replicate is a seed, so ``n`` is small: 3, 5, perhaps 10.  The methods follow 
 - Differences that are all equal have no spread; the exact sign-flip test replaces t.
 - The bootstrap is not used below ten replicates, where its intervals cover less than their nominal level; from ten on,
   BCa cross-checks t.
-- A study is one family of comparisons: p values are corrected for it, intervals are simultaneous, and each difference
-  is reported with the difference that could have been detected.
+- Arms that are compared with one baseline at equal seeds share what they know about spread, see
+  :mod:`vitlab.statistics.moderation`.
+- A study is one family of comparisons: p values are corrected for it, and intervals are simultaneous.
 
 Non-finite values raise ValueError: the caller leaves out diverged trials and reports them.
 """
 
+from vitlab.statistics.counts import collapsed_seeds as collapsed_seeds
+from vitlab.statistics.counts import fisher as fisher
 from vitlab.statistics.family import Correction as Correction
 from vitlab.statistics.family import Equivalence as Equivalence
+from vitlab.statistics.family import adjust_claims as adjust_claims
 from vitlab.statistics.family import adjust_p_values as adjust_p_values
 from vitlab.statistics.family import detectable_difference as detectable_difference
 from vitlab.statistics.family import equivalence as equivalence
+from vitlab.statistics.family import pairs_for_half_width as pairs_for_half_width
 from vitlab.statistics.family import power as power
-from vitlab.statistics.family import required_pairs as required_pairs
 from vitlab.statistics.family import simultaneous_alpha as simultaneous_alpha
+from vitlab.statistics.moderation import Moderated as Moderated
+from vitlab.statistics.moderation import max_t_p as max_t_p
+from vitlab.statistics.moderation import max_t_quantile as max_t_quantile
+from vitlab.statistics.moderation import moderate as moderate
+from vitlab.statistics.moderation import step_down as step_down
 from vitlab.statistics.replicates import BCA_FROM as BCA_FROM
 from vitlab.statistics.replicates import Contrast as Contrast
 from vitlab.statistics.replicates import Mean as Mean
@@ -32,9 +41,12 @@ from vitlab.statistics.replicates import mean_interval as mean_interval
 from vitlab.statistics.replicates import paired_t_test as paired_t_test
 from vitlab.statistics.replicates import sign_flip as sign_flip
 from vitlab.statistics.replicates import smallest_sign_flip_p as smallest_sign_flip_p
+from vitlab.statistics.replicates import t_quantile as t_quantile
+from vitlab.statistics.replicates import t_two_sided as t_two_sided
 from vitlab.statistics.replicates import welch_t_test as welch_t_test
 from vitlab.statistics.scaling import PowerLaw as PowerLaw
 from vitlab.statistics.scaling import pareto as pareto
+from vitlab.statistics.scaling import pareto_shares as pareto_shares
 from vitlab.statistics.scaling import power_law as power_law
 from vitlab.statistics.superiority import Superiority as Superiority
 from vitlab.statistics.superiority import superiority as superiority

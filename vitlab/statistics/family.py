@@ -43,6 +43,37 @@ def adjust_p_values(p_values: Sequence[float], method: Correction = "holm", look
     ]
 
 
+def adjust_claims(
+    difference: Sequence[float], equivalence: Sequence[float], method: Correction = "holm", looks: int = 1
+) -> tuple[list[float], list[float]]:
+    """Return the corrected p values of differences and of equivalences, as one family.
+
+    Each comparison may end in either claim, and at most one of the two hypotheses is true: no difference, or one of the
+    margin or more.  The steps are those of Holm, and each counts the comparisons of which not both hypotheses have been
+    rejected.
+
+    Args:
+        difference: p value of each comparison for a difference; NaN if it cannot be tested.
+        equivalence: p value of each comparison for equivalence, in the same order.
+        method: the correction.
+        looks: number of looks that share alpha.
+
+    Reference: Shaffer (1986), J. Am. Stat. Assoc. 81, 826-831 (logically related hypotheses).
+    """
+    p = np.array([difference, equivalence], dtype=float).reshape(2, -1)
+    size = p.shape[1]
+    factors = np.full(p.shape, 1 if method == "none" else size, dtype=float)
+    adjusted = looks * factors * p
+    if method == "holm":
+        open_claims, largest = np.full(size, 2), 0.0
+        for claim, index in sorted(zip(*np.nonzero(~np.isnan(p)), strict=True), key=lambda place: p[place]):
+            largest = max(largest, looks * float(p[claim, index]) * int((open_claims > 0).sum()))
+            adjusted[claim, index] = largest
+            open_claims[index] -= 1
+    first, second = (np.minimum(row, 1.0).tolist() for row in adjusted)
+    return first, second
+
+
 def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
     """Return the power of a two-sided t-test with this standard error to detect a true difference of ``effect``.
 
@@ -109,23 +140,24 @@ def equivalence(contrast: Contrast, margin: float, alpha: float = 0.05) -> Equiv
     return Equivalence(contrast.difference - half, contrast.difference + half, p, p < alpha)
 
 
-def required_pairs(difference: float, sd: float, alpha: float = 0.05, chance: float = 0.8) -> float:
-    """Return the number of pairs with which a two-sided t-test detects a true ``difference`` with power ``chance``.
+def pairs_for_half_width(half_width: float, se: float, df: float, pairs: int, alpha: float = 0.05) -> float:
+    """Return the number of pairs whose interval of level ``1 - alpha`` is expected to be no wider than given.
 
     Args:
-        difference: the true difference.
-        sd: standard deviation of the differences of pairs.
-        alpha: level of the test, see :func:`detectable_difference`.
-        chance: the power.
+        half_width: half of the width of the interval.
+        se: standard error of the difference with the present pairs.
+        df: its degrees of freedom, which grow with the pairs.
+        pairs: number of present pairs.
+        alpha: the level.
 
     Returns:
-        At least 2; NaN if the difference or the spread is 0, or if more than ``MAX_SEEDS`` are required.
+        NaN if there is no spread, or if more than ``MAX_SEEDS`` are needed.
     """
-    if not (sd > 0 and abs(difference) > 0):
+    if not (se > 0 and df > 0 and half_width > 0 and pairs > 1):
         return NAN
 
     def enough(n: int) -> bool:
-        return power(difference, sd / math.sqrt(n), n - 1, alpha) >= chance
+        return t_quantile(1 - alpha / 2, df * (n - 1) / (pairs - 1)) * se * math.sqrt(pairs / n) <= half_width
 
     too_few, upper = 1, 2
     while not enough(upper):

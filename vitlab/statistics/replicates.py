@@ -47,6 +47,7 @@ def t_two_sided(t: float, df: float) -> float:
 
 BCA_FROM = 10  #: replicates from which on a bootstrap interval has its nominal coverage
 ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-point rounding
+SINGLE_ROUNDING = 2.0**-22  #: the same for values that were computed in single precision
 
 
 @dataclass(frozen=True)
@@ -64,27 +65,33 @@ class Mean:
 class Contrast:
     """The difference of two arms, first less second.
 
-    ``test`` is ``paired t``, ``Welch t``, ``sign flip`` (differences without spread: p only, no interval), or ``none``
-    (too few values to test).  ``pairs`` counts equal seeds; ``correlation`` is that of the pairs.
+    ``test`` is ``paired t``, ``moderated t`` (see :mod:`vitlab.statistics.moderation`), ``Welch t``, ``sign flip``
+    (differences without spread: p only, no interval), or ``none`` (too few values to test).  ``pairs`` counts equal
+    seeds; ``correlation`` is that of the pairs.
     """
 
     difference: float
     low: float
     high: float
     p: float
-    test: Literal["paired t", "Welch t", "sign flip", "none"]
+    test: Literal["paired t", "moderated t", "Welch t", "sign flip", "none"]
     pairs: int
     se: float = NAN  #: standard error of ``difference``
     df: float = NAN  #: degrees of freedom of ``se``
     correlation: float = NAN
     sign_flip_p: float = NAN  #: exact cross-check that assumes symmetry only; NaN without pairs
     effect: float = NAN  #: ``difference`` in standard deviations of the seeds, see :func:`hedges_g`
+    prior_df: float = NAN  #: degrees of freedom that other arms add to the variance of this one; of ``moderated t``
 
 
-def mean_interval(values: Sequence[float], alpha: float = 0.05) -> Mean:
+def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float = 0.0) -> Mean:
     """Return the mean, the sample standard deviation and the t-interval of level ``1 - alpha``.
 
-    Values without spread give an interval of zero width.
+    Args:
+        values: the values.
+        alpha: the level.
+        quantum: the step to which values are rounded.  The interval is that of a standard deviation of at least
+            quantum / sqrt(12), that of the rounding; without a step, values that are all equal have no interval.
 
     Raises:
         ValueError: for a value that is not finite.
@@ -96,18 +103,22 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05) -> Mean:
     if len(x) == 1:
         return Mean(1, mean, NAN, NAN, NAN)
     sd = float(x.std(ddof=1))
-    half = t_quantile(1 - alpha / 2, len(x) - 1) * sd / math.sqrt(len(x))
+    spread = max(0.0 if _without_spread(x, x) else sd, quantum / math.sqrt(12))
+    half = t_quantile(1 - alpha / 2, len(x) - 1) * spread / math.sqrt(len(x)) if spread > 0 else NAN
     return Mean(len(x), mean, sd, mean - half, mean + half)
 
 
-def compare(first: Mapping[int, float], second: Mapping[int, float], alpha: float = 0.05) -> Contrast:
+def compare(
+    first: Mapping[int, float], second: Mapping[int, float], alpha: float = 0.05, quantum: float = 0.0
+) -> Contrast:
     """Return the difference of two arms, given the value of each at each seed.
 
-    The test is paired if both arms share at least two seeds (other seeds are left out), otherwise Welch's t.
+    The test is paired if both arms share at least two seeds (other seeds are left out), otherwise Welch's t.  See
+    :func:`paired_t_test` about ``quantum``.
     """
     common = sorted(first.keys() & second.keys())
     if len(common) >= 2:
-        return paired_t_test([first[seed] for seed in common], [second[seed] for seed in common], alpha)
+        return paired_t_test([first[seed] for seed in common], [second[seed] for seed in common], alpha, quantum)
     if len(first) >= 2 and len(second) >= 2:
         return welch_t_test(list(first.values()), list(second.values()), alpha)
     if common:
@@ -117,8 +128,16 @@ def compare(first: Mapping[int, float], second: Mapping[int, float], alpha: floa
     return Contrast(difference, NAN, NAN, NAN, "none", pairs=0)
 
 
-def paired_t_test(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Contrast:
+def paired_t_test(
+    first: Sequence[float], second: Sequence[float], alpha: float = 0.05, quantum: float = 0.0
+) -> Contrast:
     """Run a two-sided paired Student's t-test.
+
+    Args:
+        first: values of one side.
+        second: values of the other, in the same order.
+        alpha: of the interval.
+        quantum: the step to which values are rounded; differences scatter by at least quantum / sqrt(6).
 
     Raises:
         ValueError: for unequal lengths, or a value that is not finite.
@@ -133,11 +152,11 @@ def paired_t_test(first: Sequence[float], second: Sequence[float], alpha: float 
     if n == 1:
         return Contrast(mean, NAN, NAN, NAN, "none", pairs=1)
     if _without_spread(differences, x, y):
-        no_difference = abs(mean) <= ROUNDING * max(float(np.abs(x).max()), float(np.abs(y).max()))
+        no_difference = abs(mean) <= rounding_of(x, y)
         p = 1.0 if no_difference else smallest_sign_flip_p(n)
         return Contrast(0.0 if no_difference else mean, NAN, NAN, p, "sign flip", pairs=n, sign_flip_p=p)
     sign_flip_p = sign_flip(differences)
-    se, df = float(differences.std(ddof=1)) / math.sqrt(n), n - 1.0
+    se, df = max(float(differences.std(ddof=1)), quantum / math.sqrt(6)) / math.sqrt(n), n - 1.0
     half = t_quantile(1 - alpha / 2, df) * se
     both_vary = n > 2 and not _without_spread(x, x) and not _without_spread(y, y)
     correlation = float(np.corrcoef(x, y)[0, 1]) if both_vary else NAN
@@ -237,8 +256,16 @@ def bca(values: Sequence[float] | Floats, alpha: float = 0.05, draws: int = 9999
 
 def _without_spread(values: Floats, *scales: Floats) -> bool:
     """Return whether values are equal except for the rounding of the numbers they were computed from."""
-    scale = max(float(np.abs(scale).max()) for scale in scales)
-    return float(values.std(ddof=1)) <= ROUNDING * scale
+    return float(values.std(ddof=1)) <= rounding_of(*scales)
+
+
+def rounding_of(*values: Floats) -> float:
+    """Return the size of differences that the rounding of values explains.
+
+    Values that single precision represents exactly were computed in it.
+    """
+    single = all(bool((x == x.astype(np.float32)).all()) for x in values)
+    return (SINGLE_ROUNDING if single else ROUNDING) * max(float(np.abs(x).max()) for x in values)
 
 
 def _signed_sums(values: Floats) -> Floats:

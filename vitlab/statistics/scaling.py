@@ -81,3 +81,34 @@ def pareto(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
     x, y = finite(costs), finite(values)
     better = (x[:, None] <= x) & (y[:, None] >= y) & ((x[:, None] < x) | (y[:, None] > y))
     return [not dominated for dominated in np.any(better, axis=0)]
+
+
+def pareto_shares(costs: Sequence[float], values: Sequence[Mapping[int, float]], draws: int = 2000) -> list[float]:
+    """Return for each arm how often it is on the Pareto front of low cost and high value if means are drawn anew.
+
+    The means of a draw are those of the arms, each shifted by Student's t of its replicates; the shifts of two arms
+    correlate as their values at equal seeds do.  The draws are the same each time.
+
+    Args:
+        costs: of the arms, without uncertainty.
+        values: of each arm by seed.
+        draws: number of draws.
+
+    Returns:
+        NaN for every arm if one of them has fewer than two values.
+    """
+    if any(len(arm) < 2 for arm in values):
+        return [NAN] * len(values)
+    random = np.random.default_rng(0)
+    seeds = {seed: place for place, seed in enumerate(sorted(set().union(*values)))}
+    normal = random.standard_normal((draws, len(seeds)))
+    scales = {n: 1 / np.sqrt(n * random.chisquare(n - 1, draws)) for n in sorted({len(arm) for arm in values})}
+    means = []
+    for arm in values:
+        x, places = finite([*arm.values()]), [seeds[seed] for seed in arm]
+        means.append(x.mean() + scales[len(x)] * (normal[:, places] @ (x - x.mean())))
+    drawn, x = np.stack(means), finite(costs)
+    cheaper, strictly = x[:, None] <= x, x[:, None] < x
+    higher = drawn[:, None] >= drawn
+    dominated = cheaper[:, :, None] & higher & (strictly[:, :, None] | (drawn[:, None] > drawn))
+    return [float(share) for share in 1 - dominated.any(axis=0).mean(axis=1)]

@@ -1,0 +1,124 @@
+"""Tests of ``vitlab judge`` on tables of results from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from synthetic_studies import BASE, POSITIONS, document, outcome, text_of
+
+from vitlab.cli.judge import command
+from vitlab.errors import UserError
+from vitlab.report.external import judge
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def long(arms: dict[str, list[float]]) -> list[dict[str, Any]]:
+    return [
+        {"model": arm, "run": seed, "acc": value} for arm, values in arms.items() for seed, value in enumerate(values)
+    ]
+
+
+def notes_of(path: Path, **options: Any) -> str:
+    return "\n".join(judge(path, **{"metric": "acc", "arm": "model", "seed": "run", **options}).notes)
+
+
+def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
+    plan, store, _, _ = outcome(tmp_path / "store")
+    own = document(plan, store)
+    file = tmp_path / "results.csv"
+    file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
+    options = ["--arm", "arm", "--seed", "seed", "--metric", "val/accuracy", "--format", "json"]
+    result = CliRunner().invoke(command, [str(file), *options], catch_exceptions=False)
+    judged = json.loads(result.stdout)
+    assert judged["answers"] == own["answers"]
+    other = {"params", "macs", "wall_s", "images_per_s", "test/accuracy", "test/accuracy_sd"}
+    for mine, theirs in zip(own["arms"], judged["arms"], strict=True):
+        assert {k: v for k, v in mine.items() if k not in other} == {k: v for k, v in theirs.items() if k not in other}
+    # Other forms of the table have the same digits.
+    frame = pd.read_csv(file, converters={"val/accuracy": float})[["arm", "seed", "val/accuracy"]]
+    frame.to_parquet(tmp_path / "r.parquet")
+    frame.to_json(tmp_path / "r.jsonl", orient="records", lines=True, double_precision=15)
+    frame.pivot(index="seed", columns="arm", values="val/accuracy")[list(POSITIONS)].reset_index().to_csv(
+        tmp_path / "wide.csv", index=False
+    )
+    for name, arm in (("r.parquet", "arm"), ("r.jsonl", "arm"), ("wide.csv", None)):
+        again = judge(tmp_path / name, metric="val/accuracy", arm=arm, seed="seed").document()
+        assert again["answers"] == own["answers"]
+        assert [row["p"] for row in again["arms"]] == [row["p"] for row in judged["arms"]]
+
+
+def test_table_is_judged_without_torch(tmp_path: Path) -> None:
+    file = table(tmp_path / "r.csv", long({"a": BASE, "b": [value - 0.02 for value in BASE[::-1]]}))
+    code = (
+        "import sys; from vitlab.cli import cli; "
+        f"cli.main(['judge', {str(file)!r}, '--arm', 'model', '--seed', 'run', '--metric', 'acc'], "
+        "standalone_mode=False); "
+        "sys.exit(str({'torch', 'statsmodels', 'matplotlib', 'mlflow'} & set(sys.modules) or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not done.stderr.strip(), done.stderr
+    assert "b is " in done.stdout and "below a" in done.stdout
+
+
+def test_percent_unequal_seeds_and_missing_values_are_reported(tmp_path: Path) -> None:
+    arms = {"a": [93.1, 93.4, 92.8, 93.0], "b": [94.0, 94.1, 93.7]}
+    rows = [*long(arms), {"model": "b", "run": 3, "acc": None}, {"model": "b", "run": 4, "acc": 93.0}]
+    file = table(tmp_path / "r.csv", rows)
+    text = notes_of(file)
+    assert "'acc' is in percent: values reach 94.1." in text
+    assert "seeds 3, 4 have no value on one side" in text and "no value of b, seed 3." in text
+    doc = judge(file, metric="acc", arm="model", seed="run").document()
+    difference = np.mean([94.0 - 93.1, 94.1 - 93.4, 93.7 - 92.8]) / 100
+    assert doc["arms"][1]["difference"] == pytest.approx(difference)
+    assert "points above a" in doc["answers"][0]
+
+
+def test_single_values_and_best_of_several_are_reported(tmp_path: Path) -> None:
+    rows = [{"model": "a", "run": 0, "best_acc": 0.9, "n": 5}, {"model": "b", "run": 0, "best_acc": 0.91, "n": 3}]
+    text = notes_of(table(tmp_path / "r.csv", rows), metric="best_acc")
+    assert "one value of a; b: no spread" in text
+    assert "column 'n' says that values stand for several trainings" in text
+    assert "'best_acc' seems to be the best of several values" in text
+
+
+def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:
+    rows = long({"a": [0.9, 0.91, 0.92], "b": [0.8, 0.81, 0.83]})
+    assert "1 row repeat" in notes_of(table(tmp_path / "r.csv", [*rows, rows[0]]))
+    with pytest.raises(UserError, match=r"2 rows of arm 'a' with seed 0, with different values; keep one row"):
+        notes_of(table(tmp_path / "r.csv", [*rows, {**rows[0], "acc": 0.5}]))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("model,run,acc\na,0,x\n", {}, "'x' in row 1 of column 'acc' is not a number"),
+        ("model,run,acc\na,0,1\n", {"arm": "modle"}, "no column 'modle'. Did you mean 'model'?"),
+        ("model,run,acc\na,0,1\n", {"baseline": "b"}, "no arm 'b' in column 'model'"),
+        ("model,run,acc\n,0,1\n", {}, "row 1 has no 'model'"),
+        ("model,run,acc\na,,1\n", {}, "row 1 has no 'run'"),
+        ("model,run,acc\n", {}, "has no rows"),
+        ("", {}, "cannot be read as csv"),
+    ],
+)
+def test_bad_table_is_refused_with_sentence(tmp_path: Path, text: str, options: dict[str, Any], message: str) -> None:
+    file = tmp_path / "r.csv"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        notes_of(file, **options)
+    assert message in str(error.value) and str(file) in str(error.value)
+    with pytest.raises(UserError, match="a table is one of"):
+        notes_of(tmp_path / "r.xlsx")
+    with pytest.raises(UserError, match="does not exist"):
+        notes_of(tmp_path / "none.csv")

@@ -1,0 +1,280 @@
+"""Judgement of results from elsewhere: a table of arms, seeds and values becomes the report of a study."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.errors import UserError, count, nearest
+from vitlab.plan.values import Arm, MetricFacts, Plan
+from vitlab.report.between import Between
+from vitlab.report.comparison import summary
+from vitlab.report.document import plain
+from vitlab.report.notes import table_notes
+from vitlab.spec import Analysis
+from vitlab.spec.choice import Goal
+from vitlab.store.result import Ending
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LESS_IS_BETTER = ("loss", "err", "ece", "nll", "perplexity", "ppl", "mse", "mae", "rmse", "brier")
+SHARES = ("acc", "top1", "top5", "top_1", "top_5", "f1", "auc", "iou", "precision", "recall", "dice", "err", "ece")
+"""Parts of the names of metrics that are shares of one."""
+SEED_COUNTS = ("n", "runs", "n_runs", "seeds", "n_seeds", "num_seeds", "trials", "n_trials")
+MAX_LISTED = 5  #: names and rows that a message lists
+
+
+def judge(
+    path: Path,
+    *,
+    metric: str,
+    arm: str | None = None,
+    seed: str | None = None,
+    baseline: str | None = None,
+    goal: Goal | None = None,
+    margin: float | None = None,
+    alpha: float = 0.05,
+    images: int | None = None,
+) -> Between:
+    """Compare the arms of a table with one of them, as the report of a study does.
+
+    Args:
+        path: a table in CSV (also .tsv), Parquet or JSON lines.
+        metric: the column of the metric; of a wide table, its name.
+        arm: the column of the arms; without it the table is wide, with a column per arm and a row per seed.
+        seed: the column of the seeds, which pair the arms; without it arms are compared without pairs, and the rows of
+            a wide table are the seeds.
+        baseline: the arm that the others are compared with; by default the one of this name, or else the first.
+        goal: direction in which the metric is better; by default that of its name.
+        margin: largest difference that counts as none, in units of the metric.
+        alpha: family-wise error rate.
+        images: number of images that the metric counts, from which its smallest step follows.
+
+    Raises:
+        UserError: if the table cannot be read, or does not have one value per arm and seed.
+    """
+    import pandas as pd
+
+    table = _read(path)
+    notes: list[str] = []
+    if arm is None:
+        long, arm_names = _from_wide(table, seed, path), None
+    else:
+        long, arm_names = _from_long(table, arm, seed, metric, path, notes), arm
+    arms = list(dict.fromkeys(long["arm"]))
+    if baseline is None:
+        baseline = "baseline" if "baseline" in arms else arms[0]
+        if len(arms) > 1 and baseline != "baseline":
+            notes.append(f"Compared with '{baseline}', the first arm of the table; --baseline names another.")
+    if baseline not in arms:
+        place = f"column '{arm_names}'" if arm_names else "the header"
+        raise UserError(f"{path}: no arm '{baseline}' in {place}.{nearest(baseline, arms)} Arms: {'; '.join(arms)}.")
+    name = _metric_name(metric)
+    long["value"] = _as_shares(long["value"], metric, notes)
+    long["status"] = [Ending.DONE if math.isfinite(value) else Ending.DIVERGED for value in long["value"]]
+    is_share = _is_share(metric) and bool(long["value"].dropna().between(0, 1).all())
+    direction: Goal = goal or ("min" if any(part in metric.lower() for part in LESS_IS_BETTER) else "max")
+    analysis = Analysis(metric=name, goal=direction, margin=margin, alpha=alpha)
+    frame = pd.DataFrame(
+        {
+            "arm": long["arm"].astype("string"),
+            "baseline": pd.Series([None if name == baseline else baseline for name in long["arm"]], dtype="string"),
+            "seed": long["seed"].astype("int64"),
+            "trial": [f"{row}" for row in range(len(long))],
+            "status": long["status"],
+            name: long["value"].astype("float64"),
+            **{column: pd.Series([None] * len(long), dtype="Int64") for column in ("params", "macs", "images")},
+            "wall_s": math.nan,
+        }
+    )
+    frame.attrs["quantum"] = 1 / images if images else 0.0
+    facts = MetricFacts(direction, "share" if is_share else "number", (0.0, 1.0 if is_share else None))
+    plan = Plan(
+        study=path.name,
+        question=f"{path.name}: which arms differ from {baseline}?",
+        arms=tuple(Arm(one, {}, None if one == baseline else baseline) for one in arms),
+        trials=(),
+        analysis=analysis,
+        metrics={name.partition("/")[2]: facts},
+    )
+    rows = summary(frame, plan)
+    notes += table_notes(plan, frame, plain(rows))
+    missing = [f"{row.arm}, seed {row.seed}" for row in long[~frame["status"].eq(Ending.DONE)].itertuples()]
+    if missing:
+        more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
+        notes.append(f"Warning: no value of {'; '.join(missing[:MAX_LISTED])}{more}. They count as broken seeds.")
+    notes += _of_single_seeds(table, arm, long, metric)
+    notes.append("These comparisons were not registered before their results were known.")
+    return Between(plan, rows, tuple(notes))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    readers: dict[str, Any] = {
+        # As text, because pandas does not read every number to its last digit.
+        ".csv": lambda: pd.read_csv(path, dtype=str),
+        ".tsv": lambda: pd.read_csv(path, dtype=str, sep="\t"),
+        ".parquet": lambda: pd.read_parquet(path),
+        ".jsonl": lambda: _json_lines(path),
+        ".ndjson": lambda: _json_lines(path),
+    }
+    if path.suffix.lower() not in readers:
+        raise UserError(f"{path}: a table is one of {', '.join(readers)}; found '{path.suffix}'")
+    try:
+        table: pd.DataFrame = readers[path.suffix.lower()]()
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (ValueError, OSError) as error:  # pandas' and pyarrow's errors of parsing are ValueErrors
+        raise UserError(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
+    if table.empty:
+        raise UserError(f"{path} has no rows")
+    return table.rename(columns=str)
+
+
+def _json_lines(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError('every line is an object such as {"arm": "a", "seed": 0, "acc": 0.9}')
+    return pd.DataFrame(rows)
+
+
+def _column(table: pd.DataFrame, name: str, path: Path) -> pd.Series[Any]:
+    if name not in table:
+        raise UserError(
+            f"{path}: no column '{name}'.{nearest(name, table.columns)} Columns: {', '.join(map(str, table))}."
+        )
+    return table[name]
+
+
+def _from_long(
+    table: pd.DataFrame, arm: str, seed: str | None, metric: str, path: Path, notes: list[str]
+) -> pd.DataFrame:
+    """Return arm, seed and value of every training of a table with a row per training."""
+    import pandas as pd
+
+    arms = _column(table, arm, path)
+    if arms.isna().any():
+        raise UserError(f"{path}: row {int(arms.isna().to_numpy().argmax()) + 1} has no '{arm}'")
+    long = pd.DataFrame({"arm": arms.astype(str), "value": _numbers(_column(table, metric, path), metric, path)})
+    if seed is None:
+        notes.append(
+            "Without --seed the arms are not paired: name the column of the seeds if they have some in common."
+        )
+        return long.assign(seed=range(len(long)))
+    long["seed"] = _seed_numbers(_column(table, seed, path), seed, path)
+    repeated = long[long.duplicated(["arm", "seed"], keep=False)]
+    if len(repeated):
+        same = repeated.groupby(["arm", "seed"])["value"].nunique(dropna=False).eq(1)
+        if not same.all():
+            one, at = (repeated["arm"].iloc[0], table.loc[repeated.index[0], seed])
+            rows = len(repeated[(repeated["arm"] == one) & (repeated["seed"] == repeated["seed"].iloc[0])])
+            raise UserError(
+                f"{path}: {count(rows, 'row')} of arm '{one}' with seed {at}, with different values; keep one row "
+                "per training, such as the one of the last epoch, and one metric per column"
+            )
+        dropped = int(long.duplicated(["arm", "seed"]).sum())
+        notes.append(f"Warning: {count(dropped, 'row')} repeat a training with the same value and count once.")
+        long = long.drop_duplicates(["arm", "seed"])
+    return long.reset_index(drop=True)
+
+
+def _from_wide(table: pd.DataFrame, seed: str | None, path: Path) -> pd.DataFrame:
+    """Return arm, seed and value of every training of a table with a column per arm; empty cells are left out."""
+    import pandas as pd
+
+    seeds = _seed_numbers(_column(table, seed, path), seed, path) if seed is not None else range(len(table))
+    arms = [str(name) for name in table if name != seed]
+    if not arms:
+        raise UserError(f"{path}: no column of an arm beside '{seed}'")
+    parts = [pd.DataFrame({"arm": name, "value": _numbers(table[name], name, path), "seed": seeds}) for name in arms]
+    long = pd.concat(parts, ignore_index=True)
+    if long.duplicated(["arm", "seed"]).any():
+        raise UserError(f"{path}: a seed stands in two rows of column '{seed}'")
+    return long[table[arms].notna().to_numpy().T.ravel()].reset_index(drop=True)
+
+
+def _numbers(values: pd.Series[Any], name: str, path: Path) -> pd.Series[Any]:
+    """Return a column as numbers; ``93.1 %`` is 93.1."""
+    import pandas as pd
+
+    numbers = []
+    for row, value in enumerate(values, start=1):
+        try:
+            text = value.strip().removesuffix("%") if isinstance(value, str) else value
+            numbers.append(math.nan if text is None or text == "" else float(text))
+        except (TypeError, ValueError):
+            hint = "With a column per arm, leave --arm out; with a row per training, name its column with --arm."
+            raise UserError(f"{path}: '{value}' in row {row} of column '{name}' is not a number. {hint}") from None
+    return pd.Series(numbers, index=values.index, dtype="float64")
+
+
+def _seed_numbers(values: pd.Series[Any], name: str, path: Path) -> list[int]:
+    """Return a number per seed: whole numbers as they are, others in the order of their first appearance."""
+    import pandas as pd
+
+    if values.isna().any():
+        raise UserError(f"{path}: row {int(values.isna().to_numpy().argmax()) + 1} has no '{name}'")
+    whole = pd.to_numeric(values, errors="coerce")
+    if (whole == whole.round()).all():
+        return [int(value) for value in whole]
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return [numbers[value] for value in values]
+
+
+def _metric_name(metric: str) -> str:
+    """Return a metric of a split, such as ``val/acc`` for ``acc``; the split is the one that the name mentions."""
+    if re.fullmatch(r"(train|val|test)/\w+", metric):
+        return metric
+    split = next((split for split in ("test", "train") if split in metric.lower()), "val")
+    name = re.sub(r"\W+", "_", re.sub(rf"^(val|{split})(id|idation)?[\W_]+", "", metric, flags=re.IGNORECASE)).strip(
+        "_"
+    )
+    return f"{split}/{name or 'metric'}"
+
+
+def _is_share(metric: str) -> bool:
+    return any(part in metric.lower() for part in SHARES)
+
+
+def _as_shares(values: pd.Series[Any], metric: str, notes: list[str]) -> pd.Series[Any]:
+    """Return shares of one where a share is given in percent."""
+    finite = values[values.map(math.isfinite)]
+    in_percent = _is_share(metric) and len(finite) and finite.between(0, 100).all() and finite.max() > 1.5
+    if not in_percent:
+        return values
+    notes.append(f"'{metric}' is in percent: values reach {finite.max():g}.")
+    return values / 100
+
+
+def _of_single_seeds(table: pd.DataFrame, arm: str | None, long: pd.DataFrame, metric: str) -> list[str]:
+    """Return notes about arms with one value, and about values that are the best of several."""
+    import pandas as pd
+
+    counts = long.groupby("arm", sort=False)["value"].size()
+    single = [str(name) for name in counts[counts == 1].index]
+    lines = []
+    if single:
+        names = "; ".join(single[:MAX_LISTED]) + (
+            f" and {len(single) - MAX_LISTED} more" if len(single) > MAX_LISTED else ""
+        )
+        lines.append(f"Warning: one value of {names}: no spread, no interval, no test. 3 seeds or more can be judged.")
+        columns = [name for name in map(str, table) if name.lower() in SEED_COUNTS and arm is not None]
+        several = [name for name in columns if (pd.to_numeric(table[name], errors="coerce") > 1).any()]
+        if several:
+            lines.append(
+                f"Warning: column '{several[0]}' says that values stand for several trainings; their mean or best "
+                "has no spread that can be judged; a table with a row per training has."
+            )
+    if re.search(r"best|max", metric.lower()):
+        lines.append(
+            f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "
+            "values there are, and arms with different numbers of them cannot be compared."
+        )
+    return lines

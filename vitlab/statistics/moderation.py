@@ -1,0 +1,228 @@
+"""Comparisons of several arms with one baseline, with variances that are estimated over all arms together.
+
+With three seeds, the variance of one comparison has two degrees of freedom.  The arms of a study, trained with the same
+code on the same data, scatter nearly alike, and together they have many.  Let every arm have values at the same n
+seeds, and value = mean of the arm + effect of the seed + error, the error with a variance of the arm's own:
+
+- The residuals of the m arms, without the means of arms and of seeds, give each arm a variance of n - 1 degrees of
+  freedom, and all of them a mean variance.
+- The variances of the arms are taken as drawn from a scaled inverse chi-square distribution of ``prior_df`` degrees of
+  freedom (empirical Bayes), so each is moved towards the mean accordingly.  ``prior_df`` follows from the spread of the
+  log variances.  Few arms tell little about it, so the lower end of its interval is used, not its estimate.
+- The baseline is in every comparison, and its variance is not borrowed: the variance of the baseline less the mean of
+  the arms, with n - 1 degrees of freedom, stands for it.  The degrees of freedom of the sum are Satterthwaite's.
+- An arm whose residuals, around the median of all arms at a seed, are far larger than those of most arms shares
+  nothing.  If more than a quarter of the arms are like that, or fewer than four are left, none shares.
+- No comparison has a standard error below its own.  Sharing adds degrees of freedom; it never turns a comparison that
+  scatters into one that does not, whatever the other arms do.
+
+Comparisons with one baseline are correlated.  Their p values and intervals are those of the largest of correlated t
+statistics, which for equal variances is Dunnett's test, in steps from the smallest p value.
+
+References: Smyth (2004), Stat. Appl. Genet. Mol. Biol. 3, 3 (moderated t; the estimate of the prior).  Dunnett (1955),
+J. Am. Stat. Assoc. 50, 1096-1121.  Satterthwaite (1946), Biometrics Bulletin 2, 110-114.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from vitlab.statistics.replicates import NAN, Floats, finite, rounding_of
+
+MIN_ARMS = 5  #: with fewer comparisons, false alarms exceed alpha where spreads differ tenfold
+MIN_SHARING = 4  #: fewest arms that share once others are left out
+MIN_SEEDS = 3  #: two seeds say too little about an arm's spread
+MAX_WILD = 0.25  #: largest share of arms that are left out; one arm may always be
+WILD_LEVEL = 1e-3  #: chance that an arm is left out whose spread is that of most arms
+PRIOR_CONFIDENCE = 0.98  #: confidence that ``prior_df`` is at least what is used
+DRAWS = 4000  #: simulated studies from which the quantile of the spread of log variances is taken
+
+
+@dataclass(frozen=True)
+class Moderated:
+    """Standard errors of the differences of several arms from one baseline, estimated together."""
+
+    arms: tuple[int, ...]  #: places of the arms that share; the others differ too much in spread
+    se: tuple[float, ...]  #: of the difference of each of them
+    df: float  #: degrees of freedom of all of them, those of the comparison that has fewest
+    loadings: tuple[float, ...]  #: the correlation of two differences is the product of their loadings
+    prior_df: float  #: degrees of freedom that the other arms add to an arm's variance; infinite if all are alike
+
+
+def moderate(arms: Sequence[Sequence[float]] | Floats, baseline: Sequence[float] | Floats) -> Moderated | str:
+    """Return the standard errors of differences from a baseline, or the reason why each has to have its own.
+
+    Args:
+        arms: a row of values per arm, one per seed.
+        baseline: its values, at the same seeds.
+
+    Raises:
+        ValueError: for a value that is not finite, or unequal numbers of values.
+    """
+    reference = finite(baseline)
+    if len(arms) < MIN_ARMS:
+        return f"fewer than {MIN_ARMS} comparisons share a baseline and its seeds"
+    if any(len(arm) != len(reference) for arm in arms):
+        raise ValueError("arms and baseline need values at the same seeds")
+    if len(reference) < MIN_SEEDS:
+        return f"fewer than {MIN_SEEDS} seeds"
+    values = np.stack([finite(arm) for arm in arms])
+    spread = rounding_of(values, reference)
+    if (residual_variances(values) <= spread**2).any() or ((values - reference).std(axis=1, ddof=1) <= spread).any():
+        return "an arm has no spread of its own"
+    places = np.flatnonzero(~wild_arms(values))
+    if len(places) < max(MIN_SHARING, len(values) - max(1, int(MAX_WILD * len(values)))):
+        return "the arms differ too much in spread"
+    se, df, loadings, prior_df = moderated_errors(values[places], reference)
+    return Moderated(tuple(places.tolist()), tuple(se.tolist()), float(df), tuple(loadings.tolist()), float(prior_df))
+
+
+def wild_arms(values: Floats) -> npt.NDArray[np.bool_]:
+    """Return whether each arm spreads far more than most arms, for studies along the leading axes.
+
+    Seeds are accounted for by their medians over the arms, on which few arms have no influence.
+    """
+    from scipy.special import gammaincinv
+
+    centred = values - values.mean(axis=-1, keepdims=True)
+    residuals = centred - np.median(centred, axis=-2, keepdims=True)
+    squares = residuals.var(axis=-1)
+    half_df = (values.shape[-1] - 1) / 2
+    limit = gammaincinv(half_df, 1 - WILD_LEVEL) / gammaincinv(half_df, 0.5)
+    return np.asarray(squares > limit * np.median(squares, axis=-1, keepdims=True))
+
+
+def moderated_errors(values: Floats, reference: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the fields of :class:`Moderated` for studies along the leading axes.
+
+    Args:
+        values: of arms, along the last axis but one, at seeds, along the last.
+        reference: of the baseline at the seeds.
+    """
+    m, n = values.shape[-2:]
+    own = residual_variances(values)
+    prior_df = lower_prior_df(own, n)[..., None]
+    with np.errstate(invalid="ignore"):
+        shared = np.where(np.isinf(prior_df), 1.0, prior_df / (prior_df + n - 1.0))
+    of_arms = (1 - 1 / m) * (shared * own.mean(axis=-1, keepdims=True) + (1 - shared) * own)
+    df_of_arms = np.minimum(prior_df + n - 1.0, (m - 1.0) * (n - 1.0))
+    of_baseline = (reference - values.mean(axis=-2)).var(axis=-1, ddof=1)[..., None]
+    total = of_baseline + of_arms
+    df = total**2 / (of_baseline**2 / (n - 1) + of_arms**2 / df_of_arms)
+    # A baseline that scatters more than the arms would correlate the comparisons more; that is not relied upon.
+    loadings = np.sqrt(np.minimum(of_baseline / total, 0.5))
+    differences = (values - reference[..., None, :]).var(axis=-1, ddof=1)
+    return np.sqrt(np.maximum(total, differences) / n), df.min(axis=-1), loadings, prior_df[..., 0]
+
+
+def residual_variances(values: Floats) -> Floats:
+    """Return the variance of each arm without the effects of seeds; unbiased if all arms have the same."""
+    m, n = values.shape[-2:]
+    residuals = values - values.mean(axis=-1, keepdims=True) - values.mean(axis=-2, keepdims=True)
+    residuals = residuals + values.mean(axis=(-2, -1), keepdims=True)
+    return np.asarray((residuals**2).sum(axis=-1) / ((n - 1) * (1 - 1 / m)))
+
+
+def lower_prior_df(variances: Floats, n: int) -> Floats:
+    """Return the lower end of the prior degrees of freedom of variances of ``n`` values each, along the last axis.
+
+    The variance of log variances is that of chi-square, trigamma((n - 1) / 2), plus that of the prior,
+    trigamma(prior_df / 2), of which the upper end is taken.
+    """
+    from scipy.special import polygamma
+
+    observed = np.log(variances).var(axis=-1, ddof=1)
+    excess = observed / _quantile_of_log_spread(variances.shape[-1], n) - float(polygamma(1, (n - 1) / 2))
+    return np.where(excess > 0, 2 * inverse_trigamma(np.where(excess > 0, excess, 1.0)), math.inf)
+
+
+@lru_cache
+def _quantile_of_log_spread(m: int, n: int) -> float:
+    """Return a low quantile of the variance of the log variances of ``m`` equal arms, as a share of its mean."""
+    spread = np.log(residual_variances(np.random.default_rng([m, n]).normal(size=(DRAWS, m, n)))).var(axis=-1, ddof=1)
+    return float(np.quantile(spread, 1 - PRIOR_CONFIDENCE) / spread.mean())
+
+
+def inverse_trigamma(y: Floats) -> Floats:
+    """Return the positive numbers at which the trigamma function has the values ``y``, by Newton's method.
+
+    Reference: Smyth (2004), appendix.
+    """
+    from scipy.special import polygamma
+
+    x = 0.5 + 1 / y
+    for _ in range(50):
+        value = polygamma(1, x)
+        step = value * (1 - value / y) / polygamma(2, x)
+        x = x + step
+        if np.all(np.abs(step) <= 1e-12 * x):
+            break
+    return np.asarray(x)
+
+
+def max_t_p(t: float, df: float, loadings: Sequence[float]) -> float:
+    """Return the probability that the largest of correlated t statistics is at least ``t`` in absolute value.
+
+    The statistics share the estimate of their variance (``df`` degrees of freedom, infinite if it is known), and two of
+    them correlate by the product of their loadings: sqrt(0.5) each for equal arms and baseline, which is Dunnett's
+    two-sided test.
+    """
+    from scipy.special import gammaln, ndtr
+
+    nodes, weights = _normal_grid()
+    size = np.abs(np.asarray(loadings, dtype=float))
+    alone = np.sqrt(1 - size**2)
+    if math.isfinite(df):
+        width = 8 / math.sqrt(2 * df)
+        lowest = -max(32 / df + 0.5, width)  # below it lies 1e-14 of the distribution
+        log_s = np.linspace(lowest, width, 161)  # log of s, where s**2 is chi-square / df
+        log_density = df * log_s - df / 2 * np.exp(2 * log_s) + df / 2 * math.log(df / 2) - gammaln(df / 2)
+        shares = 2 * np.exp(log_density)
+        scale, shares = np.exp(log_s), shares / shares.sum()
+    else:
+        scale, shares = np.ones(1), np.ones(1)
+    bound = abs(t) * scale[:, None, None]
+    shift = size * nodes[None, :, None]
+    inside = ndtr((bound - shift) / alone) - ndtr((-bound - shift) / alone)
+    outside = 1 - np.prod(inside, axis=2)
+    return float(min(1.0, max(0.0, shares @ (outside @ weights))))
+
+
+def max_t_quantile(alpha: float, df: float, loadings: Sequence[float]) -> float:
+    """Return the bound that the largest of correlated t statistics exceeds with probability ``alpha``."""
+    from scipy.optimize import brentq
+
+    high = 2.0
+    while max_t_p(high, df, loadings) > alpha:
+        high *= 2
+    return float(brentq(lambda t: max_t_p(t, df, loadings) - alpha, 0.0, high, xtol=1e-9))
+
+
+def step_down(t: Sequence[float], df: float, loadings: Sequence[float]) -> list[float]:
+    """Return step-down max-T p values, in the order given.
+
+    The largest statistic is set against the largest of all, the next against the largest of the others, and so on.
+
+    Reference: Westfall and Young (1993), Resampling-Based Multiple Testing, algorithm 2.8.
+    """
+    order = sorted(range(len(t)), key=lambda index: -abs(t[index]))
+    adjusted, largest = [NAN] * len(t), 0.0
+    for rank, index in enumerate(order):
+        rest = [loadings[other] for other in order[rank:]]
+        largest = max(largest, max_t_p(t[index], df, rest))
+        adjusted[index] = largest
+    return adjusted
+
+
+@lru_cache
+def _normal_grid() -> tuple[Floats, Floats]:
+    """Return points and weights that integrate over the standard normal distribution."""
+    nodes = np.linspace(-8.0, 8.0, 57)
+    weights = np.exp(-(nodes**2) / 2)
+    return nodes, weights / weights.sum()
