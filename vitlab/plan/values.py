@@ -181,6 +181,7 @@ class _RegistrationFields:
     seeds: tuple[int, ...]
     family: tuple[tuple[str, str], ...]
     escalate_to: int | None = None
+    variance: str = "own"
     arms: Mapping[str, str] = field(default_factory=dict)
     known: _EarlierResults | None = None
 
