@@ -90,7 +90,7 @@ def test_drops_within_margin_pass() -> None:
     old = [10.0, 11.0, 9.0, 10.5, 9.5]
     new = [value - 0.5 + e for value, e in zip(old, (0.01, -0.01, 0.02, -0.02, 0), strict=True)]
     within = judge([pair(old, new, margin=2.0, min_abs=1.0)])[0]
-    assert within.p_corrected < 0.001 and within.verdict == "pass" and "real" in within.reason
+    assert within.p_corrected < 0.001 and within.verdict == "pass" and "significant" in within.reason
     beyond = judge([pair(old, new, margin=0.4, min_abs=1.0)])[0]
     assert beyond.verdict == "inconclusive" and "too small to count" in beyond.reason
     assert judge([pair(old, new, margin=0.4, min_abs=0.4)])[0].verdict == "regressed"
@@ -283,7 +283,7 @@ def test_additional_seeds_are_limited_by_baseline() -> None:
         return noisy
 
     cells, notes = statistical(study(escalate_to=6), baseline(values(seeds=3)), train)
-    assert requests == [None] and cells[0].verdict == "inconclusive" and "re-run with --accept" in notes[0]
+    assert requests == [None] and cells[0].verdict == "inconclusive" and "accept a baseline again" in notes[0]
 
 
 def test_arm_without_metric_gets_no_more_seeds() -> None:
