@@ -13,7 +13,7 @@ from job_helpers import ends, run_trial, until
 import vitlab
 from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError
 from vitlab.executors import Job, JobEnd, JobTrial, Local, machine
-from vitlab.executors.placement import Placement, Request
+from vitlab.executors.placement import GpuRequest, Placement
 from vitlab.plan.values import Trial
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
@@ -182,14 +182,14 @@ def test_stop_request_stops_all_ranks_at_one_step(
 
 
 def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> None:
-    placement, pair = Placement(["0", "1", "2", "3", "4"]), Request(count=2)
-    assert placement.place("quarter", Request(0.25)) == "0"
+    placement, pair = Placement(["0", "1", "2", "3", "4"]), GpuRequest(count=2)
+    assert placement.place("quarter", GpuRequest(0.25)) == "0"
     assert [placement.place(name, pair) for name in "abc"] == ["1,2", "3,4", None]
     placement.leave("a")
-    assert placement.place("half", Request(0.5)) == "1" and placement.place("c", pair) is None
+    assert placement.place("half", GpuRequest(0.5)) == "1" and placement.place("c", pair) is None
     placement.leave("half")
     assert placement.place("c", pair) == "1,2"
-    assert placement.capacity(pair) == 2 and not placement.possible(Request(count=6))
+    assert placement.capacity(pair) == 2 and not placement.possible(GpuRequest(count=6))
 
     monkeypatch.setattr(machine, "gpus", lambda: ["0", "1", "2", "3"])
     local = Local(RunSpec.model_validate({"resources": {"gpu": 2}}))

@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from fractions import Fraction
 
-from vitlab.executors.placement import Placement, Request
+from vitlab.executors.placement import GpuRequest, Placement
 
 GIB = 1 << 30
 GPUS = ("GPU-a", "GPU-b", "7")
@@ -17,10 +17,10 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
     for seed in range(10):
         rng = random.Random(seed)
         placement = Placement(GPUS, MEMORY)
-        there: dict[str, dict[int, Request]] = defaultdict(dict)
+        there: dict[str, dict[int, GpuRequest]] = defaultdict(dict)
         new: dict[str, set[int]] = defaultdict(set)
         waiting = [
-            (name, Request(rng.choice([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.75, 1.0]), rng.choice([0, 6, 20, 60]) * GIB))
+            (name, GpuRequest(rng.choice([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.75, 1.0]), rng.choice([0, 6, 20, 60]) * GIB))
             for name in range(200)
         ]
         count = 0
@@ -64,18 +64,18 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
 def test_ten_tenths_fit_and_eleven_do_not() -> None:
     placement = Placement(["0"])
     for name in range(10):
-        assert placement.place(name, Request(0.1)) == "0"
+        assert placement.place(name, GpuRequest(0.1)) == "0"
         placement.mark_started(name)
     assert placement.used_share("0") == 1
-    assert placement.place(10, Request(0.1)) is None
-    assert Placement(["0", "1"]).capacity(Request(0.4)) == 4  # two on each: no trial is spread over two GPUs
-    assert Placement(["0"]).capacity(Request(1 / 3)) == 3
-    assert Placement(["0"]).capacity(Request(0.3)) == 3
+    assert placement.place(10, GpuRequest(0.1)) is None
+    assert Placement(["0", "1"]).capacity(GpuRequest(0.4)) == 4  # two on each: no trial is spread over two GPUs
+    assert Placement(["0"]).capacity(GpuRequest(1 / 3)) == 3
+    assert Placement(["0"]).capacity(GpuRequest(0.3)) == 3
 
 
 def test_next_trial_waits_for_first_step_of_previous() -> None:
     placement = Placement(["0", "1"])
-    quarter = Request(0.25)
+    quarter = GpuRequest(0.25)
     assert [placement.place(name, quarter) for name in "abc"] == ["0", "1", None]
     placement.mark_started("b")
     assert placement.place("c", quarter) == "1"
@@ -86,9 +86,9 @@ def test_next_trial_waits_for_first_step_of_previous() -> None:
 
 def test_known_memory_is_counted() -> None:
     placement = Placement(["GPU-a", "GPU-b"], MEMORY)
-    assert placement.capacity(Request(0.01, 20 * GIB)) == 2 + 4
-    assert not placement.possible(Request(0.01, 100 * GIB))
-    assert placement.place("x", Request(0.01, 50 * GIB)) == "GPU-b"
+    assert placement.capacity(GpuRequest(0.01, 20 * GIB)) == 2 + 4
+    assert not placement.possible(GpuRequest(0.01, 100 * GIB))
+    assert placement.place("x", GpuRequest(0.01, 50 * GIB)) == "GPU-b"
     placement.mark_started("x")
-    assert placement.place("y", Request(0.01, 50 * GIB)) is None
-    assert Placement(["MIG-1"], MEMORY).possible(Request(0.5, 100 * GIB))  # the memory of a slice is unknown
+    assert placement.place("y", GpuRequest(0.01, 50 * GIB)) is None
+    assert Placement(["MIG-1"], MEMORY).possible(GpuRequest(0.5, 100 * GIB))  # the memory of a slice is unknown

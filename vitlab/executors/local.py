@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
 from vitlab.executors.base import Executor, JobEnd, executor
-from vitlab.executors.placement import Placement, Request
+from vitlab.executors.placement import GpuRequest, Placement
 from vitlab.runner.job import Job
 from vitlab.runner.ranks import without_main
 from vitlab.spec import RunSpec
@@ -169,7 +169,7 @@ class Local(Executor):
         share = job.gpu or self._request.share
         return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and self._wants_gpu(job) else None
 
-    def _gpu_request(self) -> Request:
+    def _gpu_request(self) -> GpuRequest:
         """Return the GPU request of one trial of this study."""
         resources = self.run.resources
         memory, gpu_memory = resources.gpu_mem or 0, self._placement.memory
@@ -185,7 +185,7 @@ class Local(Executor):
             share = min(1.0, memory / max(gpu_memory.values()))
         elif share is None:
             share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
-        request = Request(share, memory, count)
+        request = GpuRequest(share, memory, count)
         if self._gpus and not self._placement.possible(request):
             largest = max(gpu_memory[gpu] for gpu in self._gpus) / (1 << 30)
             raise UserError(

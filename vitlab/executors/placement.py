@@ -14,7 +14,7 @@ from fractions import Fraction
 
 
 @dataclass(frozen=True)
-class Request:
+class GpuRequest:
     """GPU request of a trial."""
 
     share: float = 1.0  #: from 0, exclusive, to 1
@@ -25,7 +25,7 @@ class Request:
 @dataclass
 class _Tenant:
     gpus: tuple[str, ...]
-    request: Request
+    request: GpuRequest
     started: bool = False
 
 
@@ -42,7 +42,7 @@ class Placement:
         self.memory = dict(memory)
         self._tenants: dict[Hashable, _Tenant] = {}
 
-    def place(self, name: Hashable, request: Request) -> str | None:
+    def place(self, name: Hashable, request: GpuRequest) -> str | None:
         """Assign a trial to the least used GPU that has room and awaits no trial's first step.
 
         Returns:
@@ -69,22 +69,22 @@ class Placement:
         """Return the sum of the shares on a GPU."""
         return sum((_exact(tenant.request.share) for tenant in self._on(gpu)), Fraction(0))
 
-    def possible(self, request: Request) -> bool:
+    def possible(self, request: GpuRequest) -> bool:
         """Return True if the GPUs, when empty, can hold such a trial."""
         fit = [gpu for gpu in self.gpus if request.memory <= self.memory.get(gpu, request.memory)]
         return len(fit) >= request.count
 
-    def capacity(self, request: Request) -> int:
+    def capacity(self, request: GpuRequest) -> int:
         """Return the number of equal trials that the GPUs hold together."""
         return sum(self._holds(gpu, request) for gpu in self.gpus) // request.count
 
-    def _holds(self, gpu: str, request: Request) -> int:
+    def _holds(self, gpu: str, request: GpuRequest) -> int:
         by_share = int(1 / _exact(request.share))
         if request.memory and gpu in self.memory:
             return min(by_share, self.memory[gpu] // request.memory)
         return by_share
 
-    def _has_room(self, gpu: str, request: Request) -> bool:
+    def _has_room(self, gpu: str, request: GpuRequest) -> bool:
         memory = request.memory + sum(tenant.request.memory for tenant in self._on(gpu))
         return self.used_share(gpu) + _exact(request.share) <= 1 and memory <= self.memory.get(gpu, memory)
 
