@@ -204,7 +204,7 @@ def test_workers_exclude_plugins_of_driver(tmp_path: Path) -> None:
     run = ["run", file, "--smoke", "--executor", "local", "--workers", "1"]
     plain, without = called(site, run, [*run, "--no-plugin", "other-vit"])
     assert plain["code"] == 2 and "offered by other-vit and vitlab" in plain["err"]
-    assert without["code"] == 0 and "1 distinct set" in without["out"], without
+    assert without["code"] == 0 and "1 combination of components" in without["out"], without
 
 
 def test_files_and_builtins_cannot_be_excluded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
     "--only", metavar="arm=PATTERN", shell_complete=complete_arm, help="Train these arms only, such as arm=position=*."
 )
 @click.option(
-    "--smoke", is_flag=True, help="Two steps of every distinct set of components, to see that all of them run."
+    "--smoke", is_flag=True, help="Two steps of every combination of components, to see that all of them run."
 )
 @click.option("--retry-failed", is_flag=True, help="Train again what failed under the same code.")
 @click.option("--measure", is_flag=True, help="Also measure what each arm costs on this machine: speed and memory.")
@@ -111,7 +111,7 @@ def command(
         from vitlab.driver.smoke import smoke as run_smoke
 
         sets = run_smoke(study_file(file, out), out=out, changes=values, plugins=plugins, watch=watch)
-        click.echo(f"{sets} combinations of components ran two steps each.")
+        click.echo(f"{count(sets, 'combination')} of components ran two steps each.")
         return
     answer = lab.run(
         file,

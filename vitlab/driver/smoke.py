@@ -1,4 +1,4 @@
-"""Smoke test of a study: two steps of every distinct set of its components."""
+"""Smoke test of a study: two steps of every combination of its components."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def smoke(
     plugins: Sequence[str | Path] = (),
     watch: Watch | None = None,
 ) -> int:
-    """Train two steps of every distinct set of components of a study and return the number of sets.
+    """Train two steps of every combination of components of a study and return their number.
 
     Raises:
-        TrialFailed: if any set failed.
+        TrialFailed: if any combination fails.
     """
     watch = watch or Watch()
     # Matching and tuning do not affect whether components run.
