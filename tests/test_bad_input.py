@@ -209,7 +209,7 @@ def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
         "train.optimizer.lr=0": ["lr", "greater than 0"],
         "model.heads=3": ["dim 8", "heads 3"],
         "seeds=none": ["seeds", "'none'"],
-        "model.depth.x=1": ["model.depth.x", "no keys"],
+        "model.depth.x=1": ["model.depth.x", "is not a mapping"],
         "study=../up": ["study", "'../up'"],
         "model.dim": ["--set model.dim: write PATH=VALUE"],
         "=3": ["write PATH=VALUE"],
@@ -315,7 +315,7 @@ design:
         (
             {"patch_size: 2": "patch_size: [3, 5]", "heads: 2": "heads: 3, blocks: {'0-3': {mlp: swiglu}}"},
             ["height 8 is not a multiple of patch_size 3", "width 8 is not a multiple of patch_size 5",
-             "not a multiple of heads 3", "blocks '0-3' are not there"],
+             "not a multiple of heads 3", "blocks '0-3' do not exist"],
         ),
         # several in one component inside of another one, and in a list of components
         (
