@@ -322,7 +322,7 @@ def test_requested_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Local(RunSpec(resources={"gpu_mem": "6GiB"})).slots == 8
     assert Local(RunSpec(resources={"gpu_mem": "6GiB", "gpu": 0.5})).slots == 4
     assert Local(RunSpec(resources={"gpu_mem": "10GiB"})).slots == 4
-    with pytest.raises(UserError, match=r"gpu_mem is 30 GiB, .* the largest holds 24 GiB"):
+    with pytest.raises(UserError, match=r"gpu_mem is 30 GiB, .* the largest has 24 GiB"):
         Local(RunSpec(resources={"gpu_mem": "30GiB"}))
     monkeypatch.setattr(machine, "budget", lambda: 6)
     assert Local(RunSpec(resources={"gpu": 0.1, "cpu": 2})).slots == 3

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
         patch.setattr(sys, "path", [*sys.path, str(site)])
         (folder / "vitlab.py").write_text("")
         patch.setattr(stored_answer, "_package", lambda: iter([folder / "vitlab.py"]))
+        # Plugins of other tests, whose files are gone, are in this process.
+        earlier, imported = set(sys.modules), stored_answer.imported_files
+        patch.setattr(
+            stored_answer,
+            "imported_files",
+            lambda: {name: file for name, file in imported().items() if name not in earlier},
+        )
         yield Finished(folder, file, plugin, site, vitlab.run(file, out=folder / "out", plugins=[plugin]))
 
 
@@ -163,6 +171,53 @@ def test_answer_is_refused_for_another_request(finished: Finished, monkeypatch: 
     assert finished.find() is None, "relative paths would lead elsewhere"
 
 
+def test_changes_in_another_order_are_another_request(finished: Finished) -> None:
+    """A later change of ``--set`` overrides an earlier one."""
+    first, second = {"train.steps": 2, "train": {"steps": 3}}, {"train": {"steps": 3}, "train.steps": 2}
+    requests = [Request.of(finished.file, finished.folder, changes) for changes in (first, second, dict(first))]
+    assert requests[0].digest == requests[2].digest != requests[1].digest
+
+
+def test_files_of_a_plugin_that_reads_others_are_not_trusted() -> None:
+    class Cleaned(CIFAR10):
+        def read(self, split: Any) -> Any:
+            raise NotImplementedError
+
+    class Listed(Cleaned):
+        def identity_files(self) -> list[Path]:
+            return [Path("list.txt")]
+
+    assert stored_answer._lists_its_files(CIFAR10) and stored_answer._lists_its_files(Listed)
+    assert not stored_answer._lists_its_files(Cleaned)
+
+
+def test_new_file_that_would_be_imported_instead_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        folder.mkdir()
+    (second / "helper.py").write_text("x = 1\n")
+    monkeypatch.setattr(sys, "path", [str(first), str(second), *sys.path])
+    places = list(stored_answer._earlier_places("helper", second / "helper.py"))
+    assert {first / "helper.py", first / "helper" / "__init__.py"} <= set(places)
+    assert not any(place.is_relative_to(second) for place in places)
+    spec = importlib.util.find_spec("helper")
+    assert spec is not None and spec.origin == str(second / "helper.py")
+    for place in places:
+        if place.suffix == ".py":  # Python imports each of them instead
+            place.parent.mkdir(exist_ok=True)
+            place.write_text("x = 2\n")
+            importlib.invalidate_caches()
+            spec = importlib.util.find_spec("helper")
+            assert spec is not None and spec.origin == str(place)
+            place.unlink()
+
+
+def test_unreadable_study_has_a_request(tmp_path: Path) -> None:
+    for name in ("x" * 5000 + ".yaml", "folder.yaml", "none.yaml"):
+        (tmp_path / "folder.yaml").mkdir(exist_ok=True)
+        assert stored_answer.find(Request.of(tmp_path / name, tmp_path)) is None
+
+
 def test_stored_answer_equals_the_report(finished: Finished) -> None:
     stored, answer = finished.find(), finished.answer
     assert stored is not None
@@ -188,7 +243,7 @@ def test_nothing_is_stored_in_doubt(finished: Finished, monkeypatch: pytest.Monk
     assert not is_kept(tracker=Elsewhere()), "nobody can tell whether a server still has the runs"
     assert not is_kept(Answer(answer.plan, answer.store, 0, 3, 1, "", None)), "a trial has failed"
     assert not is_kept(Answer(answer.plan, answer.store, 0, 4, 0, "MLflow", None)), "not delivered"
-    early = Request(request.root, request.digest, finished.plugin.stat().st_ctime_ns)
+    early = replace(request, time_ns=finished.plugin.stat().st_ctime_ns)
     assert not is_kept(request=early), "a plugin was edited after the request"
     monkeypatch.setattr(stored_answer, "_data_files", lambda plan: None)
     assert not is_kept(), "a data set does not list its files"
@@ -196,6 +251,10 @@ def test_nothing_is_stored_in_doubt(finished: Finished, monkeypatch: pytest.Monk
     with renamed(finished.trial / "result.json", "gone"):
         assert not is_kept()
     assert is_kept()
+    with written(finished.file, STUDY.encode()):  # edited while the study ran, and edited back
+        assert not is_kept()
+    assert not is_kept()
+    assert is_kept(request=Request.of(finished.file, finished.folder / "out", {}, [finished.plugin]))
 
 
 def test_finished_study_imports_nothing_heavy(finished: Finished) -> None:
@@ -224,7 +283,7 @@ print("HEAVY", [name for name in {HEAVY!r} if name in sys.modules])
         file.write_bytes(before)
     stored = finished.find()
     assert stored is not None
-    assert done.stdout.startswith(stored.text) and "0 trained, 4 taken from earlier runs." in done.stdout
+    assert done.stdout.startswith(stored.text) and "0 trained: nothing has changed since the last run" in done.stdout
     assert done.stdout.splitlines()[-1] == "HEAVY []"
     assert done.stderr == f"{stored.head}\n"
 
@@ -232,7 +291,7 @@ print("HEAVY", [name for name in {HEAVY!r} if name in sys.modules])
 @pytest.mark.parametrize("component", [FashionMNIST, CIFAR10])
 def test_published_data_lists_every_place_it_is_searched_in(component: Any, tmp_path: Path) -> None:
     dataset = component(root=str(tmp_path))
-    listed = set(dataset.files())
+    listed = set(dataset.identity_files())
     for layout in (".", *component.layouts):
         folder = tmp_path / layout
         folder.mkdir(exist_ok=True, parents=True)

@@ -315,7 +315,7 @@ def test_files_written_by_deit_training(tmp_path: Path) -> None:
     model = open_model(tmp_path / "a.pth", facts=HEADS)
     torch.testing.assert_close(logits(model.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
     assert model.mean == (0.485, 0.456, 0.406)
-    assert "under 'model'" in model.notes[0] and "epoch, args, optimizer" in model.notes[-1]
+    assert "under the key 'model'" in model.notes[0] and "epoch, args, optimizer" in model.notes[-1]
 
 
 def test_deit_3(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def run(
         plan = begin_run(plan, store, file, changes, plugins, watch.say)
         tracker = tracker_of(plan, store, study.run)
         outcomes: dict[str, str] = {}
-        stages = 0
+        stages, unexplained = 0, list[str]()
         try:
             while True:
                 outcomes |= cached_trials(plan, only, store, outcomes)
@@ -103,7 +103,8 @@ def run(
             if study.run.explain:
                 from vitlab.driver.explanations import examine_arms
 
-                for sentence in examine_arms(plan, store, study.run.explain):
+                unexplained = list(examine_arms(plan, store, study.run.explain))
+                for sentence in unexplained:
                     watch.say(sentence)
             if measure:
                 from vitlab.driver.benchmark import measure_arms
@@ -112,11 +113,11 @@ def run(
         finally:
             files = report.write(plan, store, store.study(plan.study) / "report")
             link = tracker.close(files)
-    counts = Counter(outcomes.values())
-    reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
-    untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
-    failed = counts["failed"] + untuned
-    answer = Answer(plan, store, counts["trained"], counts["cached"], failed, tracker.title, link)
-    if only == "*" and not measure and not versions:
-        stored_answer.keep(answer, request, tracker)
+        counts = Counter(outcomes.values())
+        reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
+        untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
+        failed = counts["failed"] + untuned
+        answer = Answer(plan, store, counts["trained"], counts["cached"], failed, tracker.title, link)
+        if only == "*" and not (measure or versions or unexplained):
+            stored_answer.keep(answer, request, tracker)
     return answer

@@ -33,6 +33,9 @@ LOG = "driver.log"  #: of a run that was detached, in the study's folder
 BEGIN_S = 60.0  #: how long one may take until it holds the study; a busy machine imports torch slowly
 TAIL = 20  #: lines of its log that are shown where it does not get so far
 
+UNCHANGED = "0 trained: nothing has changed since the last run, and this is its answer."
+"""Sentence below a stored answer."""
+
 
 @click.command()
 @file_argument
@@ -101,7 +104,7 @@ def command(
         stored = stored_answer.find(stored_answer.Request.of(study, out, values, plugins))
         if stored is not None:
             click.echo("\n".join([*messages, stored.head]), err=True)
-            click.echo(stored.json if as_json else f"{stored.text}\n{_epilogue(stored)}")
+            click.echo(stored.json if as_json else f"{stored.text}\n{_epilogue(stored, UNCHANGED)}")
             return
     from vitlab import lab
     from vitlab.driver.progress import watch_on
@@ -129,7 +132,8 @@ def command(
     form = "json" if as_json else "terminal"
     click.echo(report.read_report(answer.plan, answer.store, form) or report.render(answer.plan, answer.store, form))
     if not as_json:
-        click.echo(_epilogue(answer))
+        failed = f", {answer.failed} failed" if answer.failed else ""
+        click.echo(_epilogue(answer, f"{answer.trained} trained, {answer.cached} taken from earlier runs{failed}."))
     if answer.failed:
         failures = count(answer.failed, "trial")
         why = logs_command(answer.plan, answer.store)
@@ -208,11 +212,11 @@ def _pattern(only: str | None) -> str:
     return pattern
 
 
-def _epilogue(answer: Any) -> str:
+def _epilogue(answer: Any, trainings: str) -> str:
+    """Return the lines after a report: the sentence about trainings, and where the report and the runs are."""
     width = max(len("Report"), len(answer.tracker)) + 3
-    failed = f", {answer.failed} failed" if answer.failed else ""
     lines = [
-        f"{answer.trained} trained, {answer.cached} taken from earlier runs{failed}.",
+        trainings,
         f"{'Report':{width}}{display_path(answer.folder / 'report' / 'report.html')}",
     ]
     if answer.link:

@@ -204,7 +204,7 @@ class LiveView(_Board):
             f"{self._done} of {self._total} trials",
             rest,
         )
-        differences = self._so_far.lines()[: max(0, self._console.height // 2 - 2)]
+        differences = self._so_far.lines(max(0, self._console.height // 2 - 2))
         room = max(1, self._console.height - len(differences) - 4)
         rows = Table.grid(padding=(0, 2))
         listed = list(self._running.items())
@@ -289,6 +289,7 @@ class SoFar:
     def __init__(self, plan: Plan, store: Store, todo: Sequence[Planned]) -> None:
         self._plan, self._store = plan, store
         self._values: dict[str, dict[int, float]] = {}
+        self._lines: dict[str, tuple[tuple[int, int], str]] = {}  #: arm to numbers of values, and line
         missing = {trial_name(planned) for planned in todo}
         cached = [planned for planned in plan.trials if trial_name(planned) not in missing]
         if len(cached) <= MAX_CACHED:
@@ -307,23 +308,29 @@ class SoFar:
         if finite := [value for value in values if math.isfinite(value)]:
             self._values.setdefault(planned.arm, {})[planned.seed] = best(finite)
 
-    def lines(self) -> list[str]:
-        """Return a line for each arm that shares at least two seeds with its baseline."""
+    def lines(self, limit: int) -> list[str]:
+        """Return a line for each arm that shares at least two seeds with its baseline, at most ``limit`` of them."""
         from vitlab.statistics import compare
 
         facts = self._plan.facts(self._plan.analysis.metric)
         factor, unit = (100.0, " points") if facts is not None and facts.unit == "share" else (1.0, "")
-        lines = []
+        lines: list[str] = []
         for arm in self._plan.arms:
             first, second = self._values.get(arm.name, {}), self._values.get(arm.baseline or "", {})
+            if len(lines) == limit:
+                break
             if len(first.keys() & second.keys()) < 2:
                 continue
-            found = compare(first, second)
-            low, high, difference = (factor * value for value in (found.low, found.high, found.difference))
-            lines.append(
-                f"{arm.name}: {difference:+.3g}{unit} so far ({low:+.3g} to {high:+.3g}; "
-                f"{count(found.pairs, 'pair')}, 95 % interval, not corrected)"
-            )
+            counts = len(first), len(second)
+            if arm.name not in self._lines or self._lines[arm.name][0] != counts:  # a comparison may take 0.2 s
+                contrast = compare(first, second)
+                low, high, mean = (factor * value for value in (contrast.low, contrast.high, contrast.difference))
+                line = (
+                    f"{arm.name}: {mean:+.3g}{unit} so far ({low:+.3g} to {high:+.3g}; "
+                    f"{count(contrast.pairs, 'pair')}, 95 % interval, not corrected)"
+                )
+                self._lines[arm.name] = counts, line
+            lines.append(self._lines[arm.name][1])
         return lines
 
 

@@ -7,9 +7,9 @@
 - the data: the files that the identities of the data sets follow from;
 - the output: results by content, and all other files of the trials, of the study, its report and its tracker.
 
-Files other than results are compared by modification time, size and inode.  If anything differs, cannot be checked
-(:meth:`Dataset.files`, :meth:`Tracker.files`), or was modified while the study ran, the study is planned as usual.
-Nothing here imports torch, MLflow, pandas or matplotlib.
+Results and small inputs are compared by content, all other files by modification time, size and inode.  If anything
+differs, cannot be checked (:meth:`Dataset.identity_files`, :meth:`Tracker.files`), or was changed while the study ran,
+the study is planned as usual.  Nothing here imports torch, MLflow, pandas or matplotlib.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from vitlab.report.answer import Answer
     from vitlab.trackers import Tracker
 
-FORM = 1  #: version of the file's format
+FORMAT_VERSION = 2
 FILE = "answer.json"
+SMALL = 2**20  #: bytes up to which inputs are compared by content
 PACKAGE = Path(__file__).parents[1]
-UNCOMPARED = frozenset({FILE, "driver.log", "log.txt", "lock"})
+IGNORED = frozenset({FILE, "driver.log", "log.txt", "lock"})
 """Names of files that no answer depends on; nor does one on hidden files, locks and folders of earlier versions."""
 VARIABLES = ("VITLAB_", "MLFLOW_", "HOME", "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES")
 """Beginnings of the names of environment variables that a plan or a delivery may depend on."""
@@ -70,9 +72,10 @@ class StoredAnswer:
 
 @dataclass(frozen=True)
 class Request:
-    """What a run was asked to do, and when."""
+    """The arguments and the environment of a run, and the time at which it began."""
 
     root: Path  #: the output folder
+    file: Path  #: the study file
     digest: str
     time_ns: int  #: files of a later time have been modified since
 
@@ -83,20 +86,17 @@ class Request:
         """Return the request for a study file, see :func:`vitlab.run`, with the environment of this process."""
         now, path = time.time_ns(), Path(file)
         variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+        software = [FORMAT_VERSION, __version__, sys.version, sys.path, str(PACKAGE)]
+        places = [str(Path.cwd()), str(Path(out).resolve()), os.path.realpath(path)]
         parts = [
-            *(FORM, __version__, sys.version, sys.path, str(PACKAGE), str(Path.cwd()), str(Path(out).resolve())),
-            *(
-                str(path.resolve()),
-                path.read_bytes().hex() if os.path.isfile(path) else None,
-                sorted(variables.items()),
-            ),
-            *(changes, [str(Path(plugin).resolve()) for plugin in plugins]),
+            *(software, places, _content(path), sorted(variables.items())),
+            *(repr(dict(changes)), [str(Path(plugin).resolve()) for plugin in plugins]),  # applied in their order
         ]
-        return cls(Path(out).resolve(), _digest(parts), now)
+        return cls(Path(out).resolve(), path, _digest(parts), now)
 
 
 def find(request: Request) -> StoredAnswer | None:
-    """Return the stored answer to a request if it is still valid, and None in any doubt."""
+    """Return the stored answer to a request; None if there is none that is known to be valid."""
     for file in request.root.glob(f"studies/*/{FILE}"):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             data = json.loads(file.read_bytes())
@@ -115,7 +115,7 @@ def keep(answer: Answer, request: Request, tracker: Tracker) -> None:
     file = store.study(plan.study) / FILE
     with suppress(OSError):
         file.unlink(missing_ok=True)
-        files = _inputs(plan, request.time_ns)
+        files = _inputs(plan, request)
         delivered = tracker.files() if answer.link is not None or not answer.tracker else None
         if answer.failed or plan.pending or files is None or delivered is None:
             return
@@ -152,30 +152,26 @@ def _state(root: Path, study: Path, trials: Sequence[str], files: Sequence[str])
         [list(_files(folder)) for folder in folders],
         list(_files(study, ("report",))),
         results,
-        [(name, stamp_of(name)) for name in files],
+        [(name, stamp_of(name), _content(Path(name))) for name in files],
         [(str(path), stamp_of(path)) for path in sorted(_package())],
         _distributions(),
     ]
     return _digest(parts)
 
 
-def _inputs(plan: Plan, began_ns: int) -> list[str] | None:
-    """Return the files of data and of code outside vitlab that a plan follows from; None if they cannot be told.
+def _inputs(plan: Plan, request: Request) -> list[str] | None:
+    """Return the files of data and of code outside vitlab that a plan follows from.
 
-    Args:
-        plan: the plan.
-        began_ns: time of the request; nothing may have been modified since.
+    Returns:
+        None if they are not known, or if one of them, vitlab or the study file was changed after the request.
     """
     data, code = _data_files(plan), _code_files(plan)
     if data is None or code is None:
         return None
-    for path in (*data, *code, *_package()):
-        with suppress(FileNotFoundError):
-            if os.stat(path).st_ctime_ns >= began_ns:
-                return None
-    for name, module in list(sys.modules.items()):
-        last, file = last_import(name), getattr(module, "__file__", None)
-        if last is not None and isinstance(file, str) and last.stamp != stamp_of(file):
+    if any(_changed_ns(path) >= request.time_ns for path in (request.file, *data, *code, *_package())):
+        return None
+    for name, file in imported_files().items():
+        if (last := last_import(name)) is not None and last.stamp != stamp_of(file):
             return None
     return sorted({str(path.absolute()) for path in (*data, *code)})
 
@@ -188,10 +184,15 @@ def _data_files(plan: Plan) -> list[Path] | None:
         return None
     files: list[Path] = []
     for data in {str(trial.spec.data): trial.spec.data for trial in _trials(plan)}.values():
-        of_set = slot("dataset").build(data).files()
-        if of_set is None:
+        component = slot("dataset").build(data)
+        if not _lists_its_files(type(component)):
             return None
-        files += of_set
+        with suppress(Exception):  # of a plugin
+            of_set = component.identity_files()
+            if of_set is not None:
+                files += map(Path, of_set)
+                continue
+        return None
     return files
 
 
@@ -207,18 +208,46 @@ def _code_files(plan: Plan) -> list[Path] | None:
     roots = frozenset[str]().union(
         *(modules_of_spec(trial.spec) for trial in {trial.code: trial for trial in _trials(plan)}.values())
     )
-    modules = [name for name in closure({RUNNER, *roots}) if "==" not in name]
-    files = {name: file_of(name) for name in modules}
-    if None in files.values():
-        return None
-    imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    candidates = {*filter(None, files.values()), *(Path(file) for file in imported if isinstance(file, str))}
+    files = {name: file_of(name) for name in closure({RUNNER, *roots}) if "==" not in name}
+    for name, file in imported_files().items():
+        if INSTALLED.isdisjoint(file.parts):
+            files.setdefault(name, file)
     library = Path(os.__file__).parent
-    return [
-        path
-        for path in candidates
-        if INSTALLED.isdisjoint(path.parts) and not path.is_relative_to(PACKAGE) and not path.is_relative_to(library)
-    ]
+    own: list[Path] = []
+    for name, path in files.items():
+        if path is None:
+            return None
+        if not path.is_relative_to(PACKAGE) and (
+            not path.is_relative_to(library) or not INSTALLED.isdisjoint(path.parts)
+        ):
+            own += [path, *_earlier_places(name, path)]
+    return own
+
+
+def imported_files() -> dict[str, Path]:
+    """Return module to file for every module of this process that has a file."""
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    return {name: Path(file) for name, file in files.items() if isinstance(file, str)}
+
+
+def _earlier_places(module: str, file: Path) -> Iterator[Path]:
+    """Yield the files, none of which exists, that would be imported in place of a module's top-level package."""
+    name = module.partition(".")[0]
+    for place in sys.path:
+        folder = Path(place or ".").absolute()
+        if file.is_relative_to(folder):
+            return
+        yield from (folder / name / "__init__.py", *(folder / f"{name}{suffix}" for suffix in all_suffixes()))
+
+
+def _lists_its_files(dataset: type) -> bool:
+    """Return whether a class of data sets has files of its own; a plugin's that inherits them may read other ones."""
+    for cls in dataset.__mro__:
+        if "identity_files" in vars(cls):
+            return True
+        if cls.__module__.partition(".")[0] != PACKAGE.name:
+            return False
+    return False
 
 
 def _trials(plan: Plan) -> list[Any]:
@@ -235,7 +264,7 @@ def _files(folder: Path, folders: Sequence[str] | None = None) -> Iterator[tuple
         folders: names of the folders in it to enter; None for all.
     """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name in UNCOMPARED or entry.name.startswith(".") or entry.name.endswith((".lock", ".held")):
+        if entry.name in IGNORED or entry.name.startswith(".") or entry.name.endswith((".lock", ".held")):
             continue
         if not entry.is_dir():
             yield entry.path, stamp_of(entry.path)
@@ -261,10 +290,28 @@ def _distributions() -> list[tuple[str, int]]:
 
 
 def _terminal() -> list[Any]:
-    """Return what the text of an answer depends on."""
+    """Return the properties of the terminal that the text of an answer depends on."""
     width = shutil.get_terminal_size((120, 24)).columns
-    return [width, sys.stdout.isatty(), [os.environ.get(name) for name in TERMINAL]]
+    is_terminal = getattr(sys.stdout, "isatty", None)
+    return [width, bool(is_terminal and is_terminal()), [os.environ.get(name) for name in TERMINAL]]
+
+
+def _content(file: Path) -> str | None:
+    """Return a digest of a small file; None if it is large, or cannot be read, which planning reports."""
+    try:
+        small = os.path.isfile(file) and file.stat().st_size <= SMALL
+        return hashlib.sha256(file.read_bytes()).hexdigest() if small else None
+    except OSError:
+        return None
+
+
+def _changed_ns(file: str | os.PathLike[str]) -> int:
+    """Return the time of the last change of a file or of the link to it; -1 if there is no such file."""
+    try:
+        return max(os.stat(file).st_ctime_ns, os.lstat(file).st_ctime_ns)
+    except (OSError, ValueError):
+        return -1
 
 
 def _digest(parts: Iterable[Any]) -> str:
-    return hashlib.sha256(json.dumps(list(parts), sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(list(parts), default=str).encode()).hexdigest()

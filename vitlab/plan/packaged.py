@@ -15,6 +15,7 @@ from vitlab._version import __version__
 from vitlab.errors import SpecError, UserError, nearest
 from vitlab.plan.versions import content_of, differences
 from vitlab.spec import read_document
+from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import Store
 
 FOLDER = Path(__file__).parents[1] / "pipelines"
@@ -30,8 +31,8 @@ def packaged_studies() -> dict[str, Path]:
 def study_file(path: Path, out: str | Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
     """Return the file of a study that is given by its path or by the name of a packaged study.
 
-    An existing path precedes a packaged study.  If the output folder has another version of the packaged study, the
-    stored file precedes the packaged one, so that an upgrade of vitlab does not change a study that has been run.
+    An existing path precedes a packaged study.  If the output folder has the packaged study of another vitlab, the
+    stored file precedes the packaged one, so that an upgrade does not change a study that has been run.
 
     Args:
         path: Path of a study file, or the name of a packaged study.
@@ -57,10 +58,14 @@ def study_file(path: Path, out: str | Path, say: Callable[[str], None] = lambda 
             "'vitlab list studies' lists them."
         )
     file = studies[name]
-    stored = Store(Path(out).resolve()).study(study_name(name)) / "study.yaml"
+    folder = Store(Path(out).resolve()).study(study_name(name))
+    stored = folder / "study.yaml"
     with suppress(SpecError):  # not run yet, or in a format of the past
         before, now = content_of(stored), content_of(file)
-        if before != now:
+        run = read_json(folder / "run.json", mapping) or {}
+        if before != now and not str(run.get("file", "")).endswith(f"/{FOLDER.resolve().name}/{name}.yaml"):
+            say(f"{name}: another file of this study name was run in {out}, too: {run.get('file', stored)}")
+        elif before != now:
             say(
                 f"{name}: the version that was run in {out} is used; that of vitlab {__version__} differs from it: "
                 f"{differences(before, now)}. 'vitlab show study {name} > {path.name}.yaml' writes it to a file."

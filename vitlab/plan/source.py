@@ -40,7 +40,7 @@ SESSION = uuid.uuid4().hex
 PINNED = frozenset(
     {
         *("torch", "torchvision", "numpy", "PIL", "mlflow", "pydantic", "click", "pandas", "pyarrow", "rich"),
-        *("packaging", "yaml", "safetensors", "matplotlib", "jinja2", "markupsafe", "scipy", "statsmodels", "sklearn"),
+        *("packaging", "yaml", "safetensors", "matplotlib", "jinja2", "markupsafe", "scipy", "sklearn"),
     }
 )
 """Packages that vitlab itself requires.  Results record their versions; no digest covers them."""

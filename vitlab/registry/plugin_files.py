@@ -11,25 +11,22 @@ import ast
 import hashlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vitlab import imports
-from vitlab.errors import BrokenComponent, ClashError
+from vitlab.errors import BrokenComponent, ClashError, VitlabError
+from vitlab.registry import plugins
 from vitlab.registry.slot_modules import Origin
 
 if TYPE_CHECKING:
     from vitlab.registry.slots import Slot
-import traceback
-from collections.abc import Iterator
-from types import TracebackType
-
-from vitlab.errors import VitlabError
-from vitlab.registry import plugin_files, plugins
 
 
 @dataclass(frozen=True)
@@ -239,11 +236,11 @@ def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
 def _is_plugin_code(module: str, file: str) -> bool:
     """Return whether code belongs to a plugin, given the name and file of its module."""
     path = Path(file)
-    beside = any(path.is_relative_to(loaded.parent) for loaded in plugin_files.loaded())
+    beside = any(path.is_relative_to(loaded.parent) for loaded in loaded())
     own = (
         beside and not {"site-packages", "dist-packages"} & set(path.parts) and module.partition(".")[0] != plugins.HOST
     )
-    return own or path in plugin_files.loaded() or module.partition(".")[0] in plugins.packages()
+    return own or path in loaded() or module.partition(".")[0] in plugins.packages()
 
 
 def _relative(file: Path) -> Path:

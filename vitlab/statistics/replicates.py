@@ -248,9 +248,13 @@ def bca(values: Sequence[float] | Floats, alpha: float = 0.05, draws: int = 9999
     means = x[np.random.default_rng(0).integers(0, n, (draws, n))].mean(axis=1)
     bias = ndtri(((means < estimate).mean() + (means <= estimate).mean()) / 2)
     deviations = x - estimate  # proportional to those of the jackknife
+    deviations /= np.abs(deviations).max()
     acceleration = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
     shifted = bias + np.asarray([ndtri(alpha / 2), ndtri(1 - alpha / 2)])
-    low, high = np.quantile(means, ndtr(bias + shifted / (1 - acceleration * shifted)))
+    levels = ndtr(bias + shifted / (1 - acceleration * shifted))
+    if not np.isfinite(levels).all():
+        return NAN, NAN
+    low, high = np.quantile(means, levels)
     return float(low), float(high)
 
 

@@ -34,7 +34,7 @@ def superiority_of_pairs(first: Sequence[float], second: Sequence[float], alpha:
     wins = float((x > y).sum() + 0.5 * (x == y).sum())
     losses = len(x) - wins
     low = float(betaincinv(wins, losses + 1, alpha / 2)) if wins else 0.0
-    high = float(betaincinv(wins + 1, losses, 1 - alpha / 2)) if losses else 1.0
+    high = 1.0 - float(betaincinv(losses, wins + 1, alpha / 2)) if losses else 1.0
     return Superiority(wins / len(x), low, high)
 
 

@@ -107,7 +107,7 @@ class Tracker(ABC):
         """
 
     def files(self) -> Sequence[Path] | None:
-        """Return files that change, or are missing, if what was delivered does; None if no files show it."""
+        """Return the files whose change shows that delivered runs have changed; None if no file shows it."""
         return None
 
     def update(self) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -35,6 +36,7 @@ SETTINGS = {
 SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 """Setting for a database file: a connection pool would keep a deleted file open as long as the process lives."""
 
+EMPTY = ("experiments", "runs")  #: tables of a template that have no rows
 PAGE = 100
 """Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
 
@@ -130,19 +132,22 @@ def initialise(database: Path) -> None:
             if template is not None and _is_whole(template):
                 _create(database, template)
                 return
-        _create(database)
-        if template is not None:
-            with suppress(OSError, sqlite3.Error):  # a read-only cache: the next database is migrated, too
-                _keep_template(database, template)
+        _create(database, new_template=template)
 
 
-def _create(database: Path, template: Path | None = None) -> None:
-    """Create a database from a template, or by all migrations of MLflow's schema, which take seconds."""
+def _create(database: Path, template: Path | None = None, new_template: Path | None = None) -> None:
+    """Create a database from a template, or by all migrations of MLflow's schema, which take seconds.
+
+    A migrated database is copied to ``new_template`` before it has its name, so that nobody else has written to it.
+    """
     new = temporary(database)  # a new name: MLflow assumes that a path it has opened before has tables
     try:
         if template is not None:
             shutil.copyfile(template, new)
         _open(new)
+        if new_template is not None:
+            with suppress(OSError, sqlite3.Error):  # a read-only cache: the next database is migrated, too
+                _keep_template(new, new_template)
         os.replace(new, database)
     finally:
         for suffix in ("", "-journal", "-wal", "-shm"):
@@ -163,11 +168,10 @@ def _template() -> Path | None:
     Its name holds the versions of MLflow, of SQLAlchemy and of SQLite, and a digest of MLflow's migrations.
     """
     import mlflow
-    import sqlalchemy
 
     migrations = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
     scripts = sorted((file.name, file.stat().st_size) for file in migrations.glob("*.py"))
-    versions = [mlflow.__version__, sqlalchemy.__version__, sqlite3.sqlite_version]
+    versions = [mlflow.__version__, version("sqlalchemy"), sqlite3.sqlite_version]
     digest = hashlib.sha256(repr((versions, scripts)).encode()).hexdigest()[:16]
     try:
         return user_cache() / f"mlflow-{mlflow.__version__}-{digest}.db"
@@ -176,16 +180,16 @@ def _template() -> Path | None:
 
 
 def _is_whole(template: Path) -> bool:
-    """Return True if the template exists, is undamaged, and has no experiment."""
+    """Return True if the template exists, is undamaged, and has no experiments and runs."""
     try:
         if not intact(template):
             return False
         with closing(sqlite3.connect(f"file:{quote(str(template))}?mode=ro", uri=True)) as connection:
             (state,) = connection.execute("pragma quick_check").fetchone()
-            (experiments,) = connection.execute("select count(*) from experiments").fetchone()
+            counts = [connection.execute(f"select count(*) from {table}").fetchone()[0] for table in EMPTY]
     except sqlite3.Error:
         return False
-    return bool(state == "ok" and experiments == 0)
+    return bool(state == "ok" and not any(counts))
 
 
 def _keep_template(database: Path, template: Path) -> None:

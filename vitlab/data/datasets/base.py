@@ -179,7 +179,7 @@ class Dataset(ABC):
         """
         return None
 
-    def files(self) -> Sequence[Path] | None:
+    def identity_files(self) -> Sequence[Path] | None:
         """Return the files from which :meth:`info` follows, existing or not; None if listing them takes long."""
         return None
 

@@ -37,8 +37,8 @@ class Digits(Dataset):
             image=(8, 8), channels=1, classes=10, identity=f"digits:{DIGEST}", labels=tuple(map(str, range(10)))
         )
 
-    def files(self) -> Sequence[Path]:
-        """Return no files, as the data set comes with a package or is drawn."""
+    def identity_files(self) -> Sequence[Path]:
+        """Return no files: the images come with a package or are drawn."""
         return ()
 
     def read(self, split: Split) -> Images:

@@ -234,7 +234,7 @@ class Checksummed(Published[dict[str, Path]]):
     def _names(self) -> list[str]:
         return list(self.published)
 
-    def files(self) -> list[Path]:
+    def identity_files(self) -> list[Path]:
         """Return every place that is searched for a file."""
         names = [f"{name}{ending}" for name in self.published for ending in ("", ".gz")]
         return [folder / name for folder in self._folders() for name in names]

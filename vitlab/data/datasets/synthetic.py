@@ -55,8 +55,8 @@ class Synthetic(Dataset):
             image=self.image_size, channels=self.num_channels, classes=self.num_classes, identity="synthetic:1"
         )
 
-    def files(self) -> Sequence[Path]:
-        """Return no files, as the data set comes with a package or is drawn."""
+    def identity_files(self) -> Sequence[Path]:
+        """Return no files: the images come with a package or are drawn."""
         return ()
 
     def read(self, split: Split) -> Images:

@@ -103,8 +103,8 @@ class DigitScenes(Dataset):
         """Return for each training image the index of its sheet, the part of the digits that it is composed of."""
         return torch.arange(self.images["train"]) % SHEETS
 
-    def files(self) -> Sequence[Path]:
-        """Return no files, as the data set comes with a package or is drawn."""
+    def identity_files(self) -> Sequence[Path]:
+        """Return no files: the images come with a package or are drawn."""
         return ()
 
     def read(self, split: Split) -> Images:
