@@ -116,7 +116,7 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
     monkeypatch.setattr(report, "write", lambda *_: [])
     code, printed, err = call("run", file, "--out", out)
     assert code == 0
-    assert "0 trained: nothing has changed since the last run" in printed and "position=none" in printed
+    assert "0 trained, 4 taken from earlier runs." in printed and "position=none" in printed
     # The path is relative if the output folder is below the working directory.
     assert f"{out.name}/studies/tiny/report/report.html" in printed and "vitlab sync" in printed
     assert "0 to train" in err and "0 to train" not in printed
