@@ -26,9 +26,8 @@ def _torch_draws_the_same() -> None:
         torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _plugin_files_end_with_the_test() -> Iterator[None]:
-    """Forget plugin files that a test has loaded: they are part of the code of every later trial of the process."""
+def _restore_plugin_files() -> Iterator[None]:
+    """Forget plugin files that are loaded meanwhile: they are part of the code of every later trial of the process."""
     name = "vitlab.registry.plugin_files"
     before = sys.modules.get(name)
     files, texts, components = (
@@ -43,6 +42,18 @@ def _plugin_files_end_with_the_test() -> Iterator[None]:
     for stored, earlier in ((after._files, files), (after._texts, texts)):
         stored.clear()
         stored.update(earlier)
+
+
+@pytest.fixture(autouse=True)
+def _plugin_files_end_with_the_test() -> Iterator[None]:
+    """Forget the plugin files of a test."""
+    yield from _restore_plugin_files()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plugin_files_end_with_the_module() -> Iterator[None]:
+    """Forget the plugin files of fixtures of a module."""
+    yield from _restore_plugin_files()
 
 
 @pytest.fixture

@@ -542,7 +542,9 @@ def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch:
 def test_lost_database_gives_one_warning_and_is_refilled(
     how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(service, "_create", lambda file, **_: shutil.copy(database, file))  # MLflow needs seconds for it
+    monkeypatch.setattr(
+        service, "_create", lambda file, **_: shutil.copy(database, file)
+    )  # MLflow needs seconds for it
     tracker = runs.tracker()
     tracker.update()
     lose(runs.out / "mlflow.db", how)
