@@ -132,7 +132,7 @@ def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: st
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     # Signals without a pause between them may arrive as two, upon which the trials write their checkpoints.
-    last_lines = {"interrupted"} if pause_s else {"interrupted", "interrupted; the same command goes on from here"}
+    last_lines = {"interrupted"} if pause_s else {"interrupted", "interrupted; the same command resumes from here"}
     assert "Traceback" not in err and err.splitlines()[-1] in last_lines, err
     folders = [TrialFolder(file.parent) for file in tmp_path.glob("vitlab-runs/trials/*/*/lock")]
     while any(folder.is_locked() for folder in folders):
