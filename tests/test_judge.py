@@ -122,3 +122,22 @@ def test_bad_table_is_refused_with_sentence(tmp_path: Path, text: str, options: 
         notes_of(tmp_path / "r.xlsx")
     with pytest.raises(UserError, match="does not exist"):
         notes_of(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("seeds", [[0, 1, "inf"], [0, 1, 1e30], [[0], [1], [2]], ["a", "b", "c"]])
+def test_seeds_of_any_kind_pair_the_arms(tmp_path: Path, seeds: list[Any]) -> None:
+    rows = [{"model": arm, "run": seed, "acc": base + 0.01 * i} for arm, base in (("a", 0.9), ("b", 0.8))
+            for i, seed in enumerate(seeds)]  # fmt: skip
+    file = tmp_path / "r.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    arms = judge(file, metric="acc", arm="model", seed="run").document()["arms"]
+    assert [row["pairs"] for row in arms if row["arm"] == "b"] == [3]
+
+
+@pytest.mark.parametrize("option", ["--margin", "--alpha"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_number_that_is_not_finite_is_refused(tmp_path: Path, option: str, value: str) -> None:
+    file = table(tmp_path / "r.csv", long({"a": BASE, "b": BASE[::-1]}))
+    words = [str(file), "--arm", "model", "--seed", "run", "--metric", "acc", option, value]
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 2 and option in done.output and "Traceback" not in done.output

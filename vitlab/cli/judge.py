@@ -1,14 +1,27 @@
-"""``vitlab judge``: a table of results from elsewhere."""
+"""``vitlab judge``: a report on a table of results that other programs have trained."""
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from vitlab.cli.compare import FORMATS
 from vitlab.cli.options import format_option
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers; click's accepts ``nan`` in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or fail as click does."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
 
 
 @click.command()
@@ -18,10 +31,10 @@ from vitlab.cli.options import format_option
 @click.option("--seed", help="Column of the seeds, which pair the arms. Without it, long tables are not paired.")
 @click.option("--baseline", help="Arm that the others are compared with; by default 'baseline', or else the first.")
 @click.option("--goal", type=click.Choice(["max", "min"]), help="Better direction; by default that of the name.")
-@click.option("--margin", type=click.FloatRange(0, min_open=True), help="Largest difference that counts as none.")
+@click.option("--margin", type=FiniteRange(0, min_open=True), help="Largest difference that counts as none.")
 @click.option(
     "--alpha",
-    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    type=FiniteRange(0, 0.5, min_open=True, max_open=True),
     default=0.05,
     show_default=True,
     help="Family-wise error rate.",

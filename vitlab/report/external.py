@@ -25,6 +25,7 @@ LESS_IS_BETTER = ("loss", "err", "ece", "nll", "perplexity", "ppl", "mse", "mae"
 SHARES = ("acc", "top1", "top5", "top_1", "top_5", "f1", "auc", "iou", "precision", "recall", "dice", "err", "ece")
 """Parts of the names of metrics that are shares of one."""
 SEED_COUNTS = ("n", "runs", "n_runs", "seeds", "n_seeds", "num_seeds", "trials", "n_trials")
+MAX_SEED = 2**53  #: seeds from here on are names, as a float does not hold each of them
 MAX_LISTED = 5  #: names and rows that a message lists
 
 
@@ -221,11 +222,12 @@ def _seed_numbers(values: pd.Series[Any], name: str, path: Path) -> list[int]:
 
     if values.isna().any():
         raise UserError(f"{path}: row {int(values.isna().to_numpy().argmax()) + 1} has no '{name}'")
-    whole = pd.to_numeric(values, errors="coerce")
-    if (whole == whole.round()).all():
+    texts = values.astype(str)  # JSON may hold lists, which are neither numbers nor keys
+    whole = pd.to_numeric(texts, errors="coerce")
+    if (whole == whole.round()).all() and whole.abs().lt(MAX_SEED).all():
         return [int(value) for value in whole]
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    return [numbers[value] for value in values]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return [numbers[text] for text in texts]
 
 
 def _metric_name(metric: str) -> str:
