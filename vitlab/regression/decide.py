@@ -122,7 +122,7 @@ def robust_sd(samples: Iterable[Sequence[float]]) -> float:
     lists = [np.asarray(values, dtype=float) for values in samples if len(values) > 1]
     pooled = pooled_sd([values.tolist() for values in lists])
     distances = [np.abs(x - np.median(x)) * math.sqrt(len(x) / (len(x) - 1)) for x in lists if len(x) > 2]
-    robust = 1.4826 * float(np.median(np.concatenate(distances))) if distances else 0.0
+    robust = statistics.NORMAL_MAD * float(np.median(np.concatenate(distances))) if distances else 0.0
     return min(pooled, OUTLIER_FACTOR * robust) if robust > 0 else pooled
 
 
@@ -287,7 +287,7 @@ def _broken_seeds(pair: Pair) -> tuple[tuple[int, int], tuple[int, int]]:
     collapsed = [0, 0]
     if len(both):
         center = float(np.median(both))
-        spread = max(1.4826 * float(np.median(np.abs(both - center))), pair.quantum)
+        spread = max(statistics.NORMAL_MAD * float(np.median(np.abs(both - center))), pair.quantum)
         if spread > 0:
             collapsed = [int((side < center - COLLAPSED_SD * spread).sum()) for side in sides]
     old, new = (bad + lost for bad, lost in zip(collapsed, pair.failed, strict=True))
