@@ -22,7 +22,7 @@ from vitlab.errors import VitlabError
 
 VARIABLE = "_VITLAB_COMPLETE"
 STUDIES = ("studies", "study")
-"""What stands in the place of a slot for the studies that come with vitlab."""
+"""Names of the studies that come with vitlab, where ``list`` and ``show`` take a slot."""
 MAX_FILES = 200  #: largest number of files that are offered
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -94,14 +94,14 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete what a study is run by: a packaged study's name, or a study file."""
+    """Complete the name of a packaged study, or the path of a study file."""
     from vitlab.plan.packaged import packaged_studies
 
     return _items([*packaged_studies(), *_files(incomplete)], incomplete)
 
 
 def complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete what stands for a study that has been run: its name, or its file."""
+    """Complete the name of a study that has been run, or the path of a study file."""
     return _items([*(path.parent.name for path in _plans(context)), *_files(incomplete)], incomplete)
 
 
