@@ -111,11 +111,13 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def study_file(file: Path, out: Path = OUT) -> Path:
-    """Return the file of a study, given by its path or by the name of a packaged study; print what is noteworthy.
+    """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist.
 
     Raises:
         UserError: If there is neither a file nor a packaged study of that name.
     """
+    if file.suffix and os.path.isfile(file):  # the name of a packaged study has no suffix
+        return file
     from vitlab.plan import packaged
 
     return packaged.study_file(file, out, lambda sentence: click.echo(sentence, err=True))

@@ -92,18 +92,13 @@ def command(
         return
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    file = study_file(file, out)
     if not (smoke or only or measure):
         from vitlab.driver import stored_answer
 
-        messages: list[str] = []
-        study = file
-        if not file.suffix:
-            from vitlab.plan import packaged
-
-            study = packaged.study_file(file, out, messages.append)
-        stored = stored_answer.find(stored_answer.Request.of(study, out, values, plugins))
+        stored = stored_answer.find(stored_answer.Request.of(file, out, values, plugins))
         if stored is not None:
-            click.echo("\n".join([*messages, stored.head]), err=True)
+            click.echo(stored.head, err=True)
             click.echo(stored.json if as_json else f"{stored.text}\n{_epilogue(stored, UNCHANGED)}")
             return
     from vitlab import lab
@@ -113,7 +108,7 @@ def command(
     if smoke:
         from vitlab.driver.smoke import smoke as run_smoke
 
-        sets = run_smoke(study_file(file, out), out=out, changes=values, plugins=plugins, watch=watch)
+        sets = run_smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
         click.echo(f"{count(sets, 'combination')} of components ran two steps each.")
         return
     answer = lab.run(
