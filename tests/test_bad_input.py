@@ -110,6 +110,8 @@ KINDS = [
     # unknown key
     ("study: small", "study: small\nsedes: 3", "2:1", ["unknown key 'sedes'", "Did you mean 'seeds'?", "Allowed here:", "analysis"]),
     ("  train: {steps: 2,", "  trian: {}\n  train: {steps: 2,", "5:3", ["unknown key 'trian'", "'train'", "distill"]),
+    ("dim: 8", "int: 4, dim: 8", "4:37", ["no option 'int'", "Options:", "heads"]),
+    ("study: small", "study: small\nfloat: 3", "2:1", ["unknown key 'float'", "Allowed here:"]),
     ("dim: 8", "dmi: 4, dim: 8", "4:37", ["no option 'dmi'", "'dim'", "Options:", "heads"]),
     ("lr: 1.0e-3", "lr: 1.0e-3, weight_deacy: 0", "5:73", ["no option 'weight_deacy'", "'weight_decay'"]),
     # unknown component

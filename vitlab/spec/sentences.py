@@ -55,8 +55,9 @@ def faults(error: ValidationError, top: Mapping[str, Any] = {}) -> list[Fault]:
 
 def fault(detail: ErrorDetails, top: Mapping[str, Any]) -> Fault:
     """Return one of pydantic's errors as a fault."""
-    path = tuple(part for part in detail["loc"] if not FORM.fullmatch(str(part)))
-    kind = detail["type"]
+    kind, location = detail["type"], detail["loc"]
+    end = len(location) - (kind == "extra_forbidden")  # an unknown key may have the name of a form, such as 'int'
+    path = tuple(part for at, part in enumerate(location) if at >= end or not FORM.fullmatch(str(part)))
     rename = closest(str(path[-1]), _allowed(path, top)) if kind == "extra_forbidden" and path else None
     fields = tuple(detail.get("ctx", {}).get("fields", ())) if kind == CONFLICT else ()
     return Fault(path, _sentence(detail, path, top), kind, fields, rename)
