@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
 from vitlab.spec import Choice
@@ -52,9 +53,18 @@ def macs(of: Model, data: DataInfo) -> int:
 
 
 def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost:
-    """Build a model on the meta device and return its cost."""
-    with torch.device("meta"):
-        built = model.build(choice, data)
+    """Build a model on the meta device and return its cost.
+
+    Raises:
+        UserError: if the model has more numbers than torch can count.
+    """
+    try:
+        with torch.device("meta"):
+            built = model.build(choice, data)
+    except (RuntimeError, TypeError) as error:  # torch has no type of its own for sizes beyond 64 bits
+        if "overflow" not in str(error).lower():
+            raise
+        raise UserError("the model is too large for torch, whose sizes have 64 bits; make it smaller") from error
     count = parameters(built)
     head = getattr(built, "head", None)
     return Cost(count, count - (parameters(head) if isinstance(head, nn.Module) else 0), macs(built, data))
