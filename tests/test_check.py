@@ -107,7 +107,7 @@ def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
     store = Store((accepted / "out").resolve())
     write_plan(with_decisions(plan, store, study.run, (), print), store)  # as a run does after its first stage
     _, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
-    assert plan.looks is not None and plan.looks.open == ("position=none",)
+    assert plan.looks is not None and plan.looks.open == (("position=none",),)
     once = vitlab(accepted, "--json", "--tier", "exact", "--set", "seeds=2", "--set", "analysis.alpha=1e-9")
     assert vitlab(accepted, "--json", "--tier", "exact", *twice).stdout == once.stdout
 

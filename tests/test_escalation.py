@@ -18,7 +18,7 @@ import vitlab
 from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
-from vitlab.plan.values import Arm, InterimAnalysis, Plan
+from vitlab.plan.values import Arm, InterimAnalyses, Plan
 from vitlab.report.comparison import judge, refusals
 from vitlab.report.escalation import inconclusive_arms
 from vitlab.report.render import _Content
@@ -26,6 +26,7 @@ from vitlab.spec import Analysis, Study
 from vitlab.store.folders import Store
 
 FIRST, SECOND = tuple(range(5)), tuple(range(10))
+SHARES = (0.25, 0.8)
 
 
 def study(folder: Path, seeds: Any, **changes: Any) -> Path:
@@ -78,11 +79,11 @@ def judge_values(
 ) -> dict[str, dict[str, Any]]:
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
     plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), Analysis(variance="own"))
-    plan = Plan(**{**vars(plan), "looks": InterimAnalysis(FIRST, SECOND, open_)})
+    plan = Plan(**{**vars(plan), "looks": InterimAnalyses((FIRST, SECOND), SHARES, (open_,) if open_ else ())})
     return judge(plan, compared, values, {}, {}, dict.fromkeys(compared, waiting))
 
 
-def test_each_stage_spends_half_of_alpha_on_whole_family(values):
+def test_each_stage_spends_its_share_of_alpha_on_whole_family(values):
     rows = judge_values(values, ("near", "level"))
     base = values["baseline"]
 
@@ -91,13 +92,13 @@ def test_each_stage_spends_half_of_alpha_on_whole_family(values):
 
     first = holm([p(arm, FIRST) for arm in ("far", "near", "level")])
     second = holm([1.0, p("near", SECOND), p("level", SECOND)])  # decided arms have no note
-    assert rows["far"]["p_corrected"] == pytest.approx(2 * first[0])
-    assert rows["near"]["p_corrected"] == pytest.approx(min(1, 2 * second[1]))
-    assert rows["level"]["p_corrected"] == pytest.approx(min(1, 2 * second[2]))
+    assert rows["far"]["p_corrected"] == pytest.approx(first[0] / 0.25)
+    assert rows["near"]["p_corrected"] == pytest.approx(min(1, second[1] / 0.8))
+    assert rows["level"]["p_corrected"] == pytest.approx(min(1, second[2] / 0.8))
     assert [(rows[arm]["look"], rows[arm]["pairs"]) for arm in rows] == [(1, 5), (2, 10), (2, 10)]
-    for arm, seeds in (("far", FIRST), ("near", SECOND)):
+    for arm, seeds, share in (("far", FIRST, 0.25), ("near", SECOND, 0.8)):
         d = [values[arm][seed] - base[seed] for seed in seeds]
-        low, high = stats.t.interval(1 - 0.05 / 2 / 3, len(d) - 1, np.mean(d), stats.sem(d))
+        low, high = stats.t.interval(1 - 0.05 * share / 3, len(d) - 1, np.mean(d), stats.sem(d))
         assert (rows[arm]["difference_low"], rows[arm]["difference_high"]) == pytest.approx((low, high))
 
 
@@ -122,11 +123,11 @@ def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monk
     assert (answer.trained, answer.cached, answer.failed) == (8, 2, 0)
     assert answer.results()["status"].eq("done").all()
     plan_data = json.loads((answer.folder / "plan.json").read_text())
-    assert plan_data["looks"] == {"first": [0, 1], "second": [0, 1, 2, 3], "open": ["other"]}
+    assert (plan_data["looks"]["seeds"], plan_data["looks"]["open"]) == ([[0, 1], [0, 1, 2, 3]], [["other"]])
     assert (plan_data["registered"]["seeds"], plan_data["registered"]["escalate_to"]) == ([0, 1], 4)
 
     report = (answer.folder / "report" / "report.md").read_text()
-    assert "Two looks share alpha, at 2 seeds and at 4" in report and "The first look left other inconclusive" in report
+    assert "Two looks share alpha, at 2 and 4 seeds" in report and "Look 1 left other inconclusive" in report
     assert "xploratory" not in report and "reliminary" not in report and "a value in one of the two alone" not in report
     table = vitlab.compare(file, out=out).set_index("arm")
     assert table.loc["other", ["look", "pairs"]].tolist() == [2, 4]
@@ -167,7 +168,7 @@ def test_further_seeds_are_smallest_unused():
 
 # -- inconclusive arms of synthetic studies ---------------------------------------------------------------------------
 
-SEEDS = InterimAnalysis((0, 1, 2, 3), tuple(range(8)))
+SEEDS = InterimAnalyses(((0, 1, 2, 3), tuple(range(8))), (0.5, 0.5))
 BASE, FAR, NEAR = [0.80, 0.81, 0.79, 0.80], [0.500, 0.511, 0.489, 0.501], [0.81, 0.80, 0.80, 0.82]
 
 
@@ -227,7 +228,7 @@ def test_comparison_is_refused_only_from_its_own_stage(tmp_path):
         for item in plan.trials
     )
     plan = replace(plan, trials=taught, looks=SEEDS)
-    assert refusals(plan, SEEDS.first) == {} and "far" in refusals(plan)
+    assert refusals(plan, SEEDS.seeds[0]) == {} and "far" in refusals(plan)
     rows = judge(
         plan, {"far": "baseline"}, {"baseline": dict(enumerate(BASE)), "far": dict(enumerate(FAR))}, {}, {}, {"far": 0}
     )

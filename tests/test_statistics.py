@@ -258,10 +258,10 @@ def test_corrections_equal_statsmodels(method):
     families = [random.random(size) ** 3 for size in (1, 2, 3, 8, 40)]
     families += [np.array([0.04, 0.04, 0.01, 0.04]), np.array([0.0, 1.0, 1.0]), np.array([0.2, math.nan, 0.001, 0.2])]
     for p in families:
-        for looks in (1, 2):
-            expected = looks * multipletests(np.where(np.isnan(p), 1.0, p), method=method)[1]
+        for share in (1, 0.5):
+            expected = 1 / share * multipletests(np.where(np.isnan(p), 1.0, p), method=method)[1]
             expected = np.where(np.isnan(p), math.nan, np.minimum(expected, 1.0))
-            assert st.adjust_p_values(list(p), method, looks) == pytest.approx(list(expected), rel=1e-14, nan_ok=True)
+            assert st.adjust_p_values(list(p), method, share) == pytest.approx(list(expected), rel=1e-14, nan_ok=True)
 
 
 @pytest.mark.parametrize(("wins", "size"), [(0, 5), (5, 5), (3, 7), (2.5, 6), (0.5, 1), (39, 40)])

@@ -132,7 +132,8 @@ def _table(
         console.print(Text(_describe_costs(plan, costs, device_tflops)))
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     if plan.looks is not None and not plan.looks.open and cached < len(plan.trials):
-        waiting += f", up to {len(plan.looks.second)} seeds of arms that {len(plan.looks.first)} leave inconclusive"
+        first, *_, last = map(len, plan.looks.seeds)
+        waiting += f", up to {last} seeds of arms that {first} leave inconclusive"
     console.print(
         f"{count(len(plan.trials), 'trial')}, {cached} of them trained already{waiting}; metric {plan.analysis.metric}."
     )

@@ -87,9 +87,9 @@ def with_decisions(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str
         plan, tuning=tuple(decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
     )
     if plan.looks is not None:
-        from vitlab.report.escalation import interim_analysis
+        from vitlab.report.escalation import interim_analyses
 
-        decided = replace(decided, looks=interim_analysis(plan, store))
+        decided = replace(decided, looks=interim_analyses(plan, store))
     if run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         trials = [*plan.trials, *plan.pending]
         missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]

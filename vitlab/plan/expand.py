@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vitlab import errors
@@ -19,11 +20,14 @@ from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.plan.trial import Trial
-from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
+from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalyses, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import FORMER_ENGINES
 from vitlab.spec.run import EngineChoice
 from vitlab.spec.study import To
+from vitlab.statistics import sequential_levels
+
+FUTILITY = 0.1  #: comparisons that at_most seeds decide with less probability get no more
 
 
 def make_plan(
@@ -101,9 +105,10 @@ def make_plan(
     tuning = []
     if study.tune is not None:
         tuning = tune.plan(context, matcher, resolved_base, arms, decisions.tunings, prerequisites)
-    if study.seeds.escalate_to is not None and not any(baselines.values()):
-        sentence = "escalate_to adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
-        raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
+    if len(study.seeds.analyses) > 1 and not any(baselines.values()):
+        name = "until" if study.seeds.until else "escalate_to"
+        sentence = f"{name} adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
+        raise SpecError([document.problem(("seeds", name), sentence)])
     notes += [f"'{name}' is in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
     return _plan(context, arms, baselines, tuning, prerequisites, notes, decisions)
 
@@ -157,15 +162,14 @@ def _plan(
     study = context.study
     seeds = study.seeds
     compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
-    inconclusive = tuple(arm for arm in decisions.inconclusive_arms(seeds.values) if compared.get(arm) is not None)
-    looks = None if seeds.escalate_to is None else InterimAnalysis(seeds.values, seeds.all, inconclusive)
+    looks = _interim_analyses(study, compared, decisions)
     design_paths = [path for arm in arms.values() for path in arm.changes.values]
     paths = list(dict.fromkeys([*design_paths, *(path for arm in arms.values() for path in arm.solved)]))
     planned, pending = [], []
     for arm in arms.values():
         if arm.skip:
             continue
-        for seed in seeds.values if looks is None else looks.seeds(arm.name, compared):
+        for seed in seeds.values if looks is None else looks.seeds_of(arm.name, compared):
             if arm.pending:
                 pending.append(Planned(arm.name, seed, _keyless(arm.trial, seeds.streams(seed))))
             else:
@@ -213,6 +217,21 @@ def _plan(
         metrics=metrics.facts({arm.name: arm.trial for arm in arms.values()}),
         identities={arm.name: _identity(arm, study) for arm in arms.values() if not arm.skip},
     )
+
+
+def _interim_analyses(study: Study, compared: Mapping[str, str | None], decisions: Decisions) -> InterimAnalyses | None:
+    """Return the analyses of a study that adds seeds, with what earlier ones left open; None if it adds none."""
+    seeds = study.seeds.analyses
+    if len(seeds) == 1:
+        return None
+    earlier = decisions.interim_analyses(seeds)
+    if earlier is not None:
+        open_arms = (tuple(arm for arm in arms if compared.get(arm) is not None) for arms in earlier.open)
+        return replace(earlier, open=tuple(open_arms))
+    alpha, family = study.analysis.alpha, sum(baseline is not None for baseline in compared.values())
+    levels = sequential_levels(tuple(map(len, seeds)), alpha, family)
+    futility = FUTILITY if study.seeds.until else 0.0
+    return InterimAnalyses(seeds, tuple(level / alpha for level in levels), futility=futility)
 
 
 def _identity(arm: ResolvedArm, study: Study) -> str:

@@ -23,9 +23,10 @@ def registration(plan: Plan) -> dict[str, Any]:
         **{name: analysis[name] for name in JUDGED_BY if name in analysis},
         "sides": 2,
         "seeds": sorted(
-            {planned.seed for planned in (*plan.trials, *plan.pending)} if plan.looks is None else plan.looks.first
+            {planned.seed for planned in (*plan.trials, *plan.pending)} if plan.looks is None else plan.looks.seeds[0]
         ),
-        "escalate_to": None if plan.looks is None else len(plan.looks.second),
+        "escalate_to": None if plan.looks is None else len(plan.looks.seeds[-1]),
+        "analyses": [] if plan.looks is None else [len(seeds) for seeds in plan.looks.seeds],
         "family": family(plan),
         "arms": dict(plan.identities),
     }
@@ -69,6 +70,12 @@ def changes(plan: Plan) -> list[str]:
         # A registration of an earlier version says nothing about the variance.
         if first.get(name, now[name] if name == "variance" else None) != now[name]
     ]
+    if (
+        first.get("escalate_to") == now["escalate_to"]
+        and list(first.get("analyses", now["analyses"])) != now["analyses"]
+    ):
+        sizes = [f"{', '.join(map(str, some[:-1]))} and {some[-1]}" for some in (first["analyses"], now["analyses"])]
+        clauses.append(f"the analyses were at {sizes[0]} seeds and are at {sizes[1]}")
     if first["seeds"] != now["seeds"]:
         counts = len(first["seeds"]), len(now["seeds"])
         clauses.append(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.trial import FolderName
@@ -142,20 +142,47 @@ def own_metric(name: str, names: Iterable[str]) -> str | None:
 
 
 @dataclass(frozen=True)
-class InterimAnalysis:
-    """An interim analysis with the first seeds and a final one with more, each at half of alpha.
+class InterimAnalyses:
+    """Analyses of a study to which seeds are added; each spends a part of alpha.
 
-    Only inconclusive comparisons get the further seeds.
+    An analysis judges the comparisons that all earlier ones left inconclusive.
     """
 
-    first: tuple[int, ...]  #: seeds of every arm
-    second: tuple[int, ...]  #: seeds of inconclusive arms, including the first
-    open: tuple[str, ...] = ()
-    """Arms whose comparison was inconclusive, see :mod:`vitlab.report.escalation`."""
+    seeds: tuple[tuple[int, ...], ...]  #: seeds of each analysis, including those of the ones before
+    shares: tuple[float, ...]  #: level of each analysis, as a share of alpha
+    open: tuple[tuple[str, ...], ...] = ()
+    """Arms whose comparison each analysis left inconclusive, see :mod:`vitlab.report.escalation`."""
+    futility: float = 0.0  #: comparisons that are decided with less probability get no more seeds
 
-    def seeds(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
-        """Return the seeds of an arm; both arms of an inconclusive comparison have the further seeds."""
-        return self.second if arm in {*self.open, *(baselines.get(name) for name in self.open)} else self.first
+    @classmethod
+    def from_json(cls, data: Any) -> InterimAnalyses:
+        """Parse analyses from JSON values.
+
+        Raises:
+            ValueError: if they have no or other fields.
+        """
+        if isinstance(data, Mapping) and "first" in data:  # two analyses, each at half of alpha, of an earlier version
+            former = _TWO_LOOKS.validate_python(data)
+            return cls((former.first, former.second), (0.5, 0.5), (former.open,) if former.open else ())
+        return _LOOKS.validate_python(data)
+
+    def number(self, arm: str) -> int:
+        """Return the index of the last analysis of an arm's comparison."""
+        return next((at for at, arms in enumerate(self.open) if arm not in arms), len(self.open))
+
+    def seeds_of(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
+        """Return the seeds of an arm; both arms of an inconclusive comparison have those of the next analysis."""
+        compared = [arm, *(name for name, baseline in baselines.items() if baseline == arm)]
+        return self.seeds[max(map(self.number, compared))]
+
+
+@dataclass(frozen=True)
+class _TwoLooks:
+    """The former fields of analyses."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    open: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,6 +208,7 @@ class _RegistrationFields:
     seeds: tuple[int, ...]
     family: tuple[tuple[str, str], ...]
     escalate_to: int | None = None
+    analyses: tuple[int, ...] = ()
     variance: str = "own"
     arms: Mapping[str, str] = field(default_factory=dict)
     known: _EarlierResults | None = None
@@ -216,21 +244,17 @@ class Plan:
     probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.engine_choice.shape`
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """Registered analysis of the first run, see :mod:`vitlab.plan.registration`."""
-    looks: InterimAnalysis | None = None  #: set if the study has ``seeds.escalate_to``
+    looks: Annotated[InterimAnalyses, BeforeValidator(InterimAnalyses.from_json)] | None = None
+    """Analyses of a study that adds seeds to inconclusive comparisons."""
     version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of its trial without seeds and code, and of its matching and tuning."""
     metrics: Mapping[str, MetricFacts] = field(default_factory=dict)  #: name in results, without its split, to facts
 
     @property
-    def sharing(self) -> int:
-        """Number of analyses that share alpha."""
-        return 1 if self.looks is None else 2
-
-    @property
-    def level(self) -> float:
-        """Alpha of one analysis; each of two analyses has half."""
-        return self.analysis.alpha / self.sharing
+    def alpha_shares(self) -> tuple[float, ...]:
+        """Level of each look, as a share of alpha."""
+        return (1.0,) if self.looks is None else self.looks.shares
 
     @property
     def paths(self) -> list[str]:
@@ -325,18 +349,18 @@ class Decisions:
 
     tunings: Mapping[str, Tuning] = field(default_factory=dict)  #: decided tunings by key
     benchmarks: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by shape
-    looks: InterimAnalysis | None = None
+    looks: InterimAnalyses | None = None
 
     @classmethod
     def of(cls, plan: Mapping[str, Any]) -> Decisions:
         """Return the decisions in a plan in JSON values; all values have defaults."""
         tunings = [Tuning.from_json(item) for item in plan.get("tuning", ())]
-        looks = _LOOKS.validate_python(plan.get("looks"))
+        looks = None if plan.get("looks") is None else InterimAnalyses.from_json(plan["looks"])
         return cls({tuning.key: tuning for tuning in tunings if not tuning.open}, probes_of(plan), looks)
 
-    def inconclusive_arms(self, first: Sequence[int]) -> tuple[str, ...]:
-        """Return the arms that an interim analysis of these first seeds left inconclusive."""
-        return self.looks.open if self.looks is not None and self.looks.first == tuple(first) else ()
+    def interim_analyses(self, seeds: tuple[tuple[int, ...], ...]) -> InterimAnalyses | None:
+        """Return the earlier analyses at these seeds; None if there were none, or at other seeds."""
+        return self.looks if self.looks is not None and self.looks.seeds == seeds else None
 
 
 UNDECIDED = Decisions()
@@ -376,4 +400,5 @@ def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
 _PLAN = TypeAdapter(Plan)
 _TUNING = TypeAdapter(Tuning)
 _PROBE = TypeAdapter(EngineBenchmark)
-_LOOKS = TypeAdapter(InterimAnalysis | None)
+_LOOKS = TypeAdapter(InterimAnalyses)
+_TWO_LOOKS = TypeAdapter(_TwoLooks)

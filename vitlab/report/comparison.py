@@ -7,10 +7,9 @@ With ``variance: moderated``, comparisons with one baseline at the same seeds sh
 corrected together under their correlation; see :mod:`vitlab.statistics.moderation`.  Those that cannot share have their
 own variance, and a family that holds some of them is corrected by Holm's method.
 
-With two looks (``seeds.escalate_to``), each look spends half of alpha over the whole family.  What the first look
-decides is final.  What it leaves open is judged again once all further seeds have ended, with the decided comparisons
-counted in the family as NaN.  The chance of any false claim is at most alpha, because the p values of each look are
-valid on their own and Bonferroni's correction covers the two looks.
+With several looks (``seeds.until`` and ``seeds.escalate_to``), each look has a part of alpha over the whole family, see
+:func:`vitlab.statistics.sequential_levels`.  What a look decides is final.  What it leaves open is judged again once
+all further seeds have ended, with the decided comparisons counted in the family as NaN.
 """
 
 from __future__ import annotations
@@ -63,8 +62,12 @@ MEANINGS = {
         "why the variance is that of this comparison alone, where the analysis asks to share it",
     ),
     "prior_df": ("float64", "degrees of freedom that the other arms add to its variance, of a moderated t"),
-    "look": ("Int64", "the look that the comparison was judged at: 2 if the first was inconclusive"),
-    "looks": ("Int64", "looks that share alpha: 2 where seeds.escalate_to allows a second, else 1"),
+    "look": ("Int64", "the look that the comparison was judged at: 2 if the first was inconclusive, and so on"),
+    "looks": ("Int64", "looks that share alpha: more than 1 if the study adds seeds to inconclusive comparisons"),
+    "decidable": (
+        "float64",
+        "probability that all seeds that the comparison may get decide it, if seeds are added until it is decided",
+    ),
     "awaited": ("Int64", "trials of the comparison that have not ended"),
     "pairs": ("Int64", "seeds that both sides have"),
     "family": ("Int64", "comparisons judged together, those among them that were registered and are not made"),
@@ -193,15 +196,16 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) ->
 
 
 def pending_trials(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of trials per comparison that have not ended, second look included if the arm has one."""
+    """Return the number of trials per comparison that have not ended, those of its latest look included."""
     open_ = frame[frame["status"].isin(["running", "missing"])]
     seeds: dict[str, set[int]] = {str(arm): set(rows["seed"]) for arm, rows in open_.groupby("arm")}
-    first = None if plan.looks is None else set(plan.looks.first)
     counts = {}
     for arm, baseline in compared.items():
-        is_decided = plan.looks is not None and arm not in plan.looks.open
         sides = [seeds.get(arm, set()), seeds.get(baseline, set())]
-        counts[arm] = sum(len(side & first if is_decided and first is not None else side) for side in sides)
+        if plan.looks is not None:
+            own_seeds = set(plan.looks.seeds[plan.looks.number(arm)])
+            sides = [side & own_seeds for side in sides]
+        counts[arm] = sum(map(len, sides))
     return counts
 
 
@@ -225,21 +229,23 @@ def judge(
         pending: see :func:`pending_trials`.
         quantum: the step of the metric, 0 if it has none or it is not known.
     """
-    family = Family.of(plan, compared)
-    if plan.looks is None:
-        rows = _judge_look(plan, compared, values, lost, refusals(plan) | dict(refused), family, quantum=quantum)
-    else:
-        first = set(plan.looks.first)
-        first_values = {
-            arm: {seed: value for seed, value in by_seed.items() if seed in first} for arm, by_seed in values.items()
-        }
-        first_lost = {arm: [seed for seed in seeds if seed in first] for arm, seeds in lost.items()}
-        rows = _judge_look(
-            plan, compared, first_values, first_lost, refusals(plan, first) | dict(refused), family, quantum=quantum
-        )
-        complete = {arm: compared[arm] for arm in plan.looks.open if arm in compared and not pending[arm]}
+    rows: dict[str, dict[str, Any]] = {}
+    latest = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
+    for look in range(len(plan.alpha_shares)):
+        seeds = None if plan.looks is None else set(plan.looks.seeds[look])
+        is_seen = (lambda seed: True) if seeds is None else seeds.__contains__
+        # Until all further seeds have ended, the verdicts are those of the look before.
+        arms = [arm for arm in compared if look in (0, latest[arm] - bool(pending[arm])) or look < latest[arm]]
+        if not arms:
+            break
         rows |= _judge_look(
-            plan, complete, values, lost, refusals(plan) | dict(refused), family, look=2, quantum=quantum
+            plan,
+            {arm: compared[arm] for arm in arms},
+            {arm: {seed: value for seed, value in some.items() if is_seen(seed)} for arm, some in values.items()},
+            {arm: list(filter(is_seen, some)) for arm, some in lost.items()},
+            refusals(plan, seeds) | dict(refused),
+            Family.of(plan, compared, look),
+            quantum,
         )
     return {arm: {**row, "awaited": pending[arm]} for arm, row in rows.items()}
 
@@ -251,8 +257,7 @@ def _judge_look(
     lost: Mapping[str, Sequence[int]],
     refused: Mapping[str, str],
     family: Family,
-    look: int = 1,
-    quantum: float = 0.0,
+    quantum: float,
 ) -> dict[str, dict[str, Any]]:
     """Judge the comparisons of one look at the given seeds, see :func:`judge`."""
     analysis = plan.analysis
@@ -282,7 +287,9 @@ def _judge_look(
         contrasts[arm], imputed_contrasts[arm] = (_exact(side[arm]) for side in (contrasts, imputed_contrasts))
     judged = correct(contrasts, compared, values, family, analysis)
     imputed_judged = correct(imputed_contrasts, compared, imputed, family, analysis)
-    rows: dict[str, dict[str, Any]] = {arm: {"look": look, "looks": family.looks} for arm in compared}
+    rows: dict[str, dict[str, Any]] = {
+        arm: {"look": family.look + 1, "looks": len(plan.alpha_shares)} for arm in compared
+    }
     for arm, baseline in compared.items():
         missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
         rows[arm] |= _contrast_columns(judged.contrasts[arm], judged.levels[arm], analysis)
@@ -293,6 +300,7 @@ def _judge_look(
             "broken": missing,
             "collapsed_pairs": collapsed_pairs[arm],
             "refused": refused.get(arm),
+            "decidable": _decidable(judged.contrasts[arm], plan, family, arm),
         }
         rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
         if missing:
@@ -308,6 +316,24 @@ def _judge_look(
             if missing:
                 rows[arm]["chance_p_equal"] = imputed_judged.p_equal[arm]
     return rows
+
+
+def is_futile(row: Mapping[str, Any], plan: Plan) -> bool:
+    """Return whether the study gives up a comparison, because all of its seeds would hardly decide it."""
+    return plan.looks is not None and row["decidable"] is not None and row["decidable"] < plan.looks.futility
+
+
+def _decidable(contrast: Contrast, plan: Plan, family: Family, arm: str) -> float:
+    """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""
+    looks = plan.looks
+    if looks is None or not looks.futility or not 1 < contrast.pairs < len(looks.seeds[-1]):
+        return math.nan
+    alpha = looks.shares[-1] * plan.analysis.alpha
+    level = statistics.simultaneous_alpha(alpha, family.size(arm), plan.analysis.correction)
+    sizes = contrast.pairs, len(looks.seeds[-1])
+    return statistics.predictive_power(
+        contrast.difference, contrast.se, contrast.df, sizes, level, plan.analysis.margin
+    )
 
 
 def _without_test(contrast: Contrast, difference: float) -> Contrast:

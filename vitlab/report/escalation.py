@@ -1,8 +1,8 @@
-"""Interim analysis of a study: the comparisons that ``seeds.escalate_to`` gives more seeds.
+"""Interim analyses of a study: the comparisons that get more seeds.
 
-It depends on the results of the first seeds and on the arms that were open before, so that an escalation that has begun
-continues.  A run stores it in plan.json, where planning reads it.  :mod:`vitlab.report.comparison` describes the
-spending of alpha.
+They depend on the results of the seeds so far and on the arms that were open before, so that an addition of seeds that
+has begun continues.  A run stores them in plan.json, where planning reads them.  :mod:`vitlab.report.comparison`
+describes the spending of alpha.
 """
 
 from __future__ import annotations
@@ -11,42 +11,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vitlab.plan.registration import added_comparisons
-from vitlab.plan.values import InterimAnalysis, Plan
+from vitlab.plan.values import InterimAnalyses, Plan
 from vitlab.report import phrasing
-from vitlab.report.comparison import summary
+from vitlab.report.comparison import is_futile, summary
 from vitlab.report.document import plain
 from vitlab.report.frame import gather, table
 from vitlab.report.verdict import Verdict
 from vitlab.store.folders import Store
 
 
-def interim_analysis(plan: Plan, store: Store) -> InterimAnalysis | None:
-    """Return the plan's interim analysis by the results that exist; None if the study has none."""
-    if plan.looks is None:
+def interim_analyses(plan: Plan, store: Store) -> InterimAnalyses | None:
+    """Return the plan's interim analyses by the results that exist; None if the study has none."""
+    looks = plan.looks
+    if looks is None:
         return None
-    trials = tuple(planned for planned in plan.trials if planned.seed in plan.looks.first)
-    first = replace(plan, trials=trials, looks=replace(plan.looks, open=()))
-    return replace(plan.looks, open=inconclusive_arms(first, store, plan.looks.open))
+    planned_seeds: dict[str, set[int]] = {}
+    for planned in plan.trials:
+        planned_seeds.setdefault(planned.arm, set()).add(planned.seed)
+    for look, seeds in enumerate(looks.seeds[:-1]):
+        if look and not all(planned_seeds.get(arm, set()).issuperset(seeds) for arm in looks.open[look - 1]):
+            break  # the next plan has the seeds of this look
+        trials = tuple(planned for planned in plan.trials if planned.seed in seeds)
+        so_far = replace(plan, trials=trials, looks=replace(looks, open=looks.open[:look]))
+        arms = inconclusive_arms(so_far, store, looks.open[look] if look < len(looks.open) else ())
+        looks = replace(looks, open=(*looks.open[:look], arms, *looks.open[look + 1 :]) if arms else looks.open[:look])
+        if not arms:
+            break
+    return looks
 
 
 def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the arms whose comparison is inconclusive at the first seeds.
+    """Return the arms whose comparison is inconclusive at the latest of the plan's analyses.
 
     Registered comparisons are judged together, so none is opened before all of them have ended.  An arm that was open
-    stays open once its first seeds have all ended: each look is valid on its own.
+    stays open once its seeds have all ended: each analysis is valid on its own.
 
     Args:
-        plan: the plan with the first seeds alone, and with its registration.
+        plan: the plan with the seeds of that analysis alone, and with its registration.
         store: the store of its trials.
-        before: arms that an earlier analysis of the same first seeds left open.
+        before: arms that an earlier run left open at the same analysis.
     """
     if plan.looks is None or plan.pending:
         return ()
     rows = plain(summary(table(plan, gather(plan, store)), plan))
+    failed = {row["arm"]: row["failed"] for row in rows}
+    rows = [row for row in rows if plan.looks.number(row["arm"]) == len(plan.looks.open)]
     pending = {row["arm"] for row in rows if row["awaited"]}
     open_arms = {row["arm"] for row in rows if row["arm"] in before} - pending
     if not pending - added_comparisons(plan):
-        failed = {row["arm"]: row["failed"] for row in rows}
         open_arms |= {
             row["arm"] for row in rows if row["arm"] not in pending and may_become_conclusive(row, plan, failed)
         }
@@ -56,7 +68,8 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
 def may_become_conclusive(row: phrasing.Row, plan: Plan, failed: Mapping[str, int]) -> bool:
     """Return whether a comparison is inconclusive and more seeds may decide it.
 
-    False if it is refused, or if one of its trials failed, which must be retried first.
+    False if it is refused, if one of its trials failed, which must be retried first, or if all seeds that it may get
+    would decide it with too little probability.
 
     Args:
         row: the comparison's row of the summary.
@@ -65,4 +78,4 @@ def may_become_conclusive(row: phrasing.Row, plan: Plan, failed: Mapping[str, in
     """
     if row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):
         return False
-    return bool(row["verdict"] == Verdict.CANNOT_TELL)
+    return bool(row["verdict"] == Verdict.CANNOT_TELL) and not is_futile(row, plan)

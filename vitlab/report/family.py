@@ -61,7 +61,7 @@ def correct(
             if family.is_joint(members, arms, analysis):
                 t = [contrast.difference / contrast.se for contrast in moderated.values()]
                 steps = statistics.step_down(t, shared.df, shared.loadings)
-                joint_p |= {arm: min(1.0, family.looks * p) for arm, p in zip(arms, steps, strict=True)}
+                joint_p |= {arm: min(1.0, p / family.share) for arm, p in zip(arms, steps, strict=True)}
                 bound = statistics.max_t_quantile(family.alpha, shared.df, shared.loadings)
                 levels |= dict.fromkeys(arms, statistics.t_two_sided(bound, shared.df))
                 corrections |= dict.fromkeys(arms, "max t")
@@ -103,18 +103,24 @@ class Family:
     """Comparisons that are corrected together: the registered ones alone, added ones along with the registered."""
 
     def __init__(
-        self, plan: Plan, arms: Sequence[str], later: Sequence[str], n_dropped: int, why: Mapping[str, Sequence[str]]
+        self,
+        plan: Plan,
+        look: int,
+        arms: Sequence[str],
+        later: Sequence[str],
+        n_dropped: int,
+        why: Mapping[str, Sequence[str]],
     ) -> None:
-        self.alpha, self.correction = plan.level, plan.analysis.correction
-        self.looks = plan.sharing
+        self.look, self.share = look, plan.alpha_shares[look]
+        self.alpha, self.correction = self.share * plan.analysis.alpha, plan.analysis.correction
         self.first = [arm for arm in arms if arm not in later]
         self.all = list(arms)
         self.n_dropped = n_dropped  # registered comparisons that were dropped; they still count in the correction
         self.why = why
 
     @classmethod
-    def of(cls, plan: Plan, compared: Mapping[str, str]) -> Family:
-        """Return the family of a plan's comparisons, given arm to baseline."""
+    def of(cls, plan: Plan, compared: Mapping[str, str], look: int = 0) -> Family:
+        """Return the family of a plan's comparisons at a look, given arm to baseline."""
         later = added_comparisons(plan)
         first = 0 if plan.registered is None else len(plan.registered["family"])
         n_registered = sum(arm not in later for arm in compared)
@@ -126,7 +132,7 @@ class Family:
         for altered_arm in altered_arms(plan):
             for arm in (arm for arm, baseline in compared.items() if altered_arm in (arm, baseline)):
                 why[arm].append(f"arm '{altered_arm}' was changed after results were seen")
-        return cls(plan, list(compared), list(later), max(0, first - n_registered), why)
+        return cls(plan, look, list(compared), list(later), max(0, first - n_registered), why)
 
     def size(self, arm: str) -> int:
         """Return the number of comparisons that an arm's is corrected for."""
@@ -140,7 +146,7 @@ class Family:
         """Return the adjusted p values of some comparisons; the others count in the family as NaN."""
         adjusted: dict[str, float] = {}
         for family in self.families():
-            values = statistics.adjust_p_values(self._members(family, p), self.correction, self.looks)
+            values = statistics.adjust_p_values(self._members(family, p), self.correction, self.share)
             adjusted |= dict(zip(family, values, strict=False))
         return adjusted
 
@@ -151,7 +157,7 @@ class Family:
         adjusted: tuple[dict[str, float], dict[str, float]] = {}, {}
         for family in self.families():
             both = statistics.adjust_claims(
-                self._members(family, difference), self._members(family, equivalence), self.correction, self.looks
+                self._members(family, difference), self._members(family, equivalence), self.correction, self.share
             )
             for result, values in zip(adjusted, both, strict=True):
                 result.update(zip(family, values, strict=False))

@@ -19,6 +19,7 @@ from vitlab.plan.registration import (
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
+from vitlab.report.comparison import is_futile
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column, usable
 from vitlab.statistics import fisher, simultaneous_alpha, smallest_sign_flip_p
 from vitlab.store.result import Ending
@@ -67,7 +68,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
     return (
         lines
         + _exploratory_notes(plan)
-        + _interim_analysis(plan, rows)
+        + _interim_analyses(plan, rows)
         + _seeds(plan, rows)
         + _collapsed(rows)
         + _disputed_verdicts(plan, rows)
@@ -118,11 +119,11 @@ def _excluded_seeds(
                 f"{arm}: seeds {_seed_list(twice)} are the same trial as an earlier seed, because nothing that the "
                 "seeds vary is used; one training is counted once."
             )
-    early = None if plan.looks is None else set(plan.looks.first)
     for row in rows:
         first, second = set(values[row["arm"]]), set(values.get(row["baseline"], {}))
-        if row["look"] == 1 and early is not None:
-            first, second = first & early, second & early
+        if plan.looks is not None and row["baseline"] is not None:
+            judged_seeds = set(plan.looks.seeds[row["look"] - 1])
+            first, second = first & judged_seeds, second & judged_seeds
         if row["baseline"] is None or not first or not second:
             continue
         if row["test"] == "Welch t":
@@ -194,42 +195,57 @@ def _collapsed(rows: Sequence[phrasing.Row]) -> list[str]:
     return _first_of(lines, "of these")
 
 
-def _interim_analysis(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return a note on how the two looks share alpha, and which arms the first left open; none without looks."""
+def _interim_analyses(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note on how the looks share alpha, and which arms they left open; none without looks."""
     if plan.looks is None:
         return []
-    first, second = len(plan.looks.first), len(plan.looks.second)
+    sizes = [len(seeds) for seeds in plan.looks.seeds]
     sentences = [
-        f"Two looks share alpha, at {count(first, 'seed')} and at {second}: p values and intervals of "
-        "differences hold for both together."
+        f"{_number(len(sizes))} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: "
+        "p values and intervals of differences hold for all of them together."
     ]
     compared = [row for row in rows if row["baseline"] is not None]
-    open_rows = [row for row in compared if row["arm"] in plan.looks.open]
-    if open_rows:
-        which = _names([row["arm"] for row in open_rows])
+    added: dict[int, list[phrasing.Row]] = {}
+    for row in compared:
+        if at := plan.looks.number(row["arm"]):
+            added.setdefault(at, []).append(row)
+    for at, open_rows in added.items():
         pending = any(row["awaited"] for row in open_rows)
-        until = "; until all of them have ended, the verdicts are those of the first look" if pending else ""
+        until = "; until all of them have ended, the verdicts are those of the look before" if pending else ""
+        these = "this arm and its baseline" if len(open_rows) == 1 else "these arms and their baselines"
         sentences.append(
-            f"The first look left {which} inconclusive, so these arms and their baselines have {second} seeds{until}."
+            f"Look {at} left {_names([row['arm'] for row in open_rows])} inconclusive, so {these} have {sizes[at]} "
+            f"seeds{until}."
         )
-    inconclusive = [row for row in compared if row not in open_rows and row["verdict"] == "cannot tell"]
-    inconclusive = [row for row in inconclusive if row["refused"] is None and not row["awaited"]]
+    last = len(sizes) - 1
+    inconclusive = [row for row in compared if row["verdict"] == "cannot tell" and row["refused"] is None]
+    inconclusive = [row for row in inconclusive if plan.looks.number(row["arm"]) < last and not row["awaited"]]
     failed = {row["arm"] for row in rows if row["failed"]}
     blocked = [row["arm"] for row in inconclusive if failed & {row["arm"], row["baseline"]}]
+    given_up = [row["arm"] for row in inconclusive if is_futile(row, plan) and row["arm"] not in blocked]
+    open_arms = [row["arm"] for row in inconclusive if row["arm"] not in {*blocked, *given_up}]
+    if given_up:
+        sentences.append(
+            f"{_names(given_up)} got no more seeds, because {sizes[-1]} would decide the comparison with a probability "
+            f"below {plan.looks.futility:.0%}."
+        )
     if blocked:
         sentences.append(
             f"{_names(blocked)} can get further seeds: first run 'vitlab run --retry-failed' to train the failed "
             "trials again."
         )
-    elif inconclusive:
-        sentences.append(
-            f"{_names([row['arm'] for row in inconclusive])} can get further seeds: run 'vitlab run' again."
-        )
-    elif not open_rows and not any(row["awaited"] for row in compared):
+    elif open_arms:
+        sentences.append(f"{_names(open_arms)} can get further seeds: run 'vitlab run' again.")
+    elif not added and not given_up and not any(row["awaited"] for row in compared):
         sentences.append(
             "The first look decided every comparison that can be judged, so no further seeds were trained."
         )
     return [" ".join(sentences)]
+
+
+def _number(count: int) -> str:
+    """Return a number of looks at the beginning of a sentence."""
+    return "Two" if count == 2 else str(count)
 
 
 def _names(arms: Sequence[str]) -> str:
@@ -249,8 +265,8 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         for stream, value in planned.trial.seeds.items():
             streams.setdefault(stream, set()).add(value)
     varied = [stream for stream, values in streams.items() if len(values) > 1]
-    first = seeds if plan.looks is None else plan.looks.first
-    more = f", and {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
+    first = seeds if plan.looks is None else plan.looks.seeds[0]
+    more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
     lines = [f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varied) or 'nothing'}."]
     if "split" in streams and "split" not in varied:
         lines[0] += (
@@ -262,15 +278,19 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
 def _few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return a note if the pairs are too few for an exact test."""
     lines: list[str] = []
-    pairs = [row["pairs"] for row in rows if row["test"] in PAIRED]
-    family = next((row["family"] for row in rows if row["family"]), 0)
-    level = simultaneous_alpha(plan.level, family, plan.analysis.correction)
-    if pairs and smallest_sign_flip_p(min(pairs)) > level:
+    fewest = min((row for row in rows if row["test"] in PAIRED), key=lambda row: row["pairs"], default=None)
+    if fewest is not None and smallest_sign_flip_p(fewest["pairs"]) > _level(plan, fewest):
         lines.append(
-            f"{count(min(pairs), 'pair')} are too few for an exact sign-flip test (its smallest p is "
-            f"{smallest_sign_flip_p(min(pairs)):.2g}): p assumes roughly normal differences between seeds."
+            f"{count(fewest['pairs'], 'pair')} are too few for an exact sign-flip test (its smallest p is "
+            f"{smallest_sign_flip_p(fewest['pairs']):.2g}): p assumes roughly normal differences between seeds."
         )
     return lines
+
+
+def _level(plan: Plan, row: phrasing.Row) -> float:
+    """Return the level of a single comparison at its look, so that all of its family hold at once."""
+    share = plan.alpha_shares[row["look"] - 1]
+    return simultaneous_alpha(share * plan.analysis.alpha, row["family"], plan.analysis.correction)
 
 
 def _disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
@@ -280,7 +300,7 @@ def _disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         if row["test"] not in PAIRED or row["verdict"] not in ("better", "worse"):
             continue
         low, high = row["difference_low"], row["difference_high"]
-        level = simultaneous_alpha(plan.level, row["family"], plan.analysis.correction)
+        level = _level(plan, row)
         if row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(row["pairs"]):
             lines.append(
                 f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "

@@ -272,9 +272,10 @@ def _equals(p: float | None, alpha: float) -> str:
 
 
 def _correction(row: Row, analysis: Analysis) -> str:
-    looks = " and two looks" if row["looks"] == 2 else ""
+    number = "two" if row["looks"] == 2 else row["looks"]
+    looks = f" and {number} looks" if row["looks"] > 1 else ""
     family = count(row["family"], "comparison")
     if row["family"] < 2 or analysis.correction == "none":
         alone = f", not corrected for {family}" if row["family"] > 1 else ""
-        return f"{', for two looks' if looks else ''}{alone}"
+        return f"{f', for {number} looks' if looks else ''}{alone}"
     return f" after {CORRECTIONS[row['correction']]} over {family}{looks}"

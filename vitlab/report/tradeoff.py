@@ -139,9 +139,10 @@ def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
                         cells,
                     )
                 )
-    level = statistics.simultaneous_alpha(plan.level, len(effects), plan.analysis.correction)
+    share = 1 / len(plan.alpha_shares)  # interactions are tested at every look
+    level = statistics.simultaneous_alpha(share * plan.analysis.alpha, len(effects), plan.analysis.correction)
     contrasts = [statistics.interaction(*cells, alpha=level) for *_, cells in effects]
-    p = statistics.adjust_p_values([contrast.p for contrast in contrasts], plan.analysis.correction, plan.sharing)
+    p = statistics.adjust_p_values([contrast.p for contrast in contrasts], plan.analysis.correction, share)
     return [
         {"first": first, "second": second, "against": against, "pairs": contrast.pairs, "family": len(effects)}
         | _numbers({"difference": contrast.difference, "low": contrast.low, "high": contrast.high})

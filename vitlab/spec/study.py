@@ -39,6 +39,7 @@ FORMER_KEYS: Mapping[Path, Path] = {("run", "tracking_uri"): ("run", "tracker", 
 """Former path of a value to its present one; both are accepted."""
 
 REPORTING_SEEDS = 1_000_000  #: seeds of replicates are smaller; larger ones are for tuning
+MAX_ANALYSES = 20  #: of a study whose seeds are added until it is decided
 
 
 class Rule(Frozen):
@@ -55,22 +56,27 @@ class Seeds(Frozen):
     values: tuple[int, ...] = (0, 1, 2)  #: seeds of every arm
     vary: tuple[str, ...] = tuple(stream for stream in STREAMS if stream != "split")
     """Random streams that depend on the seed; the others are equal in all trials."""
-    escalate_to: int | None = None  #: total number of seeds of inconclusive arms, see :mod:`vitlab.report.escalation`
+    escalate_to: int | None = None  #: total number of seeds of inconclusive arms, added at once
+    until: Literal["decided"] | None = None
+    """``decided``: inconclusive arms get ``every`` more seeds at a time, until they have ``at_most``."""
+    at_most: int | None = None  #: total number of seeds of an arm, with ``until``
+    every: int | None = None  #: seeds that are added at a time, with ``until``; by default as many as at first
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
-        """Expand ``5``, ``[0, 1, 7]`` and ``{count: 5, escalate_to: 10, vary: [init]}`` to the form with ``values``."""
+        """Expand ``5``, ``[0, 1, 7]``, ``{count: 5, vary: [init]}`` and ``at_least`` to the form with ``values``."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = {"count": value}
         if isinstance(value, Sequence) and not isinstance(value, str):
             value = {"values": list(value)}
-        if isinstance(value, Mapping) and "count" in value:
-            count, rest = value["count"], {name: item for name, item in value.items() if name != "count"}
-            if "values" in rest:
-                raise ValueError("found count and values; seeds are a count or a list of values")
+        if isinstance(value, Mapping) and value.keys() & {"count", "at_least"}:
+            name = "at_least" if "at_least" in value else "count"
+            count, rest = value[name], {key: item for key, item in value.items() if key != name}
+            if other := sorted(rest.keys() & {"count", "values"}):
+                raise ValueError(f"found {name} and {other[0]}; give one of count, at_least and values")
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise ValueError(f"the count of seeds is a whole number from 1; found {count!r}")
+                raise ValueError(f"the number of seeds is a whole number from 1; found {name}: {count!r}")
             if count > REPORTING_SEEDS:
                 raise ValueError(f"found {count:,} seeds; at most {REPORTING_SEEDS:,} are allowed")
             return {"values": list(range(count)), **rest}
@@ -91,6 +97,12 @@ class Seeds(Frozen):
         most = {**count, "minimum": 2}
         by_count = {**count, "description": "Number of seeds; they are 0, 1, 2, ..."}
         properties = {"count": by_count, "values": values, "vary": vary, "escalate_to": most}
+        properties |= {
+            "until": {"enum": ["decided"]},
+            "at_least": {**count, "minimum": 2},
+            "at_most": most,
+            "every": count,
+        }
         long_form = {**definition, "properties": properties}
         definition.clear()
         definition["anyOf"] = [count, values, long_form]
@@ -119,6 +131,30 @@ class Seeds(Frozen):
 
     @model_validator(mode="after")
     def _more(self) -> Seeds:
+        if self.until is None:
+            for name in ("at_most", "every"):
+                if getattr(self, name) is not None:
+                    raise conflict(f"{name} needs until: decided", name, "until")
+        elif self.escalate_to is not None:
+            raise conflict("escalate_to and until are two ways to add seeds; remove one", "escalate_to", "until")
+        elif len(self.values) < 2:
+            raise conflict("until: decided needs at least 2 seeds at first, which have a spread", "values", "until")
+        elif self.at_most is None or not len(self.values) < self.at_most <= REPORTING_SEEDS:
+            raise conflict(
+                f"until: decided needs at_most, the total number of seeds of an arm: more than the {len(self.values)} "
+                f"of the first analysis and at most {REPORTING_SEEDS:,}; found {self.at_most or 'none'}",
+                "at_most",
+                "values",
+                "until",
+            )
+        elif self.every is not None and self.every < 1:
+            raise conflict(f"every is a whole number from 1; found {self.every}", "every")
+        elif len(self._sizes) > MAX_ANALYSES:
+            raise conflict(
+                f"a study has at most {MAX_ANALYSES} analyses, and this one has {len(self._sizes):,}; raise every",
+                "every",
+                "at_most",
+            )
         if self.escalate_to is not None and not len(self.values) < self.escalate_to <= REPORTING_SEEDS:
             raise conflict(
                 f"escalate_to is the total number of seeds: more than the {len(self.values)} of the interim analysis "
@@ -136,8 +172,19 @@ class Seeds(Frozen):
 
     @property
     def all(self) -> tuple[int, ...]:
-        """All seeds that may run, including those of an escalation."""
-        return self.up_to(self.escalate_to or 0)
+        """All seeds that may run, including those of later analyses."""
+        return self.up_to(self.escalate_to or self.at_most or 0)
+
+    @property
+    def analyses(self) -> tuple[tuple[int, ...], ...]:
+        """Seeds of each analysis, of which the last has all."""
+        return tuple(self.all[:size] for size in self._sizes)
+
+    @property
+    def _sizes(self) -> Sequence[int]:
+        """Number of seeds of each analysis."""
+        first, last = len(self.values), max(self.escalate_to or 0, self.at_most or 0, len(self.values))
+        return [*range(first, last, self.every or first if self.until else last), last]
 
     def streams(self, seed: int) -> dict[str, int]:
         """Return stream to seed, for the replicate ``seed``."""

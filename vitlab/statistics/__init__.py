@@ -49,6 +49,8 @@ from vitlab.statistics.scaling import PowerLaw as PowerLaw
 from vitlab.statistics.scaling import pareto as pareto
 from vitlab.statistics.scaling import pareto_shares as pareto_shares
 from vitlab.statistics.scaling import power_law as power_law
+from vitlab.statistics.sequential import predictive_power as predictive_power
+from vitlab.statistics.sequential import sequential_levels as sequential_levels
 from vitlab.statistics.superiority import Superiority as Superiority
 from vitlab.statistics.superiority import superiority as superiority
 from vitlab.statistics.superiority import superiority_of_pairs as superiority_of_pairs

@@ -24,27 +24,24 @@ def simultaneous_alpha(alpha: float, family: int, method: Correction = "holm") -
     return alpha if method == "none" else alpha / max(1, family)
 
 
-def adjust_p_values(p_values: Sequence[float], method: Correction = "holm", looks: int = 1) -> list[float]:
-    """Return p values corrected for their family and for the looks that share alpha, in the order given.
+def adjust_p_values(p_values: Sequence[float], method: Correction = "holm", share: float = 1.0) -> list[float]:
+    """Return p values corrected for their family and for the share of alpha that this look has, in the order given.
 
     NaN marks a comparison that was planned and cannot be tested: it stays NaN and counts in the family.
     """
     p = np.asarray(p_values, dtype=float)
     if method == "none" or len(p) == 0:
-        return [float(value) for value in np.minimum(looks * p, 1.0)]
+        return [float(value) for value in np.minimum(p / share, 1.0)]
     tested, count = np.where(np.isnan(p), 1.0, p), len(p)
     adjusted = count * tested
     if method == "holm":
         order = np.argsort(tested, kind="stable")
         adjusted[order] = np.maximum.accumulate((count - np.arange(count)) * tested[order])
-    return [
-        NAN if math.isnan(value) else min(1.0, looks * min(1.0, float(new)))
-        for value, new in zip(p, adjusted, strict=True)
-    ]
+    return [NAN if math.isnan(value) else min(1.0, float(new) / share) for value, new in zip(p, adjusted, strict=True)]
 
 
 def adjust_claims(
-    difference: Sequence[float], equivalence: Sequence[float], method: Correction = "holm", looks: int = 1
+    difference: Sequence[float], equivalence: Sequence[float], method: Correction = "holm", share: float = 1.0
 ) -> tuple[list[float], list[float]]:
     """Return the corrected p values of differences and of equivalences, as one family.
 
@@ -56,18 +53,18 @@ def adjust_claims(
         difference: p value of each comparison for a difference; NaN if it cannot be tested.
         equivalence: p value of each comparison for equivalence, in the same order.
         method: the correction.
-        looks: number of looks that share alpha.
+        share: share of alpha that this look has.
 
     Reference: Shaffer (1986), J. Am. Stat. Assoc. 81, 826-831 (logically related hypotheses).
     """
     p = np.array([difference, equivalence], dtype=float).reshape(2, -1)
     size = p.shape[1]
     factors = np.full(p.shape, 1 if method == "none" else size, dtype=float)
-    adjusted = looks * factors * p
+    adjusted = factors * p / share
     if method == "holm":
         open_claims, largest = np.full(size, 2), 0.0
         for claim, index in sorted(zip(*np.nonzero(~np.isnan(p)), strict=True), key=lambda place: p[place]):
-            largest = max(largest, looks * float(p[claim, index]) * int((open_claims > 0).sum()))
+            largest = max(largest, float(p[claim, index]) * int((open_claims > 0).sum()) / share)
             adjusted[claim, index] = largest
             open_claims[index] -= 1
     first, second = (np.minimum(row, 1.0).tolist() for row in adjusted)
