@@ -41,7 +41,7 @@ _imports: dict[str, Import] = {}
 
 
 def stamp_of(file: str | os.PathLike[str]) -> Stamp | None:
-    """Return the stamp of a file, or None if there is no such file."""
+    """Return modification time, size and inode of a file, which change with it; None if there is no such file."""
     try:
         state = os.stat(file)
     except (OSError, ValueError):

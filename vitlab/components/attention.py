@@ -53,11 +53,11 @@ class Attention(Part):
         raise NotImplementedError(f"{type(self).__name__} has no attention weights")
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
-        """Convert a state of this module to the canonical one.  Depends only on ``state`` and the sizes."""
+        """Convert a state dict of this module to the canonical layout.  Depends only on ``state`` and the sizes."""
         return dict(state)
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """Convert a canonical state to one of this module; the inverse of :meth:`to_canonical`."""
+        """Convert a canonical state dict to the layout of this module; the inverse of :meth:`to_canonical`."""
         return dict(state)
 
 

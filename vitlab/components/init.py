@@ -76,7 +76,7 @@ class Init:
         nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
 
     def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
-        """Draw uniformly within 1 / sqrt(fan_in), as torch's Conv2d does."""
+        """Fill the bias ``x`` with uniform draws within +-1 / sqrt(fan_in), as torch's Conv2d does."""
         nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
 
     def token(self, x: Tensor, name: str, g: Generator) -> None:

@@ -121,7 +121,7 @@ class DecodedCache(StoredImages):
         self.shape = source.shape
 
     def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
-        """Copy the requested rows into ``out_BCHW``; decode and store rows that are new."""
+        """Copy the requested images, already decoded, into ``out_BCHW``; crops are decoded again from their files."""
         if request.crop is not None:
             self.source.fill(out_BCHW, request)
             return

@@ -182,7 +182,7 @@ class _Raw:
 
     @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of the training images; cached on disk for stored images."""
+        """Mean and standard deviation of the training images by channel; cached on disk unless they are in memory."""
         pixels = self.train.pixels_MCHW
         if isinstance(pixels, torch.Tensor):
             return statistics(pixels)
@@ -203,7 +203,10 @@ _cache: OrderedDict[str, _Raw] = OrderedDict()
 
 @contextmanager
 def _reading(resolved: Resolved) -> Iterator[None]:
-    """Raise a DataError for an OSError, such as a missing permission or an invalid file name."""
+    """Return a context manager that turns an OSError, such as a missing permission, into a DataError.
+
+    Its message names the data set.
+    """
     try:
         yield
     except OSError as error:

@@ -41,7 +41,7 @@ class TrialProgress:
 
     @property
     def started(self) -> float | None:
-        """Time of the latest attempt's first line, in seconds since 1970."""
+        """Time of the first line of the latest attempt in the journal, in seconds since 1970; None if it has none."""
         if self._start is not None:
             return self._start.t / 1000
         return self._points[0][0] if self._points else None

@@ -54,7 +54,7 @@ class Engine(ABC):
         self._completed = True
 
     def evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
-        """Return the evaluations of every training, possibly computed as they are consumed.
+        """Return for each training its evaluations, possibly computed only when they are iterated over.
 
         Raises:
             EngineFailed: See :meth:`train_step`.

@@ -333,7 +333,10 @@ def _over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
 
 
 def _over_tokens(weights: Sequence[Tensor], values: Sequence[Tensor], out_KHETB: Tensor | None = None) -> Tensor:
-    """Return the sums (K, H, E, T, B) of values (K, H, E, B) with weights (K, H, T, B), in ``out`` if given."""
+    """Return the sum over tokens of weight (K, H, T, B) times value (K, H, E, B), as (K, H, E, T, B).
+
+    Both are sequences with one tensor per token; the sum is written to ``out_KHETB`` if given.
+    """
     sum_KHETB = torch.mul(weights[0][:, :, None], values[0][:, :, :, None], out=out_KHETB)
     for weight, value in zip(weights[1:], values[1:], strict=True):
         sum_KHETB.addcmul_(weight[:, :, None], value[:, :, :, None])

@@ -220,7 +220,7 @@ class Slurm(Executor):
         self._sent.append(_Submitted(folder, submission, {str(job.folder): job for job in jobs}))
 
     def _needs(self, jobs: Sequence[Job]) -> dict[str, int]:
-        """Return the resources of a pack on a node."""
+        """Return what a Slurm job requests to run these trials together on one node: its cores, and GPUs if any."""
         resources = self.run.resources
         needs = {"nodes": 1, "ntasks_per_node": 1, "cpus_per_task": len(jobs) * resources.cores(self.run.threads)}
         shares = [

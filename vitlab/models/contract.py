@@ -49,7 +49,7 @@ class Model(nn.Module):
 
     @property
     def component_choices(self) -> Mapping[str, Resolved]:
-        """Component by path; empty for a model without components."""
+        """Chosen component of each part of the model, by the part's path; empty for a model without components."""
         return {}
 
     def forward(self, x_BCHW: Tensor) -> NamedTuple:

@@ -234,7 +234,7 @@ class ViT(Model):
 
     @property
     def component_choices(self) -> Mapping[str, Resolved]:
-        """Components by the path of their option."""
+        """Chosen component of each part of the model, by the part's path, such as ``blocks.0.attn``."""
         return {path: choice for path, (choice, _) in self._parts.items()}
 
     def _part(self, path: str, choice: Resolved, *context: Geometry | int) -> Any:

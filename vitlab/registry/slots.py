@@ -154,7 +154,7 @@ class Slot(Generic[T]):
         return {where for where, component in self._members if component == bare and not plugins.is_disabled(where)}
 
     def _disabled_hint(self, source: str, bare: str) -> str:
-        """Return a sentence naming the disabled distributions that offer a missing name, or nothing."""
+        """Return a sentence naming the disabled plugins that offer a missing component; empty if there are none."""
         offered = {plugins.source(point) for point in plugins.offered(self.name) if point.name == bare}
         disabled = [where for where in sorted(offered) if source in ("", where)]
         if not disabled:

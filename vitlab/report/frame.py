@@ -87,7 +87,7 @@ def gather(plan: Plan, store: Store) -> list[StoredTrial]:
 
 
 def prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
-    """Return the prerequisites that belong to no arm, with their status and result."""
+    """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
     planned = [
         Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
     ]
@@ -208,12 +208,12 @@ def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
 
 
 def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
-    """Return the judged values by arm and seed.
+    """Return the values by which arms are judged, by arm and seed; those of trials not done are left out.
 
-    Left out are trials that are not done, values that are not finite, and seeds that share the trial of an earlier seed
-    (nothing that the seed varies is used), because one training counted twice is no replicate.  Where the step of the
-    metric is known (``quantum`` among the attributes of the frame), values are rounded to it, so that single precision
-    makes no differences of its own.
+    So are values that are not finite, and seeds that share the trial of an earlier seed (nothing that the seed varies
+    is used), because one training counted twice is no replicate.  Where the step of the metric is known (``quantum``
+    among the attributes of the frame), values are rounded to it, so that single precision makes no differences of its
+    own.
     """
     values: dict[str, dict[int, float]] = {}
     column, quantum = metric_column(analysis), frame.attrs.get("quantum", 0.0)

@@ -119,7 +119,7 @@ def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
 
 
 def _kind(detail: ErrorDetails) -> str:
-    """Return the expected type in words; empty if the error is not one of type."""
+    """Return in words the type that was expected; empty if the mistake is not a wrong type."""
     kind = detail["type"]
     if kind == "int_from_float":
         return KINDS["int"]

@@ -240,7 +240,7 @@ class TrialSpec(Frozen):
         return {role: source for role, source in sources.items() if source is not None}
 
     def plain(self) -> dict[str, Any]:
-        """Return the spec in plain JSON values, without unset options."""
+        """Return the spec in plain JSON values, without options that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
 

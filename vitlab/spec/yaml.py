@@ -290,7 +290,7 @@ def _code(character: str) -> str:
 
 
 def _without_aliases(value: Any) -> Any:
-    """Return a copy in which no two places share an object, as an anchor and its aliases do."""
+    """Return a copy of lists and mappings that repeats what an alias refers to, instead of sharing one object."""
     if isinstance(value, dict):
         return {key: _without_aliases(item) for key, item in value.items()}
     if isinstance(value, list):

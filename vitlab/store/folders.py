@@ -141,7 +141,7 @@ class TrialFolder:
                     write_json(self.spec, spec)
 
     def last_failure(self) -> Failure | None:
-        """Return the stored failure of the last attempt; None if there is none."""
+        """Return the stored failure of the last attempt; None if none is stored."""
         return read_json(self.path / "failure.json", Failure.from_json)
 
     def failure(self) -> str | None:

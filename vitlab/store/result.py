@@ -127,7 +127,7 @@ class TrialResult:
     failure: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain data."""
+        """Return the result as a dictionary of values that JSON can hold."""
         return asdict(self)
 
     @classmethod

@@ -80,7 +80,7 @@ def _deliver(tracker: Replay, *, final: bool = True) -> None:
 
 
 def _same(one: Store, other: Store, after: str) -> None:
-    expected, actual = _shown(one), _shown(other)
+    expected, actual = _tracker_files(one), _tracker_files(other)
     different = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
     _expect(
         not different,
@@ -89,8 +89,8 @@ def _same(one: Store, other: Store, after: str) -> None:
     )
 
 
-def _shown(store: Store) -> dict[str, bytes]:
-    """Return the files that a tracker has written, without its delivery record."""
+def _tracker_files(store: Store) -> dict[str, bytes]:
+    """Return the contents of a tracker's files by path, without the folders of trials and studies."""
     return {name: content for name, content in _files(store.root).items() if not name.startswith(("trials", "studies"))}
 
 

@@ -58,7 +58,7 @@ def write(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
 
 
 def explanations(folder: Path) -> Iterator[Picture]:
-    """Yield a trial's explanation pictures, whose step is the number of the test image."""
+    """Yield the pictures under a trial's ``explain`` folder; the step of each is the number of its test image."""
     from PIL import Image
 
     for place in sorted(folder.glob("explain/test-*")):

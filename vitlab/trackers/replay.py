@@ -85,10 +85,10 @@ class Replay(Tracker):
         return tracked_trials(self.plan)
 
     def begin(self, marks: Mapping[str, Cursor]) -> None:
-        """Prepare a delivery, such as by comparing the destination with what was delivered.
+        """Prepare a delivery; by default do nothing.  A tracker may compare its destination with ``marks``.
 
         Args:
-            marks: the mark of each trial, by :attr:`TrackedTrial.identity`.
+            marks: what :meth:`write` last returned for each trial, by :attr:`TrackedTrial.identity`.
         """
 
     @abstractmethod

@@ -55,7 +55,7 @@ class _Policy(Augment):
 
     @abstractmethod
     def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
-        """Return function and amounts, (B,) each, of every operation that changes levels and moves no pixel."""
+        """Return function and amounts, each amount (B,), of every operation that changes colours and moves no pixel."""
 
     def _warp(self, x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
         """Apply an affine transform to images."""

@@ -186,7 +186,7 @@ class Published(Dataset, Generic[Paths]):
         self.download: Download = download
 
     def _find(self) -> Paths | None:
-        """Return the paths of the files in the searched folders; None if they are missing."""
+        """Return the paths of the files in the searched folders; None if any of them is missing."""
         raise NotImplementedError
 
     def _names(self) -> list[str]:
