@@ -350,7 +350,7 @@ def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> N
         (("--reason", "x"), "--reason needs --accept"),
         (("--anchor",), "--anchor needs"),
         (("--plan", "--workflow"), "exclude each other"),
-        (("--plan", "--json"), "run none"),
+        (("--plan", "--json"), "do no check"),
         ((), "the baseline does not exist"),
         (baseline, "is the baseline of study 'gate'"),
     ]:

@@ -290,7 +290,7 @@ def test_background_run_can_be_followed_and_stopped(
         assert os.getsid(pid) == pid
         until(lambda: any('"metrics"' in file.read_text() for file in tmp_path.glob("out/trials/*/*/events.jsonl")))
         assert f"run by process {pid} on" in output_of("status", *words)
-        with pytest.raises(UserError, match=f"tiny is already being run by process {pid} .* follows it"):
+        with pytest.raises(UserError, match=f"tiny is already being run by process {pid} .* follows its progress"):
             output_of("run", *words, "--detach")
     finally:
         os.kill(pid, signal.SIGINT)

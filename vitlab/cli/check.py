@@ -73,7 +73,10 @@ def command(
     if anchor and not accept:
         raise UserError("--anchor needs --accept")
     if (accept or plan_only or workflow) and (as_json or junit is not None):
-        raise UserError("--json and --junit need the result of a check, and --accept, --plan and --workflow run none")
+        raise UserError(
+            "--json and --junit write the result of a check, and --accept, --plan and --workflow do no check; leave "
+            "out one or the other"
+        )
     name, file = file, study_file(file, out)
     if baseline is None:  # that of a packaged study is in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")

@@ -38,7 +38,8 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
             plan = read_plan(file)
         except UserError as error:
             raise UserError(
-                f"nothing is deleted, because the trials that a study needs cannot be read: {error}"
+                "nothing is deleted, because the plan of a study cannot be read, so the trials that it needs are not "
+                f"known: {error}"
             ) from None
         if plan is None:
             continue  # deleted meanwhile

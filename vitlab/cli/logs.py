@@ -63,7 +63,9 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     selected = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
     folder = store.trial(selected.key, selected.code)
     if not folder.path.is_dir():
-        raise UserError(f"this trial has not begun; 'vitlab run' trains it, in {folder.path}")
+        raise UserError(
+            f"this trial has not begun; run its study with 'vitlab run', which will train it and write to {folder.path}"
+        )
     return [folder]
 
 

@@ -159,7 +159,7 @@ def _detach(
     store = Store(out.resolve())
     again = shlex.join(["vitlab", "run", str(file), *options])
     if runner := driver_of(plan.study, store):
-        raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows it")
+        raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows its progress")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
     begin = log.stat().st_size if log.exists() else 0

@@ -271,7 +271,10 @@ def _drive(
     if refusals:
         remaining = len(planned_of) - n_done - n_failed
         trials, them = ("1 trial was", "it") if remaining == 1 else (f"{remaining} trials were", "them")
-        raise Refused(f"{refusals[0]}.  {trials} not trained; run the same command to plan {them} again and resume")
+        raise Refused(
+            f"{refusals[0]}. {trials} not trained; run the same command to plan {them} again and train {them}; trials "
+            "whose code is unchanged keep their results"
+        )
     return n_failed
 
 

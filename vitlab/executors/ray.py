@@ -296,8 +296,9 @@ class Ray(Executor):
         """
         if not self._stopping and not listens(*self._daemon):
             raise VitlabError(
-                "Ray's daemon on this machine (raylet) has died; the same command starts it again, or reconnects to "
-                "the cluster, and resumes from the last checkpoints"
+                "Ray's daemon on this machine (raylet) has died. Run the same command again, which resumes from the "
+                "last checkpoints; with run.executor.address: local it also starts the daemon, and otherwise start it "
+                "first with 'ray start'."
             )
 
     def _end(self, running: _SubmittedJob, ending: Ending, detail: str = "") -> None:

@@ -56,7 +56,10 @@ def token_cosine(tokens_LBTD: Sequence[Tensor], geometry: Geometry) -> Tensor:
         ValueError: if the model lacks one of the tokens.
     """
     if not {"class", "distillation"} <= set(geometry.prefix):
-        raise ValueError(f"the model needs a class and a distillation token; its prefix is {geometry.prefix}")
+        raise ValueError(
+            "the model needs a class and a distillation token; the tokens before its patches are: "
+            f"{', '.join(geometry.prefix) or 'none'}. Use a model with prefix: [class, distillation]."
+        )
     first, second = geometry.prefix.index("class"), geometry.prefix.index("distillation")
     cosines = [
         torch.nn.functional.cosine_similarity(tokens_BTD[:, first].double(), tokens_BTD[:, second].double(), dim=-1)

@@ -111,7 +111,10 @@ class Matcher:
         near = [k for k in _around(off, max(1, round(now / unit))) if candidates[k] is not None]
         reachable = [(k, candidates[k]) for k in near]
         if not reachable:
-            raise Unmatched(f"no possible value of {knob} was found")
+            raise Unmatched(
+                f"no value of {knob} that was tried gives an arm that can be trained; choose another match.knob, or "
+                "list the arm under match.except"
+            )
         k, best = min(reachable, key=lambda item: (abs(item[1][1]), item[0]))  # type: ignore[index]
         assert best is not None
         solved, distance = best

@@ -294,12 +294,12 @@ def _run_record(data: Any) -> Mapping[str, Any]:
     record = mapping(data)
     plugins = record.get("plugins", [])
     if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
-        raise TypeError("plugins: it holds no list of paths")
+        raise TypeError("its value 'plugins' is not a list of paths")
     for name in ("file", "folder", "commit"):
         if not isinstance(record.get(name, ""), str):
-            raise TypeError(f"{name}: it holds no text")
+            raise TypeError(f"its value '{name}' is not a text")
     if not isinstance(record.get("time", 0.0), int | float):
-        raise TypeError("time: it holds no number")
+        raise TypeError("its value 'time' is not a number")
     return record
 
 

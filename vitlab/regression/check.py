@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,11 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     notes = gate.version_notes(baseline, installed | _imported_versions(plan))
     if "exact" in tiers:
         if baseline.facts is None:
-            raise UserError(f"{request.baseline} has no exact-tier section; re-run with --accept --reason TEXT")
+            command = shlex.join(["vitlab", "check", str(request.file), "--baseline", str(request.baseline)])
+            raise UserError(
+                f"{request.baseline} has no section of the exact tier; add one from the current code with '{command} "
+                "--tier exact --accept --reason TEXT'"
+            )
         request.watch.say(f"{study.study}: exact tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
         findings += compare_facts(baseline.facts, _facts(request, plan))
     if "learning" in tiers:

@@ -225,5 +225,5 @@ def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
 def _name(file: Path) -> str:
     name = read_document(file).data.get("study")
     if not isinstance(name, str):
-        raise UserError(f"{file} names no study; it begins with 'study: NAME'")
+        raise UserError(f"{file} names no study; add a line 'study: NAME' at its top")
     return name

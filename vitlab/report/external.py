@@ -125,7 +125,8 @@ def _read(path: Path) -> pd.DataFrame:
         ".ndjson": lambda: _json_lines(path),
     }
     if path.suffix.lower() not in readers:
-        raise UserError(f"{path}: a table is one of {', '.join(readers)}; found '{path.suffix}'")
+        actual = f"'{path.suffix}'" if path.suffix else "no suffix"
+        raise UserError(f"{path}: a table is one of {', '.join(readers)}; found {actual}")
     try:
         table: pd.DataFrame = readers[path.suffix.lower()]()
     except FileNotFoundError:

@@ -41,7 +41,10 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
         )
     trial = read_json(folder.spec, Trial.from_json)
     if trial is None:
-        raise WeightsError(f"{folder.spec} does not exist or is damaged; 'vitlab run' writes it again")
+        raise WeightsError(
+            f"{folder.spec} does not exist or is damaged; run the study again with 'vitlab run', which writes this "
+            "file again"
+        )
     model: Model = slot("model").build(trial.spec.model, input_spec.info)
     dtype = dtype_of(trial.spec.train.precision)
     model.to(dtype).load_state_dict(state)

@@ -103,7 +103,7 @@ class Node(Frozen):
         if len(kinds_set) != 1:
             kinds = ", ".join(type(self).model_fields)
             actual = " and ".join(kinds_set) if kinds_set else "an empty design"
-            raise conflict(f"a design is exactly one of {kinds}; found {actual}", *kinds_set)
+            raise conflict(f"a design has exactly one of {kinds}; found {actual}", *kinds_set)
         return self
 
     @property

@@ -67,7 +67,7 @@ def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
     signature = _signature(path)
     try:
         if path.is_dir():
-            raise ValueError("it is a folder")
+            raise ValueError("it is a folder, not a file")
         record = parse(path)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -130,7 +130,7 @@ def remove(path: Path) -> None:
 def hold(file: Path) -> Iterator[None]:
     """Hold the lock of a file, see :func:`vitlab.store.locks.hold`; a folder in its place is set aside."""
     if file.is_dir():
-        report_damage(file, "it is a folder")
+        report_damage(file, "it is a folder, not a file")
         set_aside(file)
     with locks.hold(file):
         yield
@@ -230,7 +230,7 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
     except (FileNotFoundError, NotADirectoryError):
         return [], offset
     except IsADirectoryError:
-        report_damage(path, "it is a folder")
+        report_damage(path, "it is a folder, not a file")
         return [], offset
     complete = data[: data.rfind(b"\n") + 1]
     return complete.splitlines(), offset + len(complete)

@@ -161,6 +161,6 @@ def _check_tracker(who: str, component_slot: registry.Slot[Any], name: str, cls:
         try:
             rehearse(lambda plan, store, run: component_slot.build(choice, plan, store, run), Path(folder))
         except AssertionError as error:
-            raise AssertionError(f"{who}: {error}") from None
+            raise AssertionError(f"{who} does not deliver journals as required: {error}") from None
         except Exception as error:
             raise AssertionError(f"{who} is handed journals: {error!r}") from error

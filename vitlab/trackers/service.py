@@ -219,7 +219,7 @@ def intact(database: Path) -> bool:
 def foreign(database: Path) -> str:
     """Return why a file is not an MLflow database; empty if it is one, is empty, or does not exist."""
     if database.is_dir():
-        return "it is a folder"
+        return "it is a folder, not a file"
     try:
         tables = _tables(database)
     except sqlite3.DatabaseError as error:

@@ -48,7 +48,7 @@ class Distillation:
         if theirs.info.classes != mine.info.classes:
             raise WeightsError(
                 f"the teacher has {theirs.info.classes} classes and this trial has {mine.info.classes}; use a teacher "
-                "of equal classes"
+                "with the same number of classes"
             )
         self.how = how
         self.precision = precision

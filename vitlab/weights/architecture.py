@@ -237,7 +237,10 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: As
         return requested, source.prefix_rows or "own"
     tables, rows, _ = tensors.shape("pos_embed", 3)
     if tables != 1:
-        raise WeightsError(f"pos_embed holds {tables} tables of positions; vitlab supports one. Use other weights.")
+        raise WeightsError(
+            f"pos_embed holds {tables} tables of positions (its first dimension), and vitlab supports one; use other "
+            "weights"
+        )
     kinds = [source.prefix_rows] if source.prefix_rows else ["own", "none"] if prefix else ["own"]
     patches = {kind: rows - (prefix if kind == "own" else 0) for kind in kinds}
     if requested is not None:

@@ -195,7 +195,7 @@ def _pool(
     if pool != "cls" and prefix:
         if arguments.get("pool_include_prefix"):
             raise WeightsError(
-                f"{where}: pool_include_prefix is true, and vitlab pools the patches alone; use other weights"
+                f"{where}: pool_include_prefix is true, but vitlab pools only the patch tokens; use other weights"
             )
         if pool == "map" and arguments["class"] == "Eva":
             raise WeightsError(

@@ -259,7 +259,9 @@ def _verify_round_trip(
         if not unequal:
             require_match(own, checkpoint.state, checkpoint.unknown)
     except (WeightsError, OptionError, GeometryError) as error:
-        raise WeightsError(f"{refusal}, which would read it as another model: {error}") from None
+        raise WeightsError(
+            f"{refusal}: read back, the file would not be the same model; choose another format. The reason is: {error}"
+        ) from None
     if unequal:
         more = f", and {len(unequal) - MAX_DIFFERENCES} more" if len(unequal) > MAX_DIFFERENCES else ""
         raise WeightsError(f"{refusal}: {'; '.join(unequal[:MAX_DIFFERENCES])}{more}")

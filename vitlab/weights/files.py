@@ -124,7 +124,10 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
     else:
         narrow = [name for name, value in own.items() if value.dtype == torch.bfloat16]
         if narrow:
-            raise WeightsError(f"an .npz cannot hold bfloat16, the dtype of {some(narrow)}; convert to float32 first")
+            raise WeightsError(
+                f"an .npz cannot hold bfloat16, the dtype of {some(narrow)}; save the source in float32 first, or "
+                "choose a format other than google"
+            )
         buffer = io.BytesIO()
         np.savez(buffer, **{name: value.numpy() for name, value in own.items()})  # type: ignore[arg-type]
         data = buffer.getvalue()

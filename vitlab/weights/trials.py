@@ -49,7 +49,9 @@ class Native(Format):
         return Canonical(dict(state))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        raise WeightsError("vitlab's own format cannot be converted to; only a training writes it")
+        raise WeightsError(
+            "no model can be converted to vitlab's own format, which only training writes; choose another format"
+        )
 
 
 @dataclass(frozen=True)

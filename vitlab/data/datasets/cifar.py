@@ -62,15 +62,18 @@ class Cifar(Checksummed):
         x_ND, y_N = batch.get("data"), batch.get(self.key)
         if not (isinstance(x_ND, np.ndarray) and x_ND.dtype == np.uint8 and x_ND.shape[1:] == (3 * 32 * 32,)):
             raise DataError(
-                f"{path} is not a batch of CIFAR: 'data' must be unsigned bytes of shape (N, 3072); download it again"
+                f"{path} is not a batch of CIFAR: 'data' must be unsigned bytes of shape (N, 3072); delete it and "
+                "download it again"
             )
         if not (isinstance(y_N, list) and len(y_N) == len(x_ND) and all(isinstance(label, int) for label in y_N)):
             raise DataError(
-                f"{path} is not a batch of CIFAR: '{self.key}' must be a list of {len(x_ND)} classes; download it again"
+                f"{path} is not a batch of CIFAR: '{self.key}' must be a list of {len(x_ND)} classes; delete it and "
+                "download it again"
             )
         if y_N and not (min(y_N) >= 0 and max(y_N) < len(self.labels)):
             raise DataError(
-                f"{path} has a label {max(y_N)}; {self.name} has {len(self.labels)} classes from 0; download it again"
+                f"{path} has a label {max(y_N)}; {self.name} has {len(self.labels)} classes from 0; delete it and "
+                "download it again"
             )
         return x_ND.reshape(-1, 3, 32, 32), np.array(y_N, np.int64)
 
@@ -133,7 +136,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} could not be read: {error}") from None
     except (EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError) as error:
         # A damaged stream can raise any of these inside the unpickler.
-        raise DataError(f"{path} is damaged: {error!r}; download it again") from None
+        raise DataError(f"{path} is damaged: {error!r}; delete it and download it again") from None
 
 
 class _Dtype:

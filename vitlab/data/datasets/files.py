@@ -126,7 +126,7 @@ def read(file: BinaryIO, size: int, path: Path) -> bytes:
     try:
         return file.read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged: {error}; download it again") from None
+        raise DataError(f"{path} is damaged: {error}; delete it and download it again") from None
 
 
 def contents(path: Path, *, skip: int, at_most: int) -> bytes:
@@ -155,7 +155,11 @@ def fetch(name: str, folder: Path, download: Callable[[Path], object]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             download(folder)
     except (OSError, RuntimeError) as error:  # what torchvision raises for networks, disks and wrong checksums
-        raise DataError(f"{name} could not be fetched to {folder}: {error}") from None
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise DataError(
+            f"{name} could not be fetched to {folder}: {reason}; check the connection and the disk and run again, or "
+            "put the files there yourself"
+        ) from None
 
 
 Paths = TypeVar("Paths")

@@ -181,7 +181,10 @@ def _walk(folder: str) -> list[str]:
         try:
             entries = list(os.scandir(pending.pop()))
         except OSError as error:
-            raise DataError(f"image_folder: a folder cannot be listed: {error}") from None
+            raise DataError(
+                f"image_folder: {error.filename} cannot be listed ({error.strerror}); check that it exists and may be "
+                "read"
+            ) from None
         for entry in entries:
             _check_name(entry.name, entry.path)
             if entry.is_dir(follow_symlinks=False):

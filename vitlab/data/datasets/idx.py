@@ -37,15 +37,19 @@ def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
     with files.open_decompressed(path) as file:
         head = files.read(file, 4 + 4 * dimensions, path)
     if len(head) < 4 or head[:2] != b"\0\0":
-        raise DataError(f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}; download it again")
+        raise DataError(
+            f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}; delete it and download it again"
+        )
     if head[2] != UNSIGNED_BYTE or head[3] != dimensions:
         raise DataError(
             f"{path} is not the IDX file it should be: type code {head[2]:#04x} with {head[3]} dimensions, "
             f"expected {UNSIGNED_BYTE:#04x} (unsigned bytes) with {dimensions}; "
-            "download it again"
+            "delete it and download it again"
         )
     if len(head) < 4 + 4 * dimensions:
-        raise DataError(f"{path} is cut off inside its header, after {len(head)} bytes; download it again")
+        raise DataError(
+            f"{path} is cut off inside its header, after {len(head)} bytes; delete it and download it again"
+        )
     return struct.unpack(f">{dimensions}I", head[4:])
 
 
@@ -61,7 +65,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     if len(data) != size:
         actual = "more" if len(data) > size else f"{len(data)}"
         raise DataError(
-            f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {actual}; download it again"
+            f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {actual}; delete it and download "
+            "it again"
         )
     return np.frombuffer(data, np.uint8).reshape(shape)
 
