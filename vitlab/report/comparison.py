@@ -19,10 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vitlab import statistics
 from vitlab.plan.values import Plan
 from vitlab.report.family import Family, Values, correct
 from vitlab.report.frame import STATUSES, usable
+from vitlab.report.image_values import ImageValues
 from vitlab.report.verdict import Verdict, decide
 from vitlab.spec import Analysis
 from vitlab.statistics import Contrast
@@ -47,6 +50,7 @@ MEANINGS = {
     "n": ("int64", "values judged"),
     "mean": ("float64", "their mean"),
     "sd": ("float64", "their sample standard deviation; missing for one"),
+    "split_sd": ("float64", "what it would be for equally good models, on a split of this size; needs predictions"),
     "low": ("float64", "t-interval of the mean, of level 1 - alpha"),
     "high": ("float64", "its upper end"),
     "collapsed": ("int64", "values among them that are far worse than the others, in robust standard deviations"),
@@ -76,6 +80,8 @@ MEANINGS = {
     "difference": ("float64", "mean difference from the baseline, over complete pairs"),
     "difference_low": ("float64", "its interval, which holds for the whole family at once"),
     "difference_high": ("float64", "the upper end of that"),
+    "new_images_low": ("float64", "the same interval for trainings that are evaluated on new images, too"),
+    "new_images_high": ("float64", "its upper end"),
     "p": ("float64", "two-sided p of this comparison alone"),
     "p_corrected": ("float64", "the same, corrected for the family and the looks"),
     "sign_flip_p": ("float64", "p of the exact sign-flip test, alone"),
@@ -153,7 +159,7 @@ def broken_seeds(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]
     return broken
 
 
-def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) -> pd.DataFrame:
+def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, images: ImageValues = {}) -> pd.DataFrame:
     """Return one row per arm: its mean and its difference from the baseline.
 
     Columns are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard
@@ -163,6 +169,7 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) ->
         frame: see :func:`vitlab.report.frame.results`.
         plan: the plan with the analysis and the registration.
         refused: arm to a reason why its comparison is refused, in addition to :func:`refusals`.
+        images: the values of single images, see :func:`vitlab.report.image_values.image_values`.
     """
     import pandas as pd
 
@@ -171,7 +178,7 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) ->
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
     pending = pending_trials(frame, plan, compared)
     judgements = judge(
-        plan, compared, values, broken_seeds(frame, analysis), refused, pending, frame.attrs.get("quantum", 0.0)
+        plan, compared, values, broken_seeds(frame, analysis), refused, pending, frame.attrs.get("quantum", 0.0), images
     )
     test = f"test/{analysis.metric.partition('/')[2]}"
     collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
@@ -182,6 +189,8 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) ->
         row: dict[str, Any] = {"arm": arm, "baseline": compared.get(arm), "planned": len(rows), **counts}
         row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
         row["collapsed"] = len(collapsed[arm])
+        by_seed = [images[arm][seed] for seed in values[arm] if seed in images.get(arm, {})]
+        row["split_sd"] = statistics.split_sd(np.array(by_seed)) if len(by_seed) > 1 else math.nan
         row |= judgements.get(arm, {})
         row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
         row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
@@ -217,6 +226,7 @@ def judge(
     refused: Mapping[str, str],
     pending: Mapping[str, int],
     quantum: float = 0.0,
+    images: ImageValues = {},
 ) -> dict[str, dict[str, Any]]:
     """Return the comparison columns of :func:`summary` for every arm that has a baseline.
 
@@ -228,6 +238,7 @@ def judge(
         refused: see :func:`summary`.
         pending: see :func:`pending_trials`.
         quantum: the step of the metric, 0 if it has none or it is not known.
+        images: see :func:`summary`.
     """
     rows: dict[str, dict[str, Any]] = {}
     latest = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
@@ -246,6 +257,7 @@ def judge(
             refusals(plan, seeds) | dict(refused),
             Family.of(plan, compared, look),
             quantum,
+            images,
         )
     return {arm: {**row, "awaited": pending[arm]} for arm, row in rows.items()}
 
@@ -258,6 +270,7 @@ def _judge_look(
     refused: Mapping[str, str],
     family: Family,
     quantum: float,
+    images: ImageValues,
 ) -> dict[str, dict[str, Any]]:
     """Judge the comparisons of one look at the given seeds, see :func:`judge`."""
     analysis = plan.analysis
@@ -308,6 +321,7 @@ def _judge_look(
             rows[arm] |= {"chance": chance.get(arm, math.nan), "chance_difference": contrast.difference}
             rows[arm] |= {"chance_low": contrast.low, "chance_high": contrast.high, "chance_p": imputed_judged.p[arm]}
         if arm not in refused:
+            rows[arm] |= _image_columns(arm, baseline, values, images, judged.contrasts[arm], judged.levels[arm])
             rows[arm] |= _seed_columns(values[arm], values.get(baseline, {}), family.level(arm), analysis)
         if analysis.margin is not None:
             test = statistics.equivalence(judged.contrasts[arm], analysis.margin, judged.levels[arm])
@@ -366,6 +380,19 @@ def _contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> d
         "seeds_needed": needed,
         "prior_df": contrast.prior_df,
     }
+
+
+def _image_columns(
+    arm: str, baseline: str, values: Mapping[str, Values], images: ImageValues, contrast: Contrast, level: float
+) -> dict[str, float]:
+    """Return the interval for new images, if the paired seeds of both arms have values of single images."""
+    seeds = sorted(values[arm].keys() & values.get(baseline, {}).keys())
+    sides = [images.get(name, {}) for name in (arm, baseline)]
+    if len(seeds) < 2 or not contrast.se > 0 or any(seed not in side for side in sides for seed in seeds):
+        return {}
+    first, second = (np.array([side[seed] for seed in seeds]) for side in sides)
+    low, high = statistics.interval_for_new_images(first - second, contrast.se, contrast.df, level)
+    return {"new_images_low": low, "new_images_high": high}
 
 
 def _seed_columns(first: Values, second: Values, level: float, analysis: Analysis) -> dict[str, float]:

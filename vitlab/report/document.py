@@ -28,7 +28,7 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 11  #: version of this document; a stored one of another version is rendered anew
+FORM = 12  #: version of this document; a stored one of another version is rendered anew
 BUILT_IN = "vitlab"
 
 

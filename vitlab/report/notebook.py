@@ -12,6 +12,7 @@ from vitlab.plan.values import Plan
 from vitlab.report import comparison, phrasing
 from vitlab.report import frame as frames
 from vitlab.report.document import of_version, plain
+from vitlab.report.image_values import image_values
 from vitlab.report.notes import notes
 from vitlab.report.tables import Column, columns, trial_columns
 from vitlab.spec import Analysis
@@ -60,7 +61,7 @@ class Comparison(pd.DataFrame):
         """Return the comparison of a study's arms, with the notes of its report."""
         trials = frames.gather(plan, store)
         table = frames.table(plan, trials)
-        summary = comparison.summary(table, plan)
+        summary = comparison.summary(table, plan, images=image_values(plan, trials))
         trial_notes = notes(plan, [*frames.prerequisites(plan, store), *trials], table, plain(summary))
         return cls.of(summary, plan, (*of_version(plan, store), *trial_notes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import is_futile
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column, usable
-from vitlab.statistics import fisher, simultaneous_alpha, smallest_sign_flip_p
+from vitlab.statistics import fisher, sd_interval, simultaneous_alpha, smallest_sign_flip_p
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         + _exploratory_notes(plan)
         + _interim_analyses(plan, rows)
         + _seeds(plan, rows)
+        + _split_noise(plan, rows)
         + _collapsed(rows)
         + _disputed_verdicts(plan, rows)
         + _learning_rate(plan)
@@ -227,7 +229,7 @@ def _interim_analyses(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     if given_up:
         sentences.append(
             f"{_names(given_up)} got no more seeds, because {sizes[-1]} would decide the comparison with a probability "
-            f"below {plan.looks.futility:.0%}."
+            f"below {phrasing.percent(plan.looks.futility)}."
         )
     if blocked:
         sentences.append(
@@ -273,6 +275,28 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
     return lines + _few_pairs(plan, rows)
+
+
+def _split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note on the spread between seeds, and on what the finite split adds to it."""
+    measured = [row for row in rows if row["split_sd"] is not None and row["sd"] is not None and row["n"] > 1]
+    df = sum(row["n"] - 1 for row in measured)
+    if not df:
+        return []
+    sd, of_split = (
+        math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in measured) / df) for name in ("sd", "split_sd")
+    )
+    if not sd > 0:
+        return []
+    low, high = sd_interval(sd, df, plan.analysis.alpha)
+    scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+    decimals = scale.decimals([low, high - low])
+    return [
+        f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
+        f"{phrasing.percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to "
+        f"{scale.end(high, decimals)}). Models that are equally good would scatter by "
+        f"{scale.amount(of_split, decimals)} on a split of this size."
+    ]
 
 
 def _few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:

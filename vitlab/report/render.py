@@ -178,11 +178,12 @@ def _svgs(figures: Mapping[str, tuple[Figure, Figure]]) -> dict[str, tuple[str, 
 
 def _collect(plan: Plan, store: Store) -> _Content:
     from vitlab.report import comparison, frame
+    from vitlab.report.image_values import image_values
 
     at = state(plan, store)
     trials = frame.gather(plan, store)
     results, history = frame.table(plan, trials), frame.curves(trials)
-    summary = comparison.summary(results, plan)
+    summary = comparison.summary(results, plan, images=image_values(plan, trials))
     return _Content(plan, store, document(plan, store, trials, results, summary, at), results, history, summary)
 
 

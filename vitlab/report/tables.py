@@ -191,6 +191,10 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[s
         Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
         Column(f"{level} interval of it", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
         Column("BCa interval", cells(lambda row: bracket(row, "bca_low", "bca_high", scale.factor, apart))),
+        Column(
+            "interval with new images",
+            cells(lambda row: bracket(row, "new_images_low", "new_images_high", scale.factor, apart)),
+        ),
         Column("seeds for a narrower interval", plain("seeds_needed", 0)),
         Column("broken", cells(lambda row: str(row["broken"]))),
         Column("difference with chance", cells(lambda row: scale.number(row["chance_difference"], apart, sign=True))),

@@ -17,6 +17,9 @@ Non-finite values raise ValueError: the caller leaves out diverged trials and re
 from vitlab.statistics.counts import NORMAL_MAD as NORMAL_MAD
 from vitlab.statistics.counts import collapsed_seeds as collapsed_seeds
 from vitlab.statistics.counts import fisher as fisher
+from vitlab.statistics.crossed import interval_for_new_images as interval_for_new_images
+from vitlab.statistics.crossed import sd_interval as sd_interval
+from vitlab.statistics.crossed import split_sd as split_sd
 from vitlab.statistics.family import Correction as Correction
 from vitlab.statistics.family import Equivalence as Equivalence
 from vitlab.statistics.family import adjust_claims as adjust_claims
