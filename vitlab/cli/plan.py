@@ -39,6 +39,11 @@ from vitlab.cli.options import (
     show_default=True,
     help="Peak rate of the GPU for the GPU-hours of --cost, in TFLOP/s; in bf16 an A100 has 312, an H100 989.",
 )
+@click.option(
+    "--power",
+    is_flag=True,
+    help="Say what the study will be able to detect, by the spread of earlier trainings in the output folder.",
+)
 @click.option("--full", is_flag=True, help="Print every arm's resolved spec, defaults included.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
@@ -48,6 +53,7 @@ def command(
     plugins: tuple[Path, ...],
     cost: bool,
     device_tflops: float,
+    power: bool,
     full: bool,
     form: str,
 ) -> None:
@@ -63,8 +69,11 @@ def command(
         for planned in (*plan.trials, *rivals)
     }
     costs = _costs(plan, device_tflops) if cost else {}
+    forecast = _forecast(plan, store) if power else None
     if form == "json":
         data = plan.to_json()
+        if forecast is not None:
+            data["power"] = forecast.to_json()
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
             trial["cached"] = cached[trial["arm"], trial["seed"]]
@@ -73,9 +82,18 @@ def command(
         click.echo(json.dumps(data, indent=1))
         return
     _table(plan, cached, costs, device_tflops, study.run.engine == "measured")
+    if forecast is not None:
+        for sentence in forecast.sentences(plan):
+            click.echo(sentence)
     if full:
         for arm, spec in plan.to_json()["specs"].items():
             click.echo(f"\n# {arm}\n{json.dumps(spec, indent=1)}")
+
+
+def _forecast(plan: Any, store: Any) -> Any:
+    from vitlab.report.power import forecast
+
+    return forecast(plan, store)
 
 
 def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ Non-finite values raise ValueError: the caller leaves out diverged trials and re
 from vitlab.statistics.counts import NORMAL_MAD as NORMAL_MAD
 from vitlab.statistics.counts import collapsed_seeds as collapsed_seeds
 from vitlab.statistics.counts import fisher as fisher
+from vitlab.statistics.crossed import MeanSquares as MeanSquares
 from vitlab.statistics.crossed import interval_for_new_images as interval_for_new_images
 from vitlab.statistics.crossed import sd_interval as sd_interval
 from vitlab.statistics.crossed import split_sd as split_sd
@@ -33,6 +34,7 @@ from vitlab.statistics.moderation import Moderated as Moderated
 from vitlab.statistics.moderation import max_t_p as max_t_p
 from vitlab.statistics.moderation import max_t_quantile as max_t_quantile
 from vitlab.statistics.moderation import moderate as moderate
+from vitlab.statistics.moderation import moderated_errors as moderated_errors
 from vitlab.statistics.moderation import step_down as step_down
 from vitlab.statistics.replicates import BCA_FROM as BCA_FROM
 from vitlab.statistics.replicates import Contrast as Contrast

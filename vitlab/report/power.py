@@ -1,0 +1,221 @@
+"""What a planned study will be able to detect, by the spread of earlier trainings of its kind.
+
+The spread is that of differences between two arms at one seed, pooled over the comparisons of stored studies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from vitlab import statistics
+from vitlab.errors import UserError, count
+from vitlab.plan.plan_file import read_plan
+from vitlab.plan.values import Plan, Trial
+from vitlab.report import phrasing
+from vitlab.report.frame import gather, table, usable
+from vitlab.spec.trial import LENGTHS
+from vitlab.statistics.moderation import MIN_ARMS, MIN_SEEDS
+from vitlab.store.folders import Store
+
+MIN_DF = 4  #: with fewer degrees of freedom the spread is not known even roughly
+SIMILAR_LENGTH = 2.0  #: trainings are alike if one is at most this many times as long as the other
+SEED_COUNTS = (3, 5, 8, 10, 15, 20, 30)  #: numbers of seeds that are listed beside the planned one
+CHANCE = 0.8  #: power at which a difference counts as detectable
+STUDIES = 1000  #: simulated for comparisons that share their variance
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a study will be able to detect."""
+
+    kind: str  #: what the earlier trainings have in common with the planned ones
+    studies: tuple[str, ...]
+    comparisons: int  #: of those studies
+    sd: float  #: standard deviation of the difference between two arms at one seed
+    sd_low: float  #: lower end of its interval
+    sd_high: float
+    family: int  #: comparisons of the planned study
+    detectable: tuple[tuple[int, float], ...]
+    """Number of seeds, and the difference that is found four times in five."""
+
+    def sentences(self, plan: Plan) -> list[str]:
+        """Return the forecast in words."""
+        scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+        low, high = self.sd_low / self.sd, self.sd_high / self.sd
+        planned = len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)})
+        at = dict(self.detectable)[planned]
+        decimals = scale.decimals([at * (high - low) / 2])
+        interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
+        listed = ", ".join(
+            f"{scale.number(value, decimals)} with {seeds}" for seeds, value in self.detectable if seeds != planned
+        )
+        return [
+            f"{count(self.comparisons, 'earlier comparison')} {self.kind} ({', '.join(self.studies)}): differences "
+            f"scatter between seeds by {scale.amount(self.sd, decimals)} ({interval} "
+            f"{scale.end(self.sd_low, decimals)} to {scale.end(self.sd_high, decimals)}).",
+            f"With {count(planned, 'seed')}, a difference of {scale.amount(at, decimals)} "
+            f"({scale.end(at * low, decimals)} to {scale.end(at * high, decimals)}) is found four times in five, after "
+            f"correction for {count(self.family, 'comparison')}; {listed}.",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the forecast as plain data."""
+        return asdict(self)
+
+
+def forecast(plan: Plan, store: Store) -> Forecast:
+    """Return what a plan will be able to detect.
+
+    Spread is taken from trials of the plan itself if enough have ended; otherwise from studies on the same data with
+    the same type of model and a similar length of training, or else from all on the same data.
+
+    Raises:
+        UserError: if the plan compares nothing, or no earlier trainings tell the spread.
+    """
+    family = sum(arm.baseline is not None and not arm.skip for arm in plan.arms)
+    if not family:
+        raise UserError("the study compares nothing, so there is nothing to detect")
+    own = {item.trial.key for item in _trials(plan)}
+    like = next(iter(_trials(plan))).trial
+    earlier = [spread for stored in _plans(plan, store) for spread in _spreads(stored, store)]
+    for kind, chosen in (
+        ("of this study", [item for item in earlier if own.issuperset(item.keys)]),
+        ("of like trainings", [item for item in earlier if _is_like(item.trial, like)]),
+        ("on the same data", [item for item in earlier if item.trial.data == like.data]),
+    ):
+        distinct = list({item.keys: item for item in chosen}.values())
+        df = sum(item.df for item in distinct)
+        if df >= MIN_DF:
+            return _forecast(plan, kind, distinct, family)
+    raise UserError(
+        "no earlier trainings on this data tell how seeds scatter; run two arms with 3 seeds first, such as by "
+        "'vitlab run' with --set seeds=3"
+    )
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Spread between seeds of arms that are compared with one baseline at the same seeds."""
+
+    study: str
+    trial: Trial  #: one of an arm
+    keys: frozenset[str]  #: of all trials
+    variance: float  #: of the difference between two arms at one seed
+    df: int
+    variances: tuple[float, ...]  #: of the differences from the baseline, by comparison
+
+
+def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
+    df = np.array([item.df for item in spreads], dtype=float)
+    variances = np.array([item.variance for item in spreads])
+    sd = math.sqrt(float((df * variances).sum() / df.sum()))
+    if not sd > 0:
+        raise UserError("the values of earlier trainings do not scatter at all")
+    # The log of a pooled sd has this variance, plus what comparisons differ by beyond chance.
+    error = 1 / (2 * df.sum())
+    logs = np.array([math.log(one) / 2 for item in spreads for one in item.variances if one > 0])
+    if len(logs) > 2:
+        from scipy.special import polygamma
+
+        single_df = np.array([item.df / len(item.variances) for item in spreads for one in item.variances if one > 0])
+        between = max(0.0, float(logs.var(ddof=1) - (polygamma(1, single_df / 2) / 4).mean()))
+        error += between / len(logs)
+    reach = math.exp(statistics.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))
+    planned = len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)})
+    counts = sorted({*SEED_COUNTS, planned})
+    alpha = plan.analysis.alpha * plan.alpha_shares[-1]
+    moderated = plan.analysis.variance == "moderated" and plan.analysis.margin is None
+    joint = moderated and plan.analysis.correction == "holm" and len({arm.baseline for arm in plan.arms} - {None}) == 1
+    detectable = [
+        (n, sd * detectable_in_sd(n, family, alpha, plan.analysis.correction, joint)) for n in counts if n > 1
+    ]
+    studies = tuple(dict.fromkeys(item.study for item in spreads))
+    comparisons = sum(len(item.variances) for item in spreads)
+    return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, tuple(detectable))
+
+
+def detectable_in_sd(n: int, family: int, alpha: float, correction: statistics.Correction, joint: bool) -> float:
+    """Return the difference that is found four times in five, in standard deviations of a difference.
+
+    Args:
+        n: number of seeds.
+        family: number of comparisons.
+        alpha: family-wise level.
+        correction: correction for the family.
+        joint: whether comparisons share their variance and are corrected together, as far as they are enough.
+    """
+    if joint and family >= MIN_ARMS and n >= MIN_SEEDS:
+        return _moderated(n, family, alpha)
+    level = statistics.simultaneous_alpha(alpha, family, correction)
+    return statistics.detectable_difference(1 / math.sqrt(n), n - 1, level, CHANCE)
+
+
+@lru_cache
+def _moderated(n: int, family: int, alpha: float) -> float:
+    """Return :func:`detectable_in_sd` of comparisons that share their variance, from simulated studies."""
+    values = np.random.default_rng(1).standard_normal((STUDIES, family + 1, n))
+    differences = values[:, 1:] - values[:, :1]
+    se, df, _, _ = statistics.moderated_errors(values[:, 1:], values[:, 0])
+    se = np.maximum(se, differences.std(axis=2, ddof=1) / math.sqrt(n))
+    loadings = [math.sqrt(0.5)] * family
+    nodes = np.geomspace(df.min(), df.max(), 8)
+    bounds = [statistics.max_t_quantile(alpha, float(node), loadings) for node in nodes]
+    limits = se * np.exp(np.interp(np.log(df), np.log(nodes), np.log(bounds)))[:, None]
+    return float(np.quantile(limits - differences.mean(axis=2), CHANCE)) / math.sqrt(2)
+
+
+def _plans(plan: Plan, store: Store) -> Iterator[Plan]:
+    """Yield the stored plans that are judged by the same metric, and the plan itself."""
+    yield plan
+    for file in sorted(store.root.glob("studies/*/plan.json")):
+        try:
+            stored = read_plan(file)
+        except UserError:
+            continue  # a damaged plan tells nothing; 'vitlab run' of its study sets it aside
+        if stored is None:
+            continue
+        if (stored.analysis.metric, stored.analysis.at) == (plan.analysis.metric, plan.analysis.at):
+            yield stored
+
+
+def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
+    """Yield the spreads of a stored study, from arms that have at least two pairs."""
+    if not stored.trials:
+        return
+    values = usable(table(stored, gather(stored, store)), stored.analysis)
+    trials = {(item.arm, item.seed): item.trial for item in stored.trials}
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for arm in stored.arms:
+        if arm.baseline is not None:
+            seeds = tuple(sorted(values.get(arm.name, {}).keys() & values.get(arm.baseline, {}).keys()))
+            groups.setdefault((arm.baseline, seeds), []).append(arm.name)
+    for (baseline, seeds), arms in groups.items():
+        if len(seeds) > 1:
+            table_AS = np.array([[values[name][seed] for seed in seeds] for name in (baseline, *arms)])
+            squares = statistics.MeanSquares.of(table_AS)
+            keys = frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds)
+            variances = tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist())
+            df = len(arms) * (len(seeds) - 1)
+            yield _Spread(stored.study, trials[arms[0], seeds[0]], keys, 2 * squares.rest, df, variances)
+
+
+def _is_like(trial: Trial, other: Trial) -> bool:
+    """Return whether two trials have the same data, type of model and a similar length of training."""
+    first, second = trial.spec.train, other.spec.train
+    unit = next(name for name in LENGTHS if getattr(first, name) is not None)
+    length, other_length = getattr(first, unit), getattr(second, unit)
+    if trial.data != other.data or trial.spec.model.type != other.spec.model.type or other_length is None:
+        return False
+    return bool(max(length, other_length) <= SIMILAR_LENGTH * min(length, other_length))
+
+
+def _trials(plan: Plan) -> Iterator[Any]:
+    """Yield all planned trials, those of arms that are not tuned yet included."""
+    yield from plan.trials
+    yield from plan.pending
