@@ -100,7 +100,7 @@ def mutate(rng: Random, out: Path) -> list[str]:
         if kind < 5 and name.suffix == ".json":
             try:
                 whole = json.loads(file.read_bytes())
-            except ValueError:  # it was damaged before
+            except (ValueError, RecursionError):  # it was damaged before
                 continue
             tree = mutate_tree(rng, whole, changes=rng.choice((1, 1, 2)))
             file.write_bytes(json.dumps(tree).encode("utf-8", "surrogatepass"))
