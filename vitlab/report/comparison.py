@@ -59,7 +59,10 @@ MEANINGS = {
         f"{', '.join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with nothing",
     ),
     "refused": ("string", "why the comparison is not judged, where the verdict is refused"),
-    "test": ("string", "how it was compared: paired t, moderated t, Welch t, sign flip or none (too few values)"),
+    "test": (
+        "string",
+        "paired t, moderated t, tuned t, Welch t, sign flip or none (too few values)",
+    ),
     "correction": ("string", "correction for the family: holm, bonferroni, max t (step-down Dunnett) or none"),
     "own_variance": (
         "string",
@@ -73,6 +76,7 @@ MEANINGS = {
         "probability that all seeds that the comparison may get decide it, if seeds are added until it is decided",
     ),
     "awaited": ("Int64", "trials of the comparison that have not ended"),
+    "choice_sd": ("float64", "standard deviation that the choice of tuned knobs adds to the difference"),
     "pairs": ("Int64", "seeds that both sides have"),
     "family": ("Int64", "comparisons judged together, those among them that were registered and are not made"),
     "collapsed_pairs": ("Int64", "collapsed seeds of both sides; with any, no verdict rests on t"),
@@ -298,6 +302,14 @@ def _judge_look(
     collapsed_pairs = {arm: len(collapsed[arm]) + len(collapsed.get(base, ())) for arm, base in compared.items()}
     for arm in (arm for arm in compared if collapsed_pairs[arm]):
         contrasts[arm], imputed_contrasts[arm] = (_exact(side[arm]) for side in (contrasts, imputed_contrasts))
+    choices = _choices(plan, values)
+    choice_sd = {}
+    for arm, baseline in compared.items():
+        variances = [choices[name] for name in (arm, baseline) if name in choices]
+        choice_sd[arm] = math.sqrt(sum(variance for variance, _ in variances)) if variances else math.nan
+        contrasts[arm], imputed_contrasts[arm] = (
+            statistics.with_choices(side[arm], variances, family.level(arm)) for side in (contrasts, imputed_contrasts)
+        )
     judged = correct(contrasts, compared, values, family, analysis)
     imputed_judged = correct(imputed_contrasts, compared, imputed, family, analysis)
     rows: dict[str, dict[str, Any]] = {
@@ -313,6 +325,7 @@ def _judge_look(
             "broken": missing,
             "collapsed_pairs": collapsed_pairs[arm],
             "refused": refused.get(arm),
+            "choice_sd": choice_sd[arm],
             "decidable": _decidable(judged.contrasts[arm], plan, family, arm),
         }
         rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
@@ -330,6 +343,26 @@ def _judge_look(
             if missing:
                 rows[arm]["chance_p_equal"] = imputed_judged.p_equal[arm]
     return rows
+
+
+def _choices(plan: Plan, values: Mapping[str, Values]) -> dict[str, tuple[float, float]]:
+    """Return the variance of the choice of knobs, and its degrees of freedom, of arms that are tuned by the metric."""
+    sign = 1 if plan.analysis.goal == "max" else -1
+    choices = {}
+    for tuning in plan.tuning:
+        scored = [(index, rival) for index, rival in enumerate(tuning.rivals) if rival.score is not None]
+        own_values = list(values.get(tuning.arm or "", {}).values())
+        if tuning.winner is None or tuning.select != plan.analysis.metric or len(own_values) < 2 or len(scored) < 2:
+            continue
+        variance = statistics.choice_variance(
+            [sign * rival.score for _, rival in scored if rival.score is not None],
+            [index for index, _ in scored].index(tuning.winner),
+            sign * float(np.mean(own_values)),
+            float(np.std(own_values, ddof=1)),
+            len(tuning.rivals[tuning.winner].trials),
+        )
+        choices[str(tuning.arm)] = variance, len(scored) - 1.0
+    return choices
 
 
 def is_futile(row: Mapping[str, Any], plan: Plan) -> bool:
@@ -365,7 +398,9 @@ def _exact(contrast: Contrast) -> Contrast:
 
 def _contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
     width = (contrast.high - contrast.low) / 4 if analysis.margin is None else analysis.margin
-    needed = statistics.pairs_for_half_width(width, contrast.se, contrast.df, contrast.pairs, level)
+    # More seeds do not narrow what the choice of knobs adds.
+    se = math.nan if contrast.test == "tuned t" else contrast.se
+    needed = statistics.pairs_for_half_width(width, se, contrast.df, contrast.pairs, level)
     return {
         "difference": contrast.difference,
         "difference_low": contrast.low,

@@ -44,7 +44,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         lines.append(f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.states(total)}.")
     lines += plan.notes
     lines += _first_of([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note], "arms of this kind")
-    lines += _tuning_notes(plan)
+    lines += _tuning_notes(plan, rows)
     untuned = {item.failure for item in plan.tuning}
     lines += [
         f"{arm.name} {'failed' if arm.skip in untuned else 'was skipped'}: {arm.skip.rstrip('.')}."
@@ -374,7 +374,7 @@ def _exploratory_notes(plan: Plan) -> list[str]:
     return lines
 
 
-def _tuning_notes(plan: Plan) -> list[str]:
+def _tuning_notes(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return notes about tuned knobs, their cost, and values at the edge of a grid."""
     if not plan.tuning:
         return []
@@ -394,6 +394,18 @@ def _tuning_notes(plan: Plan) -> list[str]:
     )
     if plan.tuning[0].arm is None:
         lines.append("What suits the base may not suit every arm as well: tune per arm to know.")
+    elif plan.tuning[0].select != plan.analysis.metric:
+        lines.append(
+            f"Intervals do not include the choice of knobs, because {plan.tuning[0].select} chose them and "
+            f"{plan.analysis.metric} judges the arms."
+        )
+    elif largest := max((row["choice_sd"] or 0.0 for row in rows), default=0.0):
+        scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+        lines.append(
+            "Intervals include the choice of knobs: other tuning seeds might have chosen others, which adds a standard "
+            f"deviation of up to {scale.amount(largest, scale.decimals([largest]))} to a difference. More tuning seeds "
+            "make it smaller, more seeds of the arms do not."
+        )
     warnings = [
         f"Warning: {' and '.join(edges(item))}, as chosen for {item.arm or 'all arms'}, lies at the edge of its grid: "
         "a better value may lie outside; extend the grid."

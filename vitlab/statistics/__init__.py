@@ -14,6 +14,8 @@ A replicate is a seed, so ``n`` is small: 3, 5, perhaps 10.  The methods follow 
 Non-finite values raise ValueError: the caller leaves out diverged trials and reports them.
 """
 
+from vitlab.statistics.choice import choice_variance as choice_variance
+from vitlab.statistics.choice import with_choices as with_choices
 from vitlab.statistics.counts import NORMAL_MAD as NORMAL_MAD
 from vitlab.statistics.counts import collapsed_seeds as collapsed_seeds
 from vitlab.statistics.counts import fisher as fisher

@@ -65,16 +65,16 @@ class Mean:
 class Contrast:
     """The difference of two arms, first less second.
 
-    ``test`` is ``paired t``, ``moderated t`` (see :mod:`vitlab.statistics.moderation`), ``Welch t``, ``sign flip``
-    (differences without spread: p only, no interval), or ``none`` (too few values to test).  ``pairs`` counts equal
-    seeds; ``correlation`` is that of the pairs.
+    ``test`` is ``paired t``, ``moderated t`` (see :mod:`vitlab.statistics.moderation`), ``tuned t`` (see
+    :mod:`vitlab.statistics.choice`), ``Welch t``, ``sign flip`` (differences without spread: p only, no interval), or
+    ``none`` (too few values to test).  ``pairs`` counts equal seeds; ``correlation`` is that of the pairs.
     """
 
     difference: float
     low: float
     high: float
     p: float
-    test: Literal["paired t", "moderated t", "Welch t", "sign flip", "none"]
+    test: Literal["paired t", "moderated t", "tuned t", "Welch t", "sign flip", "none"]
     pairs: int
     se: float = NAN  #: standard error of ``difference``
     df: float = NAN  #: degrees of freedom of ``se``
