@@ -278,6 +278,15 @@ def test_folder_in_place_of_journal_or_checkpoint_is_renamed(tmp_path: Path) -> 
     assert names == ["checkpoint", "events.jsonl", "events.jsonl"] and not folder.checkpoint.exists()
 
 
+def test_folder_in_place_of_lock_is_renamed(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    (folder.lock / "content").mkdir(parents=True)
+    with folder.lease():
+        assert folder.is_locked() and folder.lock.is_file()
+    [aside] = tmp_path.glob("lock.damaged-*")
+    assert (aside / "content").is_dir()
+
+
 def test_journal_lines_with_wrong_types_are_skipped(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.emit("metrics", step=1, epoch=0.5, metrics={"a": 1.0})

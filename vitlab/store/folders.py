@@ -25,7 +25,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from vitlab.errors import UserError
-from vitlab.store import locks
 from vitlab.store.damage import DAMAGED, is_readable, read_stored, set_aside, set_aside_damaged
 from vitlab.store.files import (
     abandoned,
@@ -33,6 +32,7 @@ from vitlab.store.files import (
     check_weights,
     cut_torn_line,
     fsync_all,
+    hold,
     mapping,
     parse_json,
     read_json,
@@ -188,12 +188,12 @@ class TrialFolder:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Hold the lock of the trial while writing to its folder; see :func:`vitlab.store.locks.hold`.
+        """Hold the lock of the trial while writing to its folder; see :func:`vitlab.store.files.hold`.
 
         Raises:
             Busy: if another process holds it.
         """
-        with locks.hold(self.lock):
+        with hold(self.lock):
             yield
 
     def require(self) -> None:
