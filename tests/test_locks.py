@@ -88,8 +88,12 @@ def no_room(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def no_permission(*_: object) -> None:
+    raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 @pytest.mark.parametrize(
-    ("bad", "why"), [("mkdir", "Not a directory"), ("open", "Is a directory"), ("beside", "No space left on device")]
+    ("bad", "why"), [("mkdir", "Not a directory"), ("open", "Permission denied"), ("beside", "No space left on device")]
 )
 def test_unwritable_folder_gives_one_sentence(
     bad: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,7 +102,8 @@ def test_unwritable_folder_gives_one_sentence(
     if bad == "mkdir":
         (tmp_path / "key").touch()
     elif bad == "open":
-        folder.lock.mkdir(parents=True)
+        folder.path.mkdir(parents=True)
+        monkeypatch.setattr(locks, "_acquire", no_permission)
     else:
         without_locks(monkeypatch)
         monkeypatch.setattr(locks, "reclaim_stale", no_room)
