@@ -8,7 +8,7 @@ from typing import Any
 
 from vitlab.driver.planning import plan_study, read_data
 from vitlab.driver.scheduler import Watch, execute, with_prerequisites
-from vitlab.errors import TrialFailed
+from vitlab.errors import TrialFailed, count
 from vitlab.plan.key import modules_beside
 from vitlab.report.api import OUT
 from vitlab.spec import read_study
@@ -45,6 +45,9 @@ def smoke(
     missing = [item for item in distinct if not store.trial(item.trial.key, item.trial.code).done()]
     to_train = with_prerequisites(plan, missing, store)
     watch.planned(plan, to_train, store)
+    if repeated := len(plan.trials) - len(distinct):
+        verb, left_out = ("has", "is") if repeated == 1 else ("have", "are")
+        watch.say(f"{count(repeated, 'trial')} {verb} the same components as another and {left_out} left out.")
     try:
         failed = execute(to_train, store, study.run, plugins, Untracked(), watch)
     finally:
