@@ -189,6 +189,8 @@ def test_package_uses_names_consistently(slot: str, tmp_path: Path) -> None:
     assert study["plugins"] == {"require": ["acme-vit"]} and "swirl_two" in str(
         [study[key] for key in ("base", "design", "run")]
     )
+    readme = (package / "README.md").read_text()
+    assert f"| `studies/swirl_two.yaml` | a study: {study['question']} |" in readme and "this README" in readme
     steps = yaml.safe_load((package / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["test"]["steps"]
     assert sum("studies/swirl_two.yaml" in step.get("run", "") for step in steps) == 2
     for file in files:
