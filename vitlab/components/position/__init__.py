@@ -12,5 +12,6 @@ from vitlab.components.position.contract import Position as Position
 from vitlab.components.position.contract import Resampling as Resampling
 from vitlab.components.position.contract import Rotation as Rotation
 from vitlab.components.position.contract import position as position
+from vitlab.components.position.contract import resample_grid as resample_grid
 
 __all__ = ["PRESETS", "Position", "Resampling", "Rotation", "additive", "position", "relative", "rotary"]
