@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from torch import Tensor
 
 import vitlab
 from vitlab import lab, testing
-from vitlab.errors import SpecError
+from vitlab.errors import BrokenComponent, SpecError
 from vitlab.geometry import DataInfo
 from vitlab.plan.values import MetricFacts, Plan
 from vitlab.registry import BUILT_IN, slot
 from vitlab.regression import gate
-from vitlab.spec import Study
+from vitlab.spec import Analysis, Study
 from vitlab.trackers import records
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.metrics import STANDARD, Metric, metric, metrics_of
@@ -236,6 +237,83 @@ def test_unit_chance_and_quantum_of_plugin_metric_are_used(tmp_path: Path) -> No
     assert gate.values_of(plan, answer.store, found).quanta == {"val/gap": 1 / len(images)}
 
 
+COUNT = GUEST.replace(
+    'bounds = (0.0, float("inf"))', "bounds = (0.0, float('inf'))\n    unit = 'images'\n    step = 1.0"
+)
+
+
+def test_count_with_own_unit_is_planned_reported_and_gated(tmp_path: Path) -> None:
+    plugin = tmp_path / "my_metrics.py"
+    plugin.write_text(
+        COUNT.replace("gap", "far").replace(".abs()\n", ".abs() > 2\n").replace("rows_N\n", "rows_N\n\n    def value(self, rows_N: Tensor) -> float:\n        return float(rows_N.sum())\n")
+    )  # fmt: skip
+    file = study(tmp_path, train={"metrics": ["far"]}, analysis={"metric": "val/far"}, check={})
+    answer = lab.run(file, out=tmp_path / "out", plugins=[plugin])
+    assert answer.plan.facts("val/far") == MetricFacts("min", "images", (0, None), step=1.0)
+    page = (answer.folder / "report" / "report.md").read_text()
+    assert "val far (images)" in page and "images" in answer.answers[0] and "val/far: lower is better." in page
+    found, plan = lab.plan_study(file, plugins=[plugin])
+    assert gate.values_of(plan, answer.store, found).quanta == {"val/far": 1.0}
+    predicted = vitlab.predictions(file, out=tmp_path / "out")
+    for row in answer.results().to_dict("records"):
+        own = predicted.query(f"split == 'val' and seed == {row['seed']} and arm == '{row['arm']}'")
+        assert row["val/far"] == ((own["prediction"] - own["label"]).abs() > 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("unit", "bounds", "sentence"),
+    [
+        ("share", "(0.0, 2.0)", None),
+        ("images", "(0.0, 1.0)", "points are hundredths of a share, and val/gap is not a share; write a number"),
+    ],
+)
+def test_margin_in_points_needs_unit_share(unit: str, bounds: str, sentence: str | None, tmp_path: Path) -> None:
+    plugin = tmp_path / "my_metrics.py"
+    plugin.write_text(GUEST.replace('(0.0, float("inf"))', f"{bounds}\n    unit = '{unit}'"))
+    file = study(tmp_path, train={"metrics": ["gap"]}, analysis={"metric": "val/gap", "margin": "2 points"})
+    if sentence is None:
+        assert lab.plan_study(file, plugins=[plugin])[0].analysis.margin == 0.02
+    else:
+        with pytest.raises(SpecError, match=sentence):
+            lab.plan_study(file, plugins=[plugin])
+
+
+def test_plugin_file_with_wrong_unit_is_refused(tmp_path: Path) -> None:
+    plugin = tmp_path / "my_metrics.py"
+    plugin.write_text(COUNT.replace("'images'", "5"))
+    with pytest.raises(BrokenComponent, match=r"^metric 'gap' from my_metrics.py \w+: unit is 5; it is share, number"):
+        lab.plan_study(study(tmp_path), plugins=[plugin])
+    assert "gap" not in metric.names()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"type": "top_k", "kk": 3}, {"type": "top_k", "k": 1}, "topk", {"type": "top_k", "k": 9}]
+)
+def test_mistake_in_metric_has_no_follow_up_error(wrong: Any, tmp_path: Path) -> None:
+    [of_base] = problems(tmp_path, train={"metrics": [wrong]}, analysis={"metric": "val/top3"})
+    assert "no trial reports" not in of_base
+    arms = {"arms": {"one": {}, "other": {"train.metrics": [wrong]}}}
+    [of_arm] = problems(tmp_path, design=arms, analysis={"metric": "val/top3"})
+    assert "no trial reports" not in of_arm
+    both = problems(tmp_path, train={"lr": 1}, analysis={"metric": "val/top3"})
+    assert len(both) == 2 and "no trial reports val/top3" in both[-1], "another mistake does not hide it"
+
+
+@pytest.mark.parametrize(
+    ("analysis", "note"),
+    [
+        ({"metric": "val/loss", "goal": "max"}, "val/loss is better when lower, and the study asks for max: verdicts count higher values as better."),
+        ({"goal": "min"}, "val/accuracy is better when higher, and the study asks for min: verdicts count lower values as better."),
+        ({"metric": "train/loss", "goal": "max"}, "train/loss is better when lower, and the study asks for max: verdicts count higher values as better."),
+        ({"metric": "val/loss", "goal": "min"}, None),
+        ({"metric": "val/loss"}, None),
+    ],
+)  # fmt: skip
+def test_goal_against_that_of_metric_is_noted(analysis: dict[str, str], note: str | None, tmp_path: Path) -> None:
+    notes = planned(tmp_path, analysis=analysis)[1].notes
+    assert [one for one in notes if "better when" in one] == ([note] if note else [])
+
+
 # -- a guest ----------------------------------------------------------------------------------------------------------
 
 
@@ -367,12 +445,6 @@ class Columns(Right):
         return rows_N[:2]
 
 
-class Goalless(Right):
-    """A metric with an unknown goal."""
-
-    goal = "high"  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
@@ -385,13 +457,53 @@ class Goalless(Right):
         (Unlabelled, "depends on predictions where there is no label|has the goal max"),
         (Undefined, "is nan where predictions are right"),
         (Columns, r"column has shape \(2,\); it is one value per image, \(40,\), or None"),
-        (Goalless, "goal is 'high'; it is max or min"),
     ],
 )
 def test_bad_metric_fails_contract_test(cls: type[Metric], sentence: str) -> None:
     metric.register("bad")(cls)
     with pytest.raises(AssertionError, match=sentence):
         testing.check_component("metric", "bad")
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"goal": "high"}, "goal is 'high'; it is max or min"),
+        ({"bounds": 5}, "bounds are 5; they are two numbers, with math.inf for an end without a limit"),
+        ({"bounds": (0, math.nan)}, "bounds are (0, nan); they are two numbers"),
+        ({"bounds": (1.0, 0.0)}, "bounds are (1.0, 0.0); the lower one comes first"),
+        ({"unit": 5}, "unit is 5; it is share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -,"),
+        ({"unit": ""}, "unit is ''; it is share"),
+        ({"unit": "images " * 3}, "unit is 'images images images '; it is share"),
+        ({"unit": "<b>"}, "unit is '<b>'; it is share"),
+        ({"unit": "ms\n"}, "unit is 'ms\\n'; it is share"),
+        ({"quantum": -1.0}, "quantum is -1.0; it is 0 or more"),
+        ({"quantum": 1.0, "step": 2.0}, "quantum is 1 and step is 2; set one of them"),
+        ({"tasks": "classification"}, "tasks is 'classification'; it is a tuple of at least one of classification"),
+    ],
+)
+def test_metric_with_wrong_facts_is_refused_at_registration(declared: dict[str, Any], sentence: str) -> None:
+    wrong = type("Wrong", (Right,), declared)
+    with pytest.raises(BrokenComponent, match=rf"^metric 'wrong' from \w+ unversioned: {re.escape(sentence)}"):
+        metric.register("wrong")(wrong)
+    assert "wrong" not in metric.names()
+
+
+@pytest.mark.parametrize(
+    "unit", ["images", "ms", "1/s", "images per s", "%", "\N{MICRO SIGN}s", "m.s-2", "share", "number"]
+)
+def test_metric_with_unit_is_registered_and_its_facts_are_read_back(unit: str) -> None:
+    metric.register("measured")(type("Measured", (Right,), {"unit": unit}))
+    facts = MetricFacts("max", unit, (0.0, None), step=1.0)
+    plan = Plan("s", "", (), (), Analysis(), metrics={"measured": facts})
+    stored = json.loads(json.dumps(plan.to_json()))
+    assert stored["metrics"]["measured"]["unit"] == unit
+    assert Plan.from_json(stored).metrics == {"measured": facts}
+    del stored["metrics"]["measured"]["step"]  # a file of an earlier version
+    assert Plan.from_json(stored).metrics == {"measured": MetricFacts("max", unit, (0.0, None))}
+    stored["metrics"]["measured"]["unit"] = "<b>"
+    with pytest.raises(ValueError, match="found '<b>'; allowed: share, number, or a unit"):
+        Plan.from_json(stored)
 
 
 def test_good_and_builtin_metrics_pass_contract_test() -> None:

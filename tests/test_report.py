@@ -44,9 +44,10 @@ from synthetic_studies import (
 from vitlab import report, statistics
 from vitlab.errors import UserError
 from vitlab.plan import palette, registration
-from vitlab.plan.values import Arm, Plan, Planned
+from vitlab.plan.values import Arm, MetricFacts, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
+from vitlab.report.notebook import Comparison
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store
@@ -339,6 +340,105 @@ def test_loss_is_shown_raw_and_less_is_better(tmp_path):
     assert summary.loc["b", "better"] == 1.0
 
 
+BLUNDERS = MetricFacts("min", "images", (0.0, None), step=1.0)
+
+
+def count_study(root, arms, unit="images", **options):
+    """Return a study that is judged by a count with a unit of its own."""
+    facts = {"loss": METRICS["loss"], "blunders": dataclasses.replace(BLUNDERS, unit=unit)}
+    analysis = Analysis(metric="val/blunders", goal="min")
+    return study(root, arms, analysis=analysis, metric="val/blunders", metrics=facts, **options)
+
+
+def test_own_unit_is_shown_in_every_format(tmp_path):
+    plan, store = count_study(tmp_path, {"baseline": [9, 8, 9, 10, 9], "b": [6, 5, 6, 7, 5]})
+    page = text_of(plan, store, "md")
+    assert "| val blunders (images) |" in page and "| test blunders (images), mean" in page
+    assert "b is 3.2 images below baseline, which is better (95 % interval" in page
+    terminal = text_of(plan, store, "terminal")
+    assert "val blunders (images)" in terminal and "b is 3.2 images below baseline" in terminal
+    tex = text_of(plan, store, "latex")
+    assert "difference (images)" in tex and "deviation of val blunders (images) over 5 seeds; lower is better." in tex
+    html = text_of(plan, store, "html")
+    assert ">val blunders (images)</th>" in html and "points" not in page + tex + terminal
+    notebook = Comparison.of_study(plan, store)._repr_html_()
+    assert ">val blunders (images)</th>" in notebook and "val/blunders: lower is better." in notebook
+    drawn = figures.figures(*_figure_arguments(plan, store))["arms"]
+    assert [axes.get_xlabel() for axes in drawn.axes] == [
+        "val blunders (images); lower is better",
+        "difference to baseline (images)",
+    ]
+
+
+def test_unit_of_percent_has_differences_in_points(tmp_path):
+    plan, store = count_study(tmp_path, {"baseline": [90.0, 80.0, 95.0], "b": [9.0, 5.5, 6.0]}, unit="%")
+    page = text_of(plan, store, "md")
+    assert "| val blunders (%) |" in page and re.search(r"b is 8\d points below baseline", page)
+    assert "| 88 |" in page, "not multiplied by 100"
+
+
+def test_arm_without_baseline_is_described_in_its_unit(tmp_path):
+    plan, store = count_study(tmp_path, {"alone": [3.0]})
+    assert "alone reaches 3 images in val/blunders with one seed, which gives no interval." in text_of(
+        plan, store, "md"
+    )
+
+
+@pytest.mark.parametrize("unit", ["images", "number"])
+def test_whole_numbers_without_interval_are_shown_without_decimals(unit, tmp_path):
+    facts = {"blunders": dataclasses.replace(BLUNDERS, unit=unit, step=0.0)}  # equal values have no interval
+    analysis = Analysis(metric="val/blunders", goal="min")
+    arms = {"baseline": [0.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0]}
+    plan, store = study(tmp_path, arms, analysis=analysis, metric="val/blunders", metrics=facts)
+    shown = {
+        column.title: column.cells
+        for column in tables.columns(document(plan, store)["arms"], plan.analysis, plan.units)
+    }
+    title = "val blunders (images)" if unit == "images" else "val blunders"
+    assert shown[title] == shown["sd"] == ("0", "0") and shown["difference"] == ("", "0")
+    trials = tables.trial_columns(document(plan, store)["trials"], plan.units)
+    [cells] = [column.cells for column in trials if column.title == title]
+    assert cells == ("0",) * 6
+    loss = phrasing.Scale.of("val/loss", {})
+    assert (loss.decimals([], [0.25, 1.0]), loss.decimals([], []), loss.decimals([], [3.0, None])) == (4, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("goal", "sentence"), [("min", "val/loss: lower is better."), ("max", "val/loss: higher is better.")]
+)
+def test_report_names_better_direction_once(goal, sentence, tmp_path):
+    plan, store = study(
+        tmp_path, {"baseline": BASE, "b": NONE}, analysis=Analysis(metric="val/loss", goal=goal), metric="val/loss"
+    )
+    for form in ("terminal", "md"):
+        assert text_of(plan, store, form).count(" is better.") == text_of(plan, store, form).count(sentence) == 1
+    assert f"judged by val/loss ({sentence[10:-1]}, last evaluation)</p>" in text_of(plan, store, "html")
+
+
+def test_step_of_count_widens_interval_of_equal_values(tmp_path):
+    """A count of 3 at every seed was rounded to a whole number, so its interval is that of this rounding."""
+    plan, store = count_study(tmp_path, {"baseline": [3.0] * 4, "b": [1.0, 2.0, 1.0, 3.0]})
+    results = frame.results(plan, store)
+    assert results.attrs["quantum"] == 1.0
+    row = comparison.summary(results, plan).set_index("arm").loc["baseline"]
+    half = stats.t.ppf(0.975, 3) * math.sqrt(1 / 12) / math.sqrt(4)
+    assert (row["low"], row["high"]) == (pytest.approx(3 - half), pytest.approx(3 + half))
+
+
+@pytest.mark.parametrize(
+    ("value", "step", "expected"),
+    [
+        (0.30000001192092896, 0.1, 0.3),  # single precision
+        (7.0000005, 1.0, 7.0),
+        (39.99999, 5.0, 40.0),
+        (1.2000000476837158, 0.4, 1.2),
+        (2.5, 1.0, 2.5),  # no multiple of the step
+    ],
+)
+def test_values_are_rounded_to_step(value, step, expected):
+    assert frame._on_step(value, step) == pytest.approx(expected, rel=1e-15)
+
+
 def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
@@ -361,7 +461,7 @@ def test_constant_probability_is_shown_with_its_interval(tmp_path):
     """P(better) is 0 for every arm; its interval must not stand beside another column."""
     rows = document(*study(tmp_path, {"baseline": BASE, "b": NONE, "c": SINE}))["arms"]
     assert [row["better"] for row in rows] == [None, 0.0, 0.0]
-    titles = [column.title for column in tables.detail_columns(rows, Analysis(), {"accuracy"})]
+    titles = [column.title for column in tables.detail_columns(rows, Analysis(), {"accuracy": "share"})]
     at = titles.index("P(better) (%)")
     assert titles[at + 1] == "95 % interval of it" and "broken" not in titles
 
@@ -401,7 +501,7 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
     )
     columns = {
         column.title: column.cells
-        for column in tables.columns(document(plan, store)["arms"], plan.analysis, plan.shares)
+        for column in tables.columns(document(plan, store)["arms"], plan.analysis, plan.units)
     }
     assert columns["verdict"] == ("", "cannot tell (1 broken seed)", "better")
     assert sturdy.startswith("sturdy is 3.09 points above baseline") and "chance" not in sturdy
@@ -892,7 +992,7 @@ def test_latex_fits_paper_width(tmp_path):
     everything = text_of(plan, store, "latex-all")
     tables_all = _latex_tables(everything)
     assert len(tables_all) == 3 and len(tables_all[0][1][0]) == len(
-        tables.columns(document(plan, store)["arms"], plan.analysis, plan.shares)
+        tables.columns(document(plan, store)["arms"], plan.analysis, plan.units)
     )
     labels = re.findall(r"\\label\{(.*?)\}", everything)
     assert labels == ["tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"]
@@ -1116,7 +1216,7 @@ def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     assert svg == drawing.svg(second, "arms") and drawing.pdf(first) == drawing.pdf(second)
     tree = ElementTree.fromstring(svg)
     texts = {"".join(item.itertext()) for item in tree.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"baseline", "b $x$", "val accuracy (%)"} <= texts
+    assert {"baseline", "b $x$", "val accuracy (%); higher is better"} <= texts
     assert drawing.pdf(first).startswith(b"%PDF") and b"/FontType 3" not in drawing.pdf(first)
 
 
@@ -1216,17 +1316,17 @@ def test_numbers_have_readable_precision():
     strict = {0.0008: "0.0008", 0.00052: "0.00052", 0.00048: "0.0005", 0.00004: "< 0.0001", 0.02: "0.020"}
     assert {p: phrasing.p_value(p, 0.0005) for p in strict} == strict
     assert [phrasing.duration(s) for s in (3.2, 59.7, 185, 7620)] == ["3.2 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
-    shares = {"accuracy", "top5", "ece"}
-    assert phrasing.Scale.of("val/accuracy_cls", shares).unit == phrasing.Scale.of("test/top5", shares).unit == "%"
-    assert phrasing.Scale.of("val/loss", shares).unit == phrasing.Scale.of("val/topology", shares).unit == ""
-    assert phrasing.Scale.of("val/ece", shares).number(-0.0001, 1) == "0.0"
+    units = {"accuracy": "share", "top5": "share", "ece": "share", "loss": "number"}
+    assert phrasing.Scale.of("val/accuracy_cls", units).unit == phrasing.Scale.of("test/top5", units).unit == "%"
+    assert phrasing.Scale.of("val/loss", units).unit == phrasing.Scale.of("val/topology", units).unit == ""
+    assert phrasing.Scale.of("val/ece", units).number(-0.0001, 1) == "0.0"
     # An interval that holds no 0 is not shown as one that ends there.
-    ends = [phrasing.Scale.of("val/accuracy", shares).end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
+    ends = [phrasing.Scale.of("val/accuracy", units).end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
     assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
     # Equal values have no spread: their mean and the ends of its interval differ by rounding alone.
     rounding = {"low": 0.09999999999999998, "high": 0.10000000000000006}
     assert phrasing.widths([rounding, {"low": 0.1, "high": 0.2}], "low", "high") == [None, pytest.approx(0.05)]
-    scale = phrasing.Scale.of("val/accuracy", shares)
+    scale = phrasing.Scale.of("val/accuracy", units)
     assert scale.decimals(phrasing.widths([rounding], "low", "high")) == 1
     assert scale.end(2.8e-17, 1) == "0.0"
 

@@ -310,10 +310,11 @@ class SoFar:
 
     def lines(self, limit: int) -> list[str]:
         """Return a line for each arm that shares at least two seeds with its baseline, at most ``limit`` of them."""
+        from vitlab.report.phrasing import Scale
         from vitlab.statistics import compare
 
-        facts = self._plan.facts(self._plan.analysis.metric)
-        factor, unit = (100.0, " points") if facts is not None and facts.unit == "share" else (1.0, "")
+        scale = Scale.of(self._plan.analysis.metric, self._plan.units)
+        factor, unit = scale.factor, f" {scale.points}".rstrip()
         lines: list[str] = []
         for arm in self._plan.arms:
             first, second = self._values.get(arm.name, {}), self._values.get(arm.baseline or "", {})

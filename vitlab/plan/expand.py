@@ -25,6 +25,7 @@ from vitlab.spec import Document, Study
 from vitlab.spec.choice import FORMER_ENGINES
 from vitlab.spec.run import EngineChoice
 from vitlab.spec.study import To
+from vitlab.spec.trial import METRICS
 from vitlab.statistics import sequential_levels
 
 FUTILITY = 0.1  #: comparisons that at_most seeds decide with less probability get no more
@@ -80,14 +81,15 @@ def make_plan(
         design = changes_of(study.design)
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
-    arms, trials, repeated = _resolved_arms(context, design, problems)
+    arms, trials, repeated, metrics_resolved = _resolved_arms(context, design, problems)
+    metrics_resolved &= not any(path[:2] == METRICS for path, _ in base_faults)
     if len(arms) * len(study.seeds.all) > MOST:
         size = f"{errors.count(len(arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     faults = match.mistakes(study.match, plain, design) if study.match is not None else []
     faults += tune.mistakes(study, context.at, reported, design) if study.tune is not None else []
-    faults += metrics.mistakes(study, document, reported, trials)
+    faults += metrics.mistakes(study, document, reported, trials, metrics_resolved)
     problems += [document.problem(place, sentence) for place, sentence in faults]
     if resolved_base is None:
         raise SpecError(problems)
@@ -115,23 +117,26 @@ def make_plan(
 
 def _resolved_arms(
     context: PlanContext, design: Sequence[Changes], problems: list[Problem]
-) -> tuple[dict[str, ResolvedArm], list[tuple[Mapping[str, Any], DataInfo | None]], list[str]]:
+) -> tuple[dict[str, ResolvedArm], list[tuple[Mapping[str, Any], DataInfo | None]], list[str], bool]:
     """Resolve the arms of a design, and add their mistakes to ``problems``.
 
     Returns:
-        The arms by key; values and data of every trial, as far as they are sound; the names that the design repeats.
+        The arms by key; values and data of every trial, as far as they are sound; the names that the design repeats;
+        whether no arm has a mistake in its metrics.
     """
     short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
     arms: dict[str, ResolvedArm] = {}
     trials: list[tuple[Mapping[str, Any], DataInfo | None]] = []
     wrong: dict[tuple[Path, str], list[Path]] = {}
     repeated: list[str] = []
+    metrics_resolved = True
     for changes in design:
         try:
             trial = context.at(changes.values)
         except Faults as error:
             trials.append((error.plain, error.info))
             for path, sentence in error.faults:
+                metrics_resolved &= path[:2] != METRICS
                 value, place = _locate(changes, path)
                 wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
             continue
@@ -147,7 +152,7 @@ def _resolved_arms(
         # A mistake that several values of a list share is reported once, at the list.
         problems.append(context.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
     problems += _same_names(arms, context.document)
-    return arms, trials, repeated
+    return arms, trials, repeated, metrics_resolved
 
 
 def _plan(
@@ -186,6 +191,8 @@ def _plan(
         present = FORMER_ENGINES[study.run.engine]
         more_notes.append(f"run.engine '{study.run.engine}' is now called '{present}'; both names are accepted.")
     more_notes += notes_on_files(arms.values(), seeds)
+    facts = metrics.facts({arm.name: arm.trial for arm in arms.values()})
+    more_notes += metrics.goal_notes(study.analysis, facts)
     if any(arm.trial.info.identity is None for arm in arms.values()):
         more_notes.append("The data is not on this machine: keys are pending until it is.")
     return Plan(
@@ -214,7 +221,7 @@ def _plan(
         pending=tuple(pending),
         probes=decisions.benchmarks,
         looks=looks,
-        metrics=metrics.facts({arm.name: arm.trial for arm in arms.values()}),
+        metrics=facts,
         identities={arm.name: _identity(arm, study) for arm in arms.values() if not arm.skip},
     )
 

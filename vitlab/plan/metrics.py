@@ -14,7 +14,7 @@ from vitlab.geometry import DataInfo, Task
 from vitlab.plan.resolve import ResolvedTrial
 from vitlab.plan.values import MetricFacts, Plan, own_metric
 from vitlab.registry import SLOT_MODULES, slot
-from vitlab.spec import Choice, Document, Study
+from vitlab.spec import Analysis, Choice, Document, Study
 from vitlab.spec.choice import Goal, Unit
 from vitlab.spec.trial import METRICS
 
@@ -64,13 +64,18 @@ def _facts(reported: Iterable[tuple[str, DataInfo, Mapping[str, Any]]]) -> dict[
     for arm, data, metrics_by_name in reported:
         for name, metric in metrics_by_name.items():
             low, high = metric.bounds
-            unit: Unit = metric.unit or ("share" if (low, high) == (0, 1) else "number")
             bounds = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
-            results[name] = MetricFacts(metric.goal, unit, bounds, metric.quantum)
+            results[name] = MetricFacts(metric.goal, unit_of(metric), bounds, metric.quantum, step=metric.step)
             level = metric.chance(data)
             if level is not None:
                 chance.setdefault(name, {})[arm] = level
     return {name: replace(each, chance=chance.get(name, {})) for name, each in results.items()}
+
+
+def unit_of(metric: Any) -> Unit:
+    """Return the unit of a metric or its class: the declared one, else ``share`` for bounds of 0 and 1."""
+    unit: Unit | None = metric.unit
+    return unit or ("share" if tuple(metric.bounds) == (0, 1) else "number")
 
 
 def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
@@ -99,6 +104,18 @@ def with_goal(study: Study, reported: Mapping[str, Any]) -> Study:
     return study.model_copy(update={"analysis": study.analysis.model_copy(update={"goal": goal})})
 
 
+def goal_notes(analysis: Analysis, reported: Mapping[str, Any]) -> list[str]:
+    """Return a note if the goal of an analysis is not the one that its metric declares."""
+    declared = goal_of(analysis.metric, reported)
+    if declared in (None, analysis.goal):
+        return []
+    better, other = ("lower", "higher") if declared == "min" else ("higher", "lower")
+    return [
+        f"{analysis.metric} is better when {better}, and the study asks for {analysis.goal}: verdicts count {other} "
+        "values as better."
+    ]
+
+
 def _installed(name: str) -> Goal | None:
     """Return the goal of an installed metric, which an arm may report although the base does not."""
     if name not in slot("metric").names():
@@ -112,6 +129,7 @@ def mistakes(
     document: Document,
     reported: Mapping[str, Any],
     trials: Iterable[tuple[Mapping[str, Any], DataInfo | None]],
+    complete: bool,
 ) -> Iterator[tuple[Path, str]]:
     """Yield mistakes in the metrics of a study and in amounts in their units, as places and sentences.
 
@@ -120,8 +138,11 @@ def mistakes(
         document: source of the amounts as written.
         reported: name to metric, for the metrics of the base; empty if its data is unknown.
         trials: values and data of the trials of the arms, as far as they are sound.
+        complete: whether every metric that a trial names could be resolved; if not, a metric that no trial reports may
+            be one of those, which have their own mistake.
     """
-    yield from _unreported(study, reported, trials)
+    if complete:
+        yield from _unreported(study, reported, trials)
     yield from _amounts(study, document, reported)
 
 
@@ -171,7 +192,7 @@ def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any
         if own is None:
             continue
         (low, high), where = metrics_by_name[own].bounds, ".".join(map(str, place))
-        share = (low, high) == (0, 1)
+        share = unit_of(metrics_by_name[own]) == "share"
         value: Any = document.data
         for part in place:
             value = value.get(part) if isinstance(value, Mapping) else None

@@ -134,6 +134,11 @@ class MetricFacts:
     quantum: float = 0.0  #: smallest change, times the number of images; 0 if it has none
     chance: Mapping[str, float] = field(default_factory=dict)
     """Arm to the value of guesses, where it is known."""
+    step: float = 0.0  #: smallest change, whatever the number of images, such as 1 for a count; 0 if it has none
+
+    def smallest_change(self, images: int | None) -> float:
+        """Return the smallest change of the metric over a number of images; 0 if it has none or it is not known."""
+        return self.step or (self.quantum / images if images else 0.0)
 
 
 def own_metric(name: str, names: Iterable[str]) -> str | None:
@@ -267,9 +272,9 @@ class Plan:
         return None if own is None else self.metrics[own]
 
     @property
-    def shares(self) -> frozenset[str]:
-        """Names of the metrics that are shares of one, without their splits."""
-        return frozenset(name for name, facts in self.metrics.items() if facts.unit == "share")
+    def units(self) -> dict[str, str]:
+        """The unit of each metric, by its name without the split."""
+        return {name: facts.unit for name, facts in self.metrics.items()}
 
     def arm(self, name: str) -> Arm:
         """Return the arm with this name."""

@@ -38,12 +38,21 @@ class Slot(Generic[T]):
         contract: the class every component derives from.
         shared: options that every component of the slot takes in YAML, read by the slot's package and not by the
             component.
+        fault: returns in one sentence what is wrong with what a class declares, or None; called when it is registered.
     """
 
-    def __init__(self, name: str, contract: type[T], *, shared: type[BaseModel] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        contract: type[T],
+        *,
+        shared: type[BaseModel] | None = None,
+        fault: Callable[[type[T]], str | None] | None = None,
+    ) -> None:
         self.name = name
         self.contract = contract
         self.shared = shared
+        self._fault = fault
         self._members: dict[tuple[str, str], type[T]] = {}
         self._origins: dict[tuple[str, str], Origin] = {}
         self._options: dict[type[T], type[BaseModel]] = {}
@@ -87,6 +96,8 @@ class Slot(Generic[T]):
                 raise BrokenComponent(
                     f"{self.name} '{name}' from {origin} defines {old}(), which is unused: rename it {new}()"
                 )
+        if self._fault is not None and (sentence := self._fault(component)):
+            raise BrokenComponent(f"{self.name} '{name}' from {origin}: {sentence}")
         other = self._members.get((origin.source, name))
         if other is not None and other is not component and not _is_reloaded(other, component):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")

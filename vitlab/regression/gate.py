@@ -82,7 +82,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     quanta = {}
     for metric in metrics:
         facts, count = plan.facts(metric), images.get(metric.partition("/")[0])
-        quanta[metric] = facts.quantum / count if facts is not None and count else 0.0
+        quanta[metric] = 0.0 if facts is None else facts.smallest_change(count)
     diverged: dict[str, tuple[int, ...]] = {}
     for item in outcomes:
         final = item.result.outcome.metrics if item.result is not None else {}

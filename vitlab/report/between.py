@@ -36,9 +36,9 @@ class Between:
             "study": self.plan.study,
             "question": self.plan.question,
             "analysis": self.plan.analysis.model_dump(mode="json"),
-            "shares": sorted(self.plan.shares),
+            "units": self.plan.units,
             "overview": phrasing.overview(rows),
-            "answers": phrasing.answers(rows, self.plan.analysis, self.plan.shares),
+            "answers": phrasing.answers(rows, self.plan.analysis, self.plan.units),
             "arms": rows,
             **{
                 "tuning": [],

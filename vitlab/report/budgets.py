@@ -32,7 +32,7 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
     laws = scalings(plan, frame)
     if not laws:
         return None
-    scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+    scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
     values = usable(frame, plan.analysis)
     sizes = [size for size in SIZES if any(item.size == size for item in laws)]
     series = list(dict.fromkeys(item.series for item in laws))
@@ -64,7 +64,7 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
             axes.set_xlabel(SIZES[size])
             axes.grid(color=RULE, linewidth=0.5)
             axes.legend(frameon=False, fontsize=7.5)
-        less = "" if plan.analysis.goal == "min" else ("100 % less " if scale.unit else "1 less ")
+        less = "" if plan.analysis.goal == "min" else ("100 % less " if scale.is_share else "1 less ")
         for axes in panels[::across]:
             axes.set_ylabel(less + scale.title)
         return figure
@@ -81,7 +81,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
     fronts_by_cost = fronts(plan, list(rows.values()))
     if not fronts_by_cost:
         return None
-    scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+    scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
     with style():
         from matplotlib.figure import Figure
 

@@ -40,7 +40,7 @@ def curves(
     baseline behind it.  Means are those of trials that are done.
     """
     metric = metric or plan.analysis.metric
-    scale = phrasing.Scale.of(metric, plan.shares)
+    scale = phrasing.Scale.of(metric, plan.units)
     endings = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
     measurements = history[(history["metric"] == metric) & np.isfinite(history["value"])]
     measurements = measurements.merge(endings, on=["arm", "seed"])

@@ -28,7 +28,7 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 12  #: version of this document; a stored one of another version is rendered anew
+FORM = 13  #: version of this document; a stored one of another version is rendered anew
 BUILT_IN = "vitlab"
 
 
@@ -45,9 +45,9 @@ def document(
         "study": plan.study,
         "question": plan.question,
         "analysis": plan.analysis.model_dump(mode="json"),
-        "shares": sorted(plan.shares),
+        "units": plan.units,
         "overview": phrasing.overview(rows),
-        "answers": phrasing.answers(rows, plan.analysis, plan.shares),
+        "answers": phrasing.answers(rows, plan.analysis, plan.units),
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),

@@ -78,8 +78,8 @@ def captions(plan: Plan) -> dict[str, str]:
         else f"Of every arm {seeds}.",
         "interaction": f"The mean of every cell of the grid with its {level} t-interval. Parallel lines: the effect of "
         "one factor does not depend on the other.",
-        "curves": f"{phrasing.Scale.of(plan.analysis.metric, plan.shares).title} {over}",
-        "loss": f"{phrasing.Scale.of(loss_of(plan), plan.shares).title} {over}",
+        "curves": f"{phrasing.Scale.of(plan.analysis.metric, plan.units).title} {over}",
+        "loss": f"{phrasing.Scale.of(loss_of(plan), plan.units).title} {over}",
         "scaling": f"{'The metric' if plan.analysis.goal == 'min' else 'One less the metric'} over size, both on "
         "logarithmic axes: each seed (small), the mean of their logarithms, and a power law with the "
         f"{level} band that the spread of the seeds allows.",
@@ -111,7 +111,7 @@ def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figur
     )
     if not full or len(apart) > len(SERIES):
         return None
-    scale, short = phrasing.Scale.of(plan.analysis.metric, plan.shares), short_names(paths)
+    scale, short = phrasing.Scale.of(plan.analysis.metric, plan.units), short_names(paths)
     with style():
         from matplotlib.figure import Figure
 
@@ -154,7 +154,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
     rows = {row["arm"]: row for row in plain(summary)}
     names = [name for name in rows if name in values]
     compared = [name for name in names if rows[name]["difference"] is not None]
-    scale, wide = phrasing.Scale.of(plan.analysis.metric, plan.shares), width >= WIDE
+    scale, wide = phrasing.Scale.of(plan.analysis.metric, plan.units), width >= WIDE
     labels = wrapped_labels(names, 30 if wide else 20)
     row = max(0.34, 0.14 * max(label.count("\n") + 1 for label in labels.values()) + 0.12)
     with style():
@@ -178,7 +178,8 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
         ]
         _marks(left, marks, scale, [value for by_seed in values.values() for value in by_seed])
         _name_rows(left, names, labels)
-        left.set_xlabel(scale.title + (", best" if plan.analysis.at == "best" else ""))
+        label = scale.title + (", best" if plan.analysis.at == "best" else "")
+        left.set_xlabel(wrapped_line(f"{label}; {plan.analysis.direction}", 38 if wide else 40))
         if right is not None:
             beside = names if wide else compared
             place = {name: index for index, name in enumerate(beside)}
@@ -236,7 +237,8 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: phrasing.Scale, points: Se
     values = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal values: use the width of a notable difference
-        half_width = 0.5 * max(1.0 if scale.unit else 1e-3, abs(high) * 0.02)
+        notable = 1e-3 if scale.decimals_of(values, 0, 1) else 1.0
+        half_width = 0.5 * max(notable, abs(high) * 0.02)
         low, high = low - half_width, high + half_width
     ends = [(mark.value, end) for mark in marks for end in (mark.low, mark.high) if end is not None]
     lengths = [scale.factor * abs(end - value) for value, end in ends]

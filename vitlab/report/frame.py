@@ -151,7 +151,7 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     frame = frame.astype(fixed | dict.fromkeys(metrics, "float64"))
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
     images = images_per_split(trials).get(split) if facts is not None and facts.quantum else None
-    frame.attrs["quantum"] = facts.quantum / images if facts is not None and images else 0.0
+    frame.attrs["quantum"] = facts.smallest_change(images) if facts is not None else 0.0
     return frame
 
 
@@ -229,7 +229,10 @@ def _on_step(value: float, quantum: float) -> float:
     if not quantum:
         return float(value)
     steps = value / quantum
-    return round(steps) / round(1 / quantum) if abs(steps - round(steps)) < 1e-2 else float(value)
+    if abs(steps - round(steps)) >= 1e-2:
+        return float(value)
+    images = round(1 / quantum)  # dividing by the number of images is exact, where multiplying by the step is not
+    return round(steps) / images if math.isclose(images * quantum, 1.0) else round(steps) * quantum
 
 
 def parquet(frame: pd.DataFrame) -> bytes:

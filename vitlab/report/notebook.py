@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import pandas as pd
@@ -24,14 +24,14 @@ ROWS = 60  #: trials that a notebook shows
 class Results(pd.DataFrame):
     """A frame of :func:`vitlab.report.frame.results`; slices of it are ordinary frames."""
 
-    _metadata = ("shares",)
-    shares: frozenset[str]
+    _metadata = ("units",)
+    units: Mapping[str, str]
 
     @classmethod
     def of_study(cls, plan: Plan, store: Store) -> Results:
         """Return the results of a study."""
         results = cls(frames.results(plan, store))
-        results.shares = plan.shares
+        results.units = plan.units
         return results
 
     @property
@@ -45,15 +45,15 @@ class Results(pd.DataFrame):
         states = {name: int((self["status"] == name).sum()) for name in frames.STATUSES}
         summary = [f"{count(len(self), 'trial')}: {phrasing.states(states)}"]
         remainder = f"... and {len(self) - ROWS:,} more." if len(self) > ROWS else ""
-        return _html(summary, trial_columns(plain(self.head(ROWS)), self.shares), [remainder] if remainder else [])
+        return _html(summary, trial_columns(plain(self.head(ROWS)), self.units), [remainder] if remainder else [])
 
 
 class Comparison(pd.DataFrame):
     """A frame of :func:`vitlab.report.comparison.summary`; slices of it are ordinary frames."""
 
-    _metadata = ("analysis", "shares", "notes")
+    _metadata = ("analysis", "units", "notes")
     analysis: Analysis
-    shares: frozenset[str]
+    units: Mapping[str, str]
     notes: tuple[str, ...]
 
     @classmethod
@@ -69,7 +69,7 @@ class Comparison(pd.DataFrame):
     def of(cls, frame: pd.DataFrame, plan: Plan, notes: tuple[str, ...] = ()) -> Comparison:
         """Return a summary as a comparison with the analysis of its plan and notes."""
         comparison_frame = cls(frame)
-        comparison_frame.analysis, comparison_frame.shares = plan.analysis, plan.shares
+        comparison_frame.analysis, comparison_frame.units = plan.analysis, plan.units
         comparison_frame.notes = notes
         return comparison_frame
 
@@ -80,11 +80,12 @@ class Comparison(pd.DataFrame):
     @property
     def answers(self) -> list[str]:
         """The answers, one sentence per comparison."""
-        return phrasing.answers(plain(self), self.analysis, self.shares)
+        return phrasing.answers(plain(self), self.analysis, self.units)
 
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
-        return _html(self.answers, columns(plain(self), self.analysis, self.shares), self.notes)
+        notes = [f"{self.analysis.metric}: {self.analysis.direction}.", *self.notes]
+        return _html(self.answers, columns(plain(self), self.analysis, self.units), notes)
 
 
 def _html(sentences: Sequence[str], table: Sequence[Column], notes_below: Sequence[str]) -> str:

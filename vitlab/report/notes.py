@@ -289,7 +289,7 @@ def _split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     if not sd > 0:
         return []
     low, high = sd_interval(sd, df, plan.analysis.alpha)
-    scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+    scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
     decimals = scale.decimals([low, high - low])
     return [
         f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
@@ -400,7 +400,7 @@ def _tuning_notes(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
             f"{plan.analysis.metric} judges the arms."
         )
     elif largest := max((row["choice_sd"] or 0.0 for row in rows), default=0.0):
-        scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+        scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
         lines.append(
             "Intervals include the choice of knobs: other tuning seeds might have chosen others, which adds a standard "
             f"deviation of up to {scale.amount(largest, scale.decimals([largest]))} to a difference. More tuning seeds "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitlab.errors import count
@@ -31,15 +31,23 @@ class Scale:
 
     metric: str
     factor: float
-    unit: str  #: of a value: ``%`` or nothing
-    points: str  #: of a difference: ``points`` or nothing
+    unit: str  #: of a value: ``%``, the metric's own unit such as ``images``, or nothing
+    points: str  #: of a difference: ``points``, the metric's own unit, or nothing
 
     @classmethod
-    def of(cls, metric: str, shares: Collection[str]) -> Scale:
-        """Return the scale of a metric such as ``val/accuracy``, given :attr:`vitlab.plan.values.Plan.shares`."""
-        if own_metric(metric.partition("/")[2], shares) is None:
-            return cls(metric, 1.0, "", "")
-        return cls(metric, 100.0, "%", "points")
+    def of(cls, metric: str, units: Mapping[str, str]) -> Scale:
+        """Return the scale of a metric such as ``val/accuracy``, given :attr:`vitlab.plan.values.Plan.units`."""
+        own = own_metric(metric.partition("/")[2], units)
+        unit = "number" if own is None else units[own]
+        if unit == "share":
+            return cls(metric, 100.0, "%", "points")
+        unit = "" if unit == "number" else unit
+        return cls(metric, 1.0, unit, "points" if unit == "%" else unit)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the metric is a share of one."""
+        return self.factor != 1.0
 
     @property
     def title(self) -> str:
@@ -47,13 +55,26 @@ class Scale:
         name = self.metric.replace("/", " ")
         return f"{name} ({self.unit})" if self.unit else name
 
-    def decimals(self, widths: Sequence[float | None]) -> int:
-        """Return the number of decimals for intervals of these half-widths: about one uncertain digit."""
+    def decimals(self, widths: Sequence[float | None], values: Sequence[float | None] = ()) -> int:
+        """Return the number of decimals for intervals of these half-widths: about one uncertain digit.
+
+        Without an interval, it is that of the values, see :meth:`decimals_of`.
+        """
         half_widths = sorted(self.factor * width for width in widths if width is not None and width > 0)
-        least = 1 if self.unit else 0
+        least = 1 if self.is_share else 0
         if not half_widths:
-            return 1 if self.unit else 4
+            return self.decimals_of(values, 1, 4)
         return min(6, max(least, math.ceil(-math.log10(half_widths[len(half_widths) // 2] / 3))))
+
+    def decimals_of(self, values: Sequence[float | None], share: int, number: int) -> int:
+        """Return the number of decimals of values without an interval: ``share`` for a share, otherwise ``number``.
+
+        Whole numbers that are no shares, such as counts, have none.
+        """
+        if self.is_share:
+            return share
+        numbers = [value for value in values if value is not None]
+        return 0 if numbers and all(float(value).is_integer() for value in numbers) else number
 
     def number(self, value: float | None, decimals: int, *, sign: bool = False) -> str:
         """Format a value without its unit; a dash if it is missing."""
@@ -197,7 +218,8 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
     seeds = f"{count(row['broken'], 'seed')} that diverged or failed"
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
-    clause = f"; with chance ({scale.number(row['chance'], 1 if scale.unit else 3)} {scale.unit}".rstrip() + ")"
+    level = scale.number(row["chance"], scale.decimals_of([row["chance"]], 1, 3))
+    clause = f"; with chance ({level} {scale.unit}".rstrip() + ")"
     clause += f" in the place of {seeds}, {_distance(row['chance_difference'], scale, decimals)}"
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
@@ -212,7 +234,9 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
     """Return one sentence about an arm, for studies without comparisons."""
     if row["n"] == 0:
         return _no_values(row)
-    sentence = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip() + f" {scale.metric}"
+    of = "in " if scale.unit and not scale.is_share else ""
+    sentence = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip()
+    sentence += f" {of}{scale.metric}"
     if row["low"] is None:
         return f"{sentence} with one seed, which gives no interval."
     low, high = (scale.number(row[end], decimals) for end in ("low", "high"))
@@ -225,14 +249,16 @@ def states(row: Row) -> str:
     return ", ".join(f"{row[name]} {name}" for name in names if row[name]) or "none planned"
 
 
-def answers(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[str]:
+def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return one sentence per comparison, or one per arm if there are no comparisons."""
-    scale = Scale.of(analysis.metric, shares)
+    scale = Scale.of(analysis.metric, units)
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
-        decimals = scale.decimals(widths(compared, "difference_low", "difference_high"))
+        decimals = scale.decimals(
+            widths(compared, "difference_low", "difference_high"), [row["difference"] for row in compared]
+        )
         return [describe_comparison(row, analysis, scale, decimals) for row in compared]
-    decimals = scale.decimals(widths(rows, "low", "high"))
+    decimals = scale.decimals(widths(rows, "low", "high"), [row["mean"] for row in rows])
     return [describe_arm(row, analysis, scale, decimals) for row in rows]
 
 

@@ -46,7 +46,7 @@ class Forecast:
 
     def sentences(self, plan: Plan) -> list[str]:
         """Return the forecast in words."""
-        scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
+        scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
         low, high = self.sd_low / self.sd, self.sd_high / self.sd
         planned = len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)})
         at = dict(self.detectable)[planned]

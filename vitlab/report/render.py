@@ -120,7 +120,7 @@ def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """Return one sentence per comparison, given the frame of :func:`vitlab.report.frame.results`."""
     from vitlab.report.comparison import summary
 
-    return phrasing.answers(plain(summary(frame, plan)), plan.analysis, plan.shares)
+    return phrasing.answers(plain(summary(frame, plan)), plan.analysis, plan.units)
 
 
 def warm_up() -> None:
@@ -193,7 +193,13 @@ def _check_format(format: str) -> None:
 
 
 def _columns(doc: Mapping[str, Any]) -> list[tables.Column]:
-    return tables.columns(doc["arms"], Analysis.model_validate(doc["analysis"]), doc["shares"])
+    return tables.columns(doc["arms"], Analysis.model_validate(doc["analysis"]), doc["units"])
+
+
+def _direction(doc: Mapping[str, Any]) -> str:
+    """Return the sentence that says which direction of the metric is better."""
+    analysis = Analysis.model_validate(doc["analysis"])
+    return f"{analysis.metric}: {analysis.direction}."
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------
@@ -214,6 +220,7 @@ def _terminal(doc: Mapping[str, Any]) -> str:
         console.print(Text(doc["overview"]))
     for sentence in doc["answers"]:
         console.print(Padding(Text(printable(sentence)), (0, 0, 0, 2)))
+    console.print(Text(_direction(doc), style="dim"))
     unbounded = console.options.update(width=10_000)
     more = tables.tables(doc, Analysis.model_validate(doc["analysis"]))
     for columns in (_columns(doc), *(columns for name, _, columns in more if name != "Comparisons")):
@@ -256,7 +263,7 @@ def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     lines = [f"# {markdown(doc['question'] or doc['study'])}", ""]
     lines += [doc["overview"], ""] if doc["overview"] else []
     lines += [f"- {markdown(sentence)}" for sentence in doc["answers"]]
-    lines += ["", *_md_table(columns)]
+    lines += ["", markdown(_direction(doc)), "", *_md_table(columns)]
     for name in figures:
         lines += ["", f"![{name}]({name}.png)"]
     for name, caption, table in tables.tables(doc, Analysis.model_validate(doc["analysis"])):
@@ -277,8 +284,8 @@ def _md_table(columns: Sequence[tables.Column]) -> list[str]:
 def _latex(doc: Mapping[str, Any]) -> str:
     """Return the table of arms in the width of a paper, to be read into a document that uses booktabs."""
     analysis = Analysis.model_validate(doc["analysis"])
-    caption = tables.paper_caption(doc["question"], doc["arms"], analysis, doc["shares"])
-    return _latex_file(doc, [("arms", caption, tables.paper_columns(doc["arms"], analysis, doc["shares"]))])
+    caption = tables.paper_caption(doc["question"], doc["arms"], analysis, doc["units"])
+    return _latex_file(doc, [("arms", caption, tables.paper_columns(doc["arms"], analysis, doc["units"]))])
 
 
 def _latex_all(doc: Mapping[str, Any]) -> str:
@@ -295,7 +302,8 @@ def _latex_file(doc: Mapping[str, Any], parts: Sequence[tuple[str, str, Sequence
     notes = [f"% {one_line(note)}" for note in (*doc["answers"], *doc["notes"])]
     notes += [f"% {one_line(head)}: {one_line(text)}" for head, text in provenance_lines(doc)]
     lines = ["% \\usepackage{booktabs}", *notes]
-    characters = {char for *_, columns in parts for column in columns for cell in column.cells for char in cell}
+    texts = [text for *_, columns in parts for column in columns for text in (column.title, *column.cells)]
+    characters = {char for text in texts for char in text}
     if any(ord(char) > LATIN for char in characters - TEX.keys()):
         lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", doc["study"])
@@ -387,11 +395,11 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
         folded={"arms": f"Picture of all {len(rows)} arms"} if len(rows) > FOLDED_FROM else {},
         looks=list(attention_pictures.pictures(content.doc["explained"], content.store.root)),
         trials=_table(
-            tables.trial_columns(content.doc["trials"], content.doc["shares"]),
+            tables.trial_columns(content.doc["trials"], content.doc["units"]),
             [trial["status"] for trial in content.doc["trials"]],
         ),
         made=provenance_lines(content.doc),
-        judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",
+        judged=f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
         series=SERIES,
     )
     return valid_html(page)

@@ -5,7 +5,7 @@ Like :mod:`vitlab.report.phrasing`, it works on plain rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +41,11 @@ class Column:
     right: bool = True
 
 
-def columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
+def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
     """Return the table of arms: mean, difference from the baseline, verdict, cost."""
-    scale = Scale.of(analysis.metric, shares)
-    own = scale.decimals(widths(rows, "low", "high"))
-    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+    scale = Scale.of(analysis.metric, units)
+    own, apart = _decimals(rows, scale)
+    of_sd = own + 1 if own or any(row["sd"] for row in rows) else 0
     interval = f"{percent(1 - analysis.alpha)} interval"
     best = " at best" if analysis.at == "best" else ""
 
@@ -62,7 +62,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) ->
         Column("n", cells(lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}")),
         Column(scale.title + best, cells(lambda row: scale.number(row["mean"], own))),
         Column(interval, cells(lambda row: bracket(row, "low", "high", own)), rank=3),
-        Column("sd", cells(lambda row: scale.number(row["sd"], own + 1)), rank=6),
+        Column("sd", cells(lambda row: scale.number(row["sd"], of_sd)), rank=6),
     ]
     if any(row["collapsed"] for row in rows):
         table.append(Column("collapsed", cells(lambda row: f"{row['collapsed']}/{row['n']}")))
@@ -91,8 +91,12 @@ def columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) ->
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
-        title = f"{Scale.of(test, shares).title}, mean {PLUS_MINUS} sd"
-        table.append(Column(title, cells(lambda row: spread(scale, row.get(test), row.get(f"{test}_sd"), own)), rank=4))
+        title = f"{Scale.of(test, units).title}, mean {PLUS_MINUS} sd"
+        tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
+        of_test = scale.decimals(widths(rows, "low", "high"), tested)
+        table.append(
+            Column(title, cells(lambda row: spread(scale, row.get(test), row.get(f"{test}_sd"), of_test)), rank=4)
+        )
     table += [
         Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
         Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
@@ -100,11 +104,19 @@ def columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) ->
     return table
 
 
-def paper_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
+def _decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
+    """Return the number of decimals of means and of differences."""
+    means, differences = ([row[name] for row in rows] for name in ("mean", "difference"))
+    return (
+        scale.decimals(widths(rows, "low", "high"), means),
+        scale.decimals(widths(rows, "difference_low", "difference_high"), differences),
+    )
+
+
+def paper_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
-    scale = Scale.of(analysis.metric, shares)
-    own = scale.decimals(widths(rows, "low", "high"))
-    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+    scale = Scale.of(analysis.metric, units)
+    own, apart = _decimals(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
 
     def difference(row: Row) -> str:
@@ -127,11 +139,12 @@ def paper_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[st
     return table
 
 
-def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> str:
+def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> str:
     """Return the caption of :func:`paper_columns`."""
     counts = {row["n"] for row in rows}
     seeds = f" over {count(max(counts), 'seed')}" if len(counts) == 1 else " over n seeds"
-    sentences = [question, f"Mean {PLUS_MINUS} standard deviation of {Scale.of(analysis.metric, shares).title}{seeds}."]
+    title = Scale.of(analysis.metric, units).title
+    sentences = [question, f"Mean {PLUS_MINUS} standard deviation of {title}{seeds}; {analysis.direction}."]
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
         baselines = {row["baseline"] for row in compared}
@@ -159,13 +172,13 @@ def _verdict_cell(row: Row, analysis: Analysis) -> str:
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
-def detail_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
+def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
     """Return the table of comparisons with the statistics of each verdict; columns without values are left out."""
     compared = [row for row in rows if row["baseline"] is not None and row["difference"] is not None]
     if not compared:
         return []
-    scale = Scale.of(analysis.metric, shares)
-    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+    scale = Scale.of(analysis.metric, units)
+    _, apart = _decimals(rows, scale)
 
     def bracket(row: Row, low: str, high: str, factor: float, decimals: int) -> str:
         if row[low] is None:
@@ -203,7 +216,7 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[s
     return [column for column in table if not set(column.cells) <= ({"0"} if column.title == "broken" else {DASH})]
 
 
-def head_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
+def head_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]:
     """Return the table of heads: the mean of each head of an arm, alone and fused."""
     if not rows:
         return []
@@ -211,19 +224,19 @@ def head_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
     for name in rows[0]:
         if name == "arm" or all(row[name] is None for row in rows):
             continue
-        scale = Scale.of(name, shares)
-        decimals = 1 if scale.unit else 3
+        scale = Scale.of(name, units)
+        decimals = scale.decimals_of([row[name] for row in rows], 1, 3)
         cells = tuple(DASH if row[name] is None else scale.number(row[name], decimals) for row in rows)
         table.append(Column(scale.title, cells))
     return table
 
 
-def interaction_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
+def interaction_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
     """Return the table of two-way interactions."""
     if not rows:
         return []
-    scale = Scale.of(analysis.metric, shares)
-    decimals = scale.decimals(widths(rows, "low", "high"))
+    scale = Scale.of(analysis.metric, units)
+    decimals = scale.decimals(widths(rows, "low", "high"), [row["difference"] for row in rows])
 
     def bracket(row: Row) -> str:
         if row["low"] is None:
@@ -346,13 +359,13 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
             "Comparisons",
             "Statistics of each verdict. Intervals and p values in this table are of one comparison each, except for "
             "BCa's interval and p with chance, which hold for all at once.",
-            detail_columns(doc["arms"], analysis, doc["shares"]),
+            detail_columns(doc["arms"], analysis, doc["units"]),
         ),
         (
             "Interactions",
             "Effect of two changes together minus the sum of their single effects, at the seeds that all four arms "
             "have; corrected as a family of their own, which is not registered.",
-            interaction_columns(doc["interactions"], analysis, doc["shares"]),
+            interaction_columns(doc["interactions"], analysis, doc["units"]),
         ),
         (
             "Scaling",
@@ -368,18 +381,18 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
             front_columns(doc["fronts"], doc["arms"], doc["front_shares"]),
         ),
         ("Cost", cost_caption(doc["cost"]), cost_columns(doc["cost"])),
-        ("Heads", "Mean metric of each head alone, and of their fusion.", head_columns(doc["heads"], doc["shares"])),
-        ("Tuning", "Candidates of each tuning.", tuning_columns(doc["tuning"], doc["shares"])),
+        ("Heads", "Mean metric of each head alone, and of their fusion.", head_columns(doc["heads"], doc["units"])),
+        ("Tuning", "Candidates of each tuning.", tuning_columns(doc["tuning"], doc["units"])),
     ]
     return [table for table in entries if table[2]]
 
 
-def tuning_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
+def tuning_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]:
     """Return the table of tuning candidates: value, score, cost and outcome."""
     if not rows:
         return []
-    scale = Scale.of(rows[0]["metric"], shares)
-    decimals = 2 if scale.unit else 4
+    scale = Scale.of(rows[0]["metric"], units)
+    decimals = scale.decimals_of([row["score"] for row in rows], 2, 4)
 
     def score(row: Row) -> str:
         return DASH if row["score"] is None else scale.number(row["score"], decimals)
@@ -394,7 +407,7 @@ def tuning_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]
     ]
 
 
-def trial_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
+def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]:
     """Return the table of trials: a selection of the columns of results.csv."""
     metrics = [name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))]
     table = [
@@ -405,8 +418,9 @@ def trial_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
     if any(row["failure_kind"] for row in rows):
         table.append(Column("failure", tuple(row["failure_kind"] or "" for row in rows), right=False))
     for metric in metrics:
-        scale = Scale.of(metric, shares)
-        cells = tuple(scale.number(row[metric], 2 if scale.unit else 4) for row in rows)
+        scale = Scale.of(metric, units)
+        decimals = scale.decimals_of([row[metric] for row in rows], 2, 4)
+        cells = tuple(scale.number(row[metric], decimals) for row in rows)
         table.append(Column(scale.title, cells))
     return [
         *table,

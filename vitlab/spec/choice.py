@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -51,8 +52,21 @@ def _in_units(value: Any) -> Any:
     return float(match[1]) / 100
 
 
+def is_unit(value: str) -> bool:
+    """Return whether a text can be the unit of a metric."""
+    return len(value) <= 20 and re.fullmatch(r"(?:[^\W_]|%)(?:[^\W_]|[ /%.-])*(?<![ /-])", value) is not None
+
+
+def _checked_unit(value: str) -> str:
+    if not is_unit(value):
+        raise ValueError(f"found {value!r}; allowed: {UNITS}")
+    return value
+
+
+UNITS = "share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -, such as images or ms"
 Goal = Literal["max", "min"]
-Unit = Literal["share", "number"]
+Unit = Annotated[str, AfterValidator(_checked_unit)]
+"""``share``: of one, shown in percent; ``number``: shown without a unit; any other word is shown as the unit."""
 
 Amount = Annotated[
     float,

@@ -229,6 +229,11 @@ class Analysis(Frozen):
             raise ValueError(not_a_metric(metric))
         return metric
 
+    @property
+    def direction(self) -> str:
+        """``higher is better`` or ``lower is better``."""
+        return "lower is better" if self.goal == "min" else "higher is better"
+
 
 class Check(Frozen):
     """The regression gate.  A cell is an arm and a metric; all cells of a study are one family.

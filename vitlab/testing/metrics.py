@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from torch import Tensor
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
-from vitlab.spec.choice import Unit
 from vitlab.testing.assertions import during, expect
+from vitlab.training.metrics import declaration_fault
 
 N, K = 40, 7
 CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
@@ -27,13 +27,9 @@ CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
 def check_metric(who: str, choice: Resolved) -> None:
     """Check a metric for each of its tasks, on random, correct and wrong predictions."""
     cls: Any = choice.component
-    expect(cls.goal in ("max", "min"), f"{who}: goal is {cls.goal!r}; it is max or min")
+    sentence = declaration_fault(cls)
+    expect(sentence is None, f"{who}: {sentence}")
     low, high = cls.bounds
-    expect(low < high, f"{who}: bounds are {cls.bounds}; the lower one comes first")
-    units = (None, *get_args(Unit))
-    expect(cls.unit in units, f"{who}: unit is {cls.unit!r}; it is {' or '.join(get_args(Unit))}")
-    expect(cls.quantum >= 0, f"{who}: quantum is {cls.quantum!r}; it is 0 or more")
-    expect(bool(cls.tasks), f"{who}: tasks is empty; name at least one task")
     name = slot("metric").build(choice).name or choice.type.rpartition(":")[2]
     expect(bool(re.fullmatch(r"\w+", name)), f"{who} is called '{name}' in results; a name is letters, digits and _")
     for task in cls.tasks:

@@ -208,7 +208,7 @@ def note(plan: Plan) -> str:
     lines = [
         f"**{plan.question or plan.study}**",
         "",
-        f"Judged by `{plan.analysis.metric}`, {plan.analysis.goal}, {plan.analysis.at}. "
+        f"Judged by `{plan.analysis.metric}`, {plan.analysis.direction}, {plan.analysis.at} evaluation. "
         "Group by `arm`: means over seeds. Intervals and tests are in the report, with the run of the study.",
         "",
         "| arm | compared with | not run because |",

@@ -28,7 +28,7 @@ from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import BUILT_IN, Resolved, Slot
 from vitlab.spec import Choice
-from vitlab.spec.choice import Goal, Unit
+from vitlab.spec.choice import UNITS, Goal, Unit, is_unit
 from vitlab.training.losses import flat
 
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -45,11 +45,16 @@ class Metric(ABC):
 
     tasks: ClassVar[tuple[Task, ...]] = ("classification",)  #: tasks it applies to
     goal: ClassVar[Goal] = "max"  #: the better direction, unless the study names one
-    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)  #: its range
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)  #: its range; ``math.inf`` for an end without a limit
     unit: ClassVar[Unit | None] = None
-    """``share``: of one, shown in percent; ``number``: shown as it is.  By default a metric from 0 to 1 is a share."""
+    """``share``: of one, shown in percent; ``number``: shown without a unit; any other word, such as ``images`` or
+    ``ms``, is shown as the unit.  By default a metric from 0 to 1 is a share, and any other a number."""
     quantum: ClassVar[float] = 0.0
-    """Smallest change of the metric, times the number of images: 1 for a share of images; 0 if it has none."""
+    """Smallest change of the metric, times the number of images: 1 for a share of images; 0 if it has none.
+
+    Equal values of several seeds then have an interval of the width of this rounding, instead of none."""
+    step: ClassVar[float] = 0.0
+    """Smallest change of the metric, whatever the number of images: 1 for a count.  A metric has it or ``quantum``."""
     every_view: ClassVar[bool] = False
     """Whether it is also reported for further classifiers of the head, as ``NAME_VIEW``, such as ``accuracy_dist``."""
     name: str = ""  #: in results; by default the name in the study; set it if an option changes what is computed
@@ -77,7 +82,10 @@ class Metric(ABC):
         return None
 
     def chance(self, data: DataInfo) -> float | None:
-        """Return the value that guesses reach if all classes are equally likely; None if it is not known."""
+        """Return the value that guesses reach if all classes are equally likely; None if it is not known.
+
+        Example: ``return 1 / data.classes``
+        """
         return None
 
     @classmethod
@@ -86,7 +94,33 @@ class Metric(ABC):
         return None
 
 
-metric: Slot[Metric] = Slot("metric", Metric)  # type: ignore[type-abstract]  # a contract is not built
+def declaration_fault(component: type[Metric]) -> str | None:
+    """Return in one sentence what is wrong with the facts that a metric declares; None if nothing is."""
+    goal, bounds, unit, tasks = component.goal, component.bounds, component.unit, component.tasks
+    if goal not in get_args(Goal):
+        return f"goal is {goal!r}; it is max or min"
+    if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(_is_number, bounds))):
+        return f"bounds are {bounds!r}; they are two numbers, with math.inf for an end without a limit"
+    if not bounds[0] < bounds[1]:
+        return f"bounds are {bounds}; the lower one comes first"
+    if unit is not None and not (isinstance(unit, str) and is_unit(unit)):
+        return f"unit is {unit!r}; it is {UNITS}"
+    for name in ("quantum", "step"):
+        value = getattr(component, name)
+        if not (_is_number(value) and 0 <= value < math.inf):
+            return f"{name} is {value!r}; it is 0 or more"
+    if component.quantum and component.step:
+        return f"quantum is {component.quantum:g} and step is {component.step:g}; set one of them"
+    if not tasks or isinstance(tasks, str) or not set(tasks) <= set(TASKS):
+        return f"tasks is {tasks!r}; it is a tuple of at least one of {', '.join(TASKS)}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+metric: Slot[Metric] = Slot("metric", Metric, fault=declaration_fault)  # type: ignore[type-abstract]  # a contract is not built
 
 
 # -- metrics of decisions ----------------------------------------------------------------------------------------------
