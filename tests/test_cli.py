@@ -127,6 +127,12 @@ def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     assert (code, printed) == (0, "2 combinations of components ran two steps each.\n"), err
     results = [json.loads(file.read_text()) for file in tmp_path.glob("out/trials/*/*/result.json")]
     assert len(results) == 2 and not (tmp_path / "out" / "studies").exists()
+    assert "left out" not in err
+    arms = {"one_at_a_time": {"model.position": ["none"], "model.dim": [16, 24]}}
+    code, printed, err = call("run", write(tmp_path, design=arms), "--out", tmp_path / "more", "--smoke")
+    assert (code, printed) == (0, "2 combinations of components ran two steps each.\n"), err
+    assert "4 trials; 2 to train, 2 not" in err
+    assert "2 trials have the same components as another and are left out." in err
 
 
 def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +359,23 @@ def test_plan_of_many_arms_shows_first_and_last(
     rows = [line for line in printed.splitlines() if line.strip().startswith("lr=")]
     assert (code, err) == (0, "") and len(rows) < 60 and re.search(r"\.\.\. \d+ arms \.\.\.", printed)
     assert "lr=0.002 " in printed and "lr=0.1 " in printed and "lr=0.05 " not in printed
+
+
+def test_show_metric_prints_its_facts(tmp_path: Path) -> None:
+    plugin = tmp_path / "counts.py"
+    plugin.write_text(
+        "from vitlab.training.metrics import Accuracy, metric\n\n\n@metric.register('hits')\nclass Hits(Accuracy):\n"
+        '    """Correct images."""\n\n    bounds = (0, float("inf"))\n    unit = "images"\n    quantum, step = 0, 1\n'
+    )
+    facts = {
+        "hits": "goal max; unit images; bounds 0 to inf; step 1; tasks classification",
+        "top_k": "goal max; unit share; bounds 0 to 1; quantum 1; tasks classification",
+        "loss": "goal min; unit number; bounds 0 to inf; tasks classification, segmentation",
+    }
+    for name, line in facts.items():
+        code, printed, err = call("show", "metric", name, "--plugin", plugin)
+        assert (code, err) == (0, "") and line in printed.splitlines()
+    assert "goal" not in call("show", "position", "none")[1]
 
 
 def test_show_without_name_lists_and_list_takes_plugin(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from vitlab.cli.completion import STUDIES, complete_component, complete_slot
 from vitlab.cli.list import show_components, show_studies
 from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent, UserError, nearest
+from vitlab.plan.metrics import unit_of
 from vitlab.plan.packaged import packaged_studies
 
 
@@ -37,6 +38,8 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     room = registry.slot(slot)
     component, origin = room.find(name)
     click.echo(f"{slot} {name}   {origin}   {_place(component)}\n")
+    if slot == "metric":
+        click.echo(f"{_metric_facts(component)}\n")
     click.echo(inspect.getdoc(component) or "(no documentation)")
     try:
         schema = room.options(component).model_json_schema()
@@ -67,6 +70,14 @@ def _place(component: type) -> str:
         return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
     except (OSError, TypeError):
         return component.__module__
+
+
+def _metric_facts(component: Any) -> str:
+    """Return the facts that a metric declares: ``goal min; unit images; bounds 0 to inf; tasks classification``."""
+    low, high = component.bounds
+    facts = [f"goal {component.goal}", f"unit {unit_of(component)}", f"bounds {low:g} to {high:g}"]
+    facts += [f"{name} {value:g}" for name in ("quantum", "step") if (value := getattr(component, name))]
+    return "; ".join([*facts, f"tasks {', '.join(component.tasks)}"])
 
 
 def _print(title: str, options: dict[str, Any], schema: dict[str, Any]) -> None:
