@@ -22,7 +22,7 @@ from vitlab.cli.show import shown_default, shown_type
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer
 from vitlab.registry import catalogue
-from vitlab.report import api, comparison, frame, verdict
+from vitlab.report import api, comparison_columns, frame, verdict
 from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _python() -> Iterator[str]:
         "Also `summary.csv` of a report. One row per arm. Shares are between 0 and 1 where the report shows percent. "
         "The mean and the standard deviation of `test/NAME` follow these columns if it was measured.\n"
     )
-    yield from _meanings_of(comparison.MEANINGS)
+    yield from _meanings_of(comparison_columns.MEANINGS)
     yield "The column `verdict` has the word used in the sentences and tables of the report:\n"
     yield "| verdict | meaning |\n| --- | --- |"
     for word, meaning in verdict.MEANINGS.items():

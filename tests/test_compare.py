@@ -20,7 +20,7 @@ from vitlab.cli import cli
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan, Planned
 from vitlab.report import frame, notebook
-from vitlab.report.comparison import COLUMNS, MEANINGS
+from vitlab.report.comparison_columns import COLUMNS, MEANINGS
 from vitlab.spec import Choice
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store

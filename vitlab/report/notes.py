@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,16 +19,23 @@ from vitlab.plan.registration import (
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.comparison import is_futile
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column, usable
-from vitlab.statistics import fisher, sd_interval, simultaneous_alpha, smallest_sign_flip_p
+from vitlab.report.notes_on_seeds import (
+    arm_names,
+    collapsed_seeds,
+    disputed_verdicts,
+    excluded_seeds,
+    few_pairs,
+    first_of,
+    interim_analyses,
+    split_noise,
+    varied_streams,
+)
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_LISTED = 12  #: notes of one kind that are listed one by one
-PAIRED = ("paired t", "moderated t")
 RATE = "train.optimizer.lr"
 NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size")
 """Settings that affect the last bits and should not differ within a comparison."""
@@ -43,7 +49,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         total = {status: sum(item.status == status for item in trials) for status in STATUSES}
         lines.append(f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.states(total)}.")
     lines += plan.notes
-    lines += _first_of([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note], "arms of this kind")
+    lines += first_of([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note], "arms of this kind")
     lines += _tuning_notes(plan, rows)
     untuned = {item.failure for item in plan.tuning}
     lines += [
@@ -51,13 +57,13 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         for arm in plan.arms
         if arm.skip
     ]
-    lines += _first_of(
+    lines += first_of(
         [_unsuccessful_trial(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)],
         "trials of this kind",
     )
-    lines += _first_of(_missing_metric(plan, frame), "of these")
+    lines += first_of(_missing_metric(plan, frame), "of these")
     values = usable(frame, plan.analysis)
-    lines += _excluded_seeds(plan, frame, values, rows)
+    lines += excluded_seeds(plan, frame, values, rows)
     lines += _prerequisites(plan)
     lines += _mixed_numerics(plan, trials)
     if plan.analysis.at == "best":
@@ -69,11 +75,11 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
     return (
         lines
         + _exploratory_notes(plan)
-        + _interim_analyses(plan, rows)
-        + _seeds(plan, rows)
-        + _split_noise(plan, rows)
-        + _collapsed(rows)
-        + _disputed_verdicts(plan, rows)
+        + interim_analyses(plan, rows)
+        + varied_streams(plan, rows)
+        + split_noise(plan, rows)
+        + collapsed_seeds(rows)
+        + disputed_verdicts(plan, rows)
         + _learning_rate(plan)
     )
 
@@ -82,11 +88,11 @@ def table_notes(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -
     """Return the notes that follow from a table of values alone, see :mod:`vitlab.report.external`."""
     values = usable(frame, plan.analysis)
     return [
-        *_first_of(_missing_metric(plan, frame), "of these"),
-        *_excluded_seeds(plan, frame, values, rows),
-        *_few_pairs(plan, rows),
-        *_collapsed(rows),
-        *_disputed_verdicts(plan, rows),
+        *first_of(_missing_metric(plan, frame), "of these"),
+        *excluded_seeds(plan, frame, values, rows),
+        *few_pairs(plan, rows),
+        *collapsed_seeds(rows),
+        *disputed_verdicts(plan, rows),
     ]
 
 
@@ -107,37 +113,6 @@ def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
         return [f"No trial reports {plan.analysis.metric}; they report {', '.join(reported) or 'nothing'}."]
     pairs = zip(without_value["arm"].tolist(), without_value["seed"].tolist(), strict=True)
     return [f"{arm}, seed {seed}, is done, but its {column} is not finite; it is left out." for arm, seed in pairs]
-
-
-def _excluded_seeds(
-    plan: Plan, frame: pd.DataFrame, values: Mapping[str, Mapping[int, float]], rows: Sequence[phrasing.Row]
-) -> list[str]:
-    """Return notes about unpaired seeds, and about seeds that share a trial."""
-    lines = []
-    for arm, trials in frame.groupby("arm", sort=False):
-        twice = trials[trials.duplicated("trial")]["seed"].tolist()
-        if twice:
-            lines.append(
-                f"{arm}: seeds {_seed_list(twice)} are the same trial as an earlier seed, because nothing that the "
-                "seeds vary is used; one training is counted once."
-            )
-    for row in rows:
-        first, second = set(values[row["arm"]]), set(values.get(row["baseline"], {}))
-        if plan.looks is not None and row["baseline"] is not None:
-            judged_seeds = set(plan.looks.seeds[row["look"] - 1])
-            first, second = first & judged_seeds, second & judged_seeds
-        if row["baseline"] is None or not first or not second:
-            continue
-        if row["test"] == "Welch t":
-            lines.append(f"{row['arm']} and {row['baseline']} share fewer than two seeds: Welch's t, without pairs.")
-        elif unpaired := sorted(first ^ second):
-            subject = f"seed {unpaired[0]} has" if len(unpaired) == 1 else f"seeds {_seed_list(unpaired)} have"
-            lines.append(
-                f"Warning: {row['arm']} and {row['baseline']} are compared at {count(row['pairs'], 'seed')} "
-                f"only: {subject} a value in one of the two alone. Seeds that diverged or failed are left out, so the "
-                "means may be too good."
-            )
-    return lines
 
 
 def _prerequisites(plan: Plan) -> list[str]:
@@ -177,169 +152,6 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     return lines
 
 
-def _collapsed(rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes about arms of which some seeds collapsed."""
-    by_arm = {row["arm"]: row for row in rows}
-    lines = []
-    for row in rows:
-        if not row["collapsed"]:
-            continue
-        seeds = f"{row['collapsed']} of {count(row['n'], 'seed')}"
-        line = f"Warning: {seeds} of {row['arm']} collapsed: they are far worse than the others."
-        baseline = by_arm.get(row["baseline"])
-        if baseline is not None and baseline["n"]:
-            counts = (baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"])
-            line += (
-                f" Of {row['baseline']} it is {baseline['collapsed']} of {baseline['n']} (Fisher's exact test, "
-                f"one-sided: p = {fisher(*counts):.2g} before correction)."
-            )
-        lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds, or judge the rate.")
-    return _first_of(lines, "of these")
-
-
-def _interim_analyses(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return a note on how the looks share alpha, and which arms they left open; none without looks."""
-    if plan.looks is None:
-        return []
-    sizes = [len(seeds) for seeds in plan.looks.seeds]
-    sentences = [
-        f"{_number(len(sizes))} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: "
-        "p values and intervals of differences hold for all of them together."
-    ]
-    compared = [row for row in rows if row["baseline"] is not None]
-    added: dict[int, list[phrasing.Row]] = {}
-    for row in compared:
-        if at := plan.looks.number(row["arm"]):
-            added.setdefault(at, []).append(row)
-    for at, open_rows in added.items():
-        pending = any(row["awaited"] for row in open_rows)
-        until = "; until all of them have ended, the verdicts are those of the look before" if pending else ""
-        these = "this arm and its baseline" if len(open_rows) == 1 else "these arms and their baselines"
-        sentences.append(
-            f"Look {at} left {_names([row['arm'] for row in open_rows])} inconclusive, so {these} have {sizes[at]} "
-            f"seeds{until}."
-        )
-    last = len(sizes) - 1
-    inconclusive = [row for row in compared if row["verdict"] == "cannot tell" and row["refused"] is None]
-    inconclusive = [row for row in inconclusive if plan.looks.number(row["arm"]) < last and not row["awaited"]]
-    failed = {row["arm"] for row in rows if row["failed"]}
-    blocked = [row["arm"] for row in inconclusive if failed & {row["arm"], row["baseline"]}]
-    given_up = [row["arm"] for row in inconclusive if is_futile(row, plan) and row["arm"] not in blocked]
-    open_arms = [row["arm"] for row in inconclusive if row["arm"] not in {*blocked, *given_up}]
-    if given_up:
-        sentences.append(
-            f"{_names(given_up)} got no more seeds, because {sizes[-1]} would decide the comparison with a probability "
-            f"below {phrasing.percent(plan.looks.futility)}."
-        )
-    if blocked:
-        sentences.append(
-            f"{_names(blocked)} can get further seeds: first run 'vitlab run --retry-failed' to train the failed "
-            "trials again."
-        )
-    elif open_arms:
-        sentences.append(f"{_names(open_arms)} can get further seeds: run 'vitlab run' again.")
-    elif not added and not given_up and not any(row["awaited"] for row in compared):
-        sentences.append(
-            "The first look decided every comparison that can be judged, so no further seeds were trained."
-        )
-    return [" ".join(sentences)]
-
-
-def _number(count: int) -> str:
-    """Return a number of looks at the beginning of a sentence."""
-    return "Two" if count == 2 else str(count)
-
-
-def _names(arms: Sequence[str]) -> str:
-    """Return the names of few arms, or the number of many."""
-    return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} comparisons"
-
-
-def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes about the random streams that seeds vary, and about the power of few seeds."""
-    seeds = sorted({planned.seed for planned in plan.trials})
-    if not seeds:
-        return []
-    if len(seeds) == 1 and plan.looks is None:
-        return [f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."]
-    streams: dict[str, set[int]] = {}
-    for planned in plan.trials:
-        for stream, value in planned.trial.seeds.items():
-            streams.setdefault(stream, set()).add(value)
-    varied = [stream for stream, values in streams.items() if len(values) > 1]
-    first = seeds if plan.looks is None else plan.looks.seeds[0]
-    more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
-    lines = [f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varied) or 'nothing'}."]
-    if "split" in streams and "split" not in varied:
-        lines[0] += (
-            " The validation split is the same in all: intervals cover training again on this split, not another split."
-        )
-    return lines + _few_pairs(plan, rows)
-
-
-def _split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return a note on the spread between seeds, and on what the finite split adds to it."""
-    measured = [row for row in rows if row["split_sd"] is not None and row["sd"] is not None and row["n"] > 1]
-    df = sum(row["n"] - 1 for row in measured)
-    if not df:
-        return []
-    sd, of_split = (
-        math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in measured) / df) for name in ("sd", "split_sd")
-    )
-    if not sd > 0:
-        return []
-    low, high = sd_interval(sd, df, plan.analysis.alpha)
-    scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
-    decimals = scale.decimals([low, high - low])
-    return [
-        f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
-        f"{phrasing.percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to "
-        f"{scale.end(high, decimals)}). Models that are equally good would scatter by "
-        f"{scale.amount(of_split, decimals)} on a split of this size."
-    ]
-
-
-def _few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return a note if the pairs are too few for an exact test."""
-    lines: list[str] = []
-    fewest = min((row for row in rows if row["test"] in PAIRED), key=lambda row: row["pairs"], default=None)
-    if fewest is not None and smallest_sign_flip_p(fewest["pairs"]) > _level(plan, fewest):
-        lines.append(
-            f"{count(fewest['pairs'], 'pair')} are too few for an exact sign-flip test (its smallest p is "
-            f"{smallest_sign_flip_p(fewest['pairs']):.2g}): p assumes roughly normal differences between seeds."
-        )
-    return lines
-
-
-def _level(plan: Plan, row: phrasing.Row) -> float:
-    """Return the level of a single comparison at its look, so that all of its family hold at once."""
-    share = plan.alpha_shares[row["look"] - 1]
-    return simultaneous_alpha(share * plan.analysis.alpha, row["family"], plan.analysis.correction)
-
-
-def _disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes on verdicts that the sign-flip test or another interval contradicts."""
-    lines = []
-    for row in rows:
-        if row["test"] not in PAIRED or row["verdict"] not in ("better", "worse"):
-            continue
-        low, high = row["difference_low"], row["difference_high"]
-        level = _level(plan, row)
-        if row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(row["pairs"]):
-            lines.append(
-                f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "
-                "correction); look at the single seeds."
-            )
-        if low <= 0 <= high:
-            lines.append(
-                f"{row['arm']}: significant by Holm's method, although its simultaneous interval, which is wider, "
-                "contains 0."
-            )
-        elif row["bca_low"] is not None and row["bca_low"] <= 0 <= row["bca_high"]:
-            lines.append(f"{row['arm']}: the BCa bootstrap interval contains 0; look at the single seeds.")
-    return _first_of(lines, "of these")
-
-
 def _exploratory_notes(plan: Plan) -> list[str]:
     """Return notes about what was decided after the study was first run."""
     lines = [
@@ -350,24 +162,25 @@ def _exploratory_notes(plan: Plan) -> list[str]:
     if len(changed_arms) > 1 and set(changed_arms) == set(plan.identities):
         lines.append("Exploratory: every arm was changed after results were seen.")
     else:
-        lines += _first_of(
+        lines += first_of(
             [f"Exploratory: arm '{arm}' was changed after results were seen." for arm in changed_arms],
             "arms of this kind",
         )
     if later:
         lines.append(
-            f"Exploratory: {_names(later)} joined the family of comparisons after the first run, and "
+            f"Exploratory: {arm_names(later)} joined the family of comparisons after the first run, and "
             f"{'is' if len(later) == 1 else 'are'} corrected for all of them."
         )
     if dropped:
         lines.append(
-            f"{_names(dropped)} left the family of comparisons after the first run; it still counts in the correction."
+            f"{arm_names(dropped)} left the family of comparisons after the first run; it still counts in the "
+            "correction."
         )
     results, trials, compared = results_before_registration(plan)
     if results:
         before = f"{results:,} of {count(trials, 'trial')} had results before this plan was registered"
         lines.append(
-            f"Exploratory: {before}, including both arms of the comparison at some seed: {_names(compared)}."
+            f"Exploratory: {before}, including both arms of the comparison at some seed: {arm_names(compared)}."
             if compared
             else f"{before}, but not both arms of any comparison."
         )
@@ -412,7 +225,7 @@ def _tuning_notes(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         for item in plan.tuning
         if edges(item)
     ]
-    return lines + _first_of(warnings, "arms of this kind")
+    return lines + first_of(warnings, "arms of this kind")
 
 
 def _learning_rate(plan: Plan) -> list[str]:
@@ -424,20 +237,3 @@ def _learning_rate(plan: Plan) -> list[str]:
         return []
     at = f" ({rates[0]:g})" if isinstance(rates[0], float | int) else ""
     return [f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."]
-
-
-def _first_of(sentences: list[str], what: str) -> list[str]:
-    """Return the first of many sentences, with the number of the others."""
-    return (
-        sentences
-        if len(sentences) <= MAX_LISTED
-        else [*sentences[:MAX_LISTED], f"... and {len(sentences) - MAX_LISTED:,} more {what}."]
-    )
-
-
-def _seed_list(seeds: Iterable[int]) -> str:
-    """Format seeds as ``0 to 4`` or ``0, 3, 7``."""
-    ordered = sorted(seeds)
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"{ordered[0]} to {ordered[-1]}"
-    return ", ".join(map(str, ordered))

@@ -1,0 +1,230 @@
+"""Notes of a report that concern its seeds: missing and collapsed ones, looks, spread, few pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from vitlab.errors import count
+from vitlab.plan.values import Plan
+from vitlab.report import phrasing
+from vitlab.report.comparison import is_futile
+from vitlab.statistics import fisher, sd_interval, simultaneous_alpha, smallest_sign_flip_p
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_LISTED = 12  #: notes of one kind that are listed one by one
+PAIRED = ("paired t", "moderated t")
+
+
+def excluded_seeds(
+    plan: Plan, frame: pd.DataFrame, values: Mapping[str, Mapping[int, float]], rows: Sequence[phrasing.Row]
+) -> list[str]:
+    """Return notes about unpaired seeds, and about seeds that share a trial."""
+    lines = []
+    for arm, trials in frame.groupby("arm", sort=False):
+        twice = trials[trials.duplicated("trial")]["seed"].tolist()
+        if twice:
+            lines.append(
+                f"{arm}: seeds {_seed_list(twice)} are the same trial as an earlier seed, because nothing that the "
+                "seeds vary is used; one training is counted once."
+            )
+    for row in rows:
+        first, second = set(values[row["arm"]]), set(values.get(row["baseline"], {}))
+        if plan.looks is not None and row["baseline"] is not None:
+            judged_seeds = set(plan.looks.seeds[row["look"] - 1])
+            first, second = first & judged_seeds, second & judged_seeds
+        if row["baseline"] is None or not first or not second:
+            continue
+        if row["test"] == "Welch t":
+            lines.append(f"{row['arm']} and {row['baseline']} share fewer than two seeds: Welch's t, without pairs.")
+        elif unpaired := sorted(first ^ second):
+            subject = f"seed {unpaired[0]} has" if len(unpaired) == 1 else f"seeds {_seed_list(unpaired)} have"
+            lines.append(
+                f"Warning: {row['arm']} and {row['baseline']} are compared at {count(row['pairs'], 'seed')} "
+                f"only: {subject} a value in one of the two alone. Seeds that diverged or failed are left out, so the "
+                "means may be too good."
+            )
+    return lines
+
+
+def collapsed_seeds(rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return notes about arms of which some seeds collapsed."""
+    by_arm = {row["arm"]: row for row in rows}
+    lines = []
+    for row in rows:
+        if not row["collapsed"]:
+            continue
+        seeds = f"{row['collapsed']} of {count(row['n'], 'seed')}"
+        line = f"Warning: {seeds} of {row['arm']} collapsed: they are far worse than the others."
+        baseline = by_arm.get(row["baseline"])
+        if baseline is not None and baseline["n"]:
+            counts = (baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"])
+            line += (
+                f" Of {row['baseline']} it is {baseline['collapsed']} of {baseline['n']} (Fisher's exact test, "
+                f"one-sided: p = {fisher(*counts):.2g} before correction)."
+            )
+        lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds, or judge the rate.")
+    return first_of(lines, "of these")
+
+
+def interim_analyses(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note on how the looks share alpha, and which arms they left open; none without looks."""
+    if plan.looks is None:
+        return []
+    sizes = [len(seeds) for seeds in plan.looks.seeds]
+    sentences = [
+        f"{_number(len(sizes))} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: "
+        "p values and intervals of differences hold for all of them together."
+    ]
+    compared = [row for row in rows if row["baseline"] is not None]
+    added: dict[int, list[phrasing.Row]] = {}
+    for row in compared:
+        if at := plan.looks.number(row["arm"]):
+            added.setdefault(at, []).append(row)
+    for at, open_rows in added.items():
+        pending = any(row["awaited"] for row in open_rows)
+        until = "; until all of them have ended, the verdicts are those of the look before" if pending else ""
+        these = "this arm and its baseline" if len(open_rows) == 1 else "these arms and their baselines"
+        sentences.append(
+            f"Look {at} left {arm_names([row['arm'] for row in open_rows])} inconclusive, so {these} have {sizes[at]} "
+            f"seeds{until}."
+        )
+    last = len(sizes) - 1
+    inconclusive = [row for row in compared if row["verdict"] == "cannot tell" and row["refused"] is None]
+    inconclusive = [row for row in inconclusive if plan.looks.number(row["arm"]) < last and not row["awaited"]]
+    failed = {row["arm"] for row in rows if row["failed"]}
+    blocked = [row["arm"] for row in inconclusive if failed & {row["arm"], row["baseline"]}]
+    given_up = [row["arm"] for row in inconclusive if is_futile(row, plan) and row["arm"] not in blocked]
+    open_arms = [row["arm"] for row in inconclusive if row["arm"] not in {*blocked, *given_up}]
+    if given_up:
+        sentences.append(
+            f"{arm_names(given_up)} got no more seeds, because {sizes[-1]} would decide the comparison with a "
+            f"probability below {phrasing.percent(plan.looks.futility)}."
+        )
+    if blocked:
+        sentences.append(
+            f"{arm_names(blocked)} can get further seeds: first run 'vitlab run --retry-failed' to train the failed "
+            "trials again."
+        )
+    elif open_arms:
+        sentences.append(f"{arm_names(open_arms)} can get further seeds: run 'vitlab run' again.")
+    elif not added and not given_up and not any(row["awaited"] for row in compared):
+        sentences.append(
+            "The first look decided every comparison that can be judged, so no further seeds were trained."
+        )
+    return [" ".join(sentences)]
+
+
+def _number(count: int) -> str:
+    """Return a number of looks at the beginning of a sentence."""
+    return "Two" if count == 2 else str(count)
+
+
+def arm_names(arms: Sequence[str]) -> str:
+    """Return the names of few arms, or the number of many."""
+    return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} comparisons"
+
+
+def varied_streams(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return notes about the random streams that seeds vary, and about the power of few seeds."""
+    seeds = sorted({planned.seed for planned in plan.trials})
+    if not seeds:
+        return []
+    if len(seeds) == 1 and plan.looks is None:
+        return [f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."]
+    streams: dict[str, set[int]] = {}
+    for planned in plan.trials:
+        for stream, value in planned.trial.seeds.items():
+            streams.setdefault(stream, set()).add(value)
+    varied = [stream for stream, values in streams.items() if len(values) > 1]
+    first = seeds if plan.looks is None else plan.looks.seeds[0]
+    more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
+    lines = [f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varied) or 'nothing'}."]
+    if "split" in streams and "split" not in varied:
+        lines[0] += (
+            " The validation split is the same in all: intervals cover training again on this split, not another split."
+        )
+    return lines + few_pairs(plan, rows)
+
+
+def split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note on the spread between seeds, and on what the finite split adds to it."""
+    measured = [row for row in rows if row["split_sd"] is not None and row["sd"] is not None and row["n"] > 1]
+    df = sum(row["n"] - 1 for row in measured)
+    if not df:
+        return []
+    sd, of_split = (
+        math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in measured) / df) for name in ("sd", "split_sd")
+    )
+    if not sd > 0:
+        return []
+    low, high = sd_interval(sd, df, plan.analysis.alpha)
+    scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
+    decimals = scale.decimals([low, high - low])
+    return [
+        f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
+        f"{phrasing.percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to "
+        f"{scale.end(high, decimals)}). Models that are equally good would scatter by "
+        f"{scale.amount(of_split, decimals)} on a split of this size."
+    ]
+
+
+def few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note if the pairs are too few for an exact test."""
+    lines: list[str] = []
+    fewest = min((row for row in rows if row["test"] in PAIRED), key=lambda row: row["pairs"], default=None)
+    if fewest is not None and smallest_sign_flip_p(fewest["pairs"]) > _level(plan, fewest):
+        lines.append(
+            f"{count(fewest['pairs'], 'pair')} are too few for an exact sign-flip test (its smallest p is "
+            f"{smallest_sign_flip_p(fewest['pairs']):.2g}): p assumes roughly normal differences between seeds."
+        )
+    return lines
+
+
+def _level(plan: Plan, row: phrasing.Row) -> float:
+    """Return the level of a single comparison at its look, so that all of its family hold at once."""
+    share = plan.alpha_shares[row["look"] - 1]
+    return simultaneous_alpha(share * plan.analysis.alpha, row["family"], plan.analysis.correction)
+
+
+def disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return notes on verdicts that the sign-flip test or another interval contradicts."""
+    lines = []
+    for row in rows:
+        if row["test"] not in PAIRED or row["verdict"] not in ("better", "worse"):
+            continue
+        low, high = row["difference_low"], row["difference_high"]
+        level = _level(plan, row)
+        if row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(row["pairs"]):
+            lines.append(
+                f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "
+                "correction); look at the single seeds."
+            )
+        if low <= 0 <= high:
+            lines.append(
+                f"{row['arm']}: significant by Holm's method, although its simultaneous interval, which is wider, "
+                "contains 0."
+            )
+        elif row["bca_low"] is not None and row["bca_low"] <= 0 <= row["bca_high"]:
+            lines.append(f"{row['arm']}: the BCa bootstrap interval contains 0; look at the single seeds.")
+    return first_of(lines, "of these")
+
+
+def first_of(sentences: list[str], what: str) -> list[str]:
+    """Return the first of many sentences, with the number of the others."""
+    return (
+        sentences
+        if len(sentences) <= MAX_LISTED
+        else [*sentences[:MAX_LISTED], f"... and {len(sentences) - MAX_LISTED:,} more {what}."]
+    )
+
+
+def _seed_list(seeds: Iterable[int]) -> str:
+    """Format seeds as ``0 to 4`` or ``0, 3, 7``."""
+    ordered = sorted(seeds)
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]} to {ordered[-1]}"
+    return ", ".join(map(str, ordered))
