@@ -1,9 +1,23 @@
-"""Contract of executors, which receive jobs and report how they ended; results are stored in the trials' folders.
+"""Contract of executors, which run jobs and report how they ended; results are stored in the trials' folders.
 
 A job names its trials and their folders.  The executor reports only how a job ended; its results are read from the
 folders, so the death of the driver loses nothing, and two runs of one study can use different executors.
 
-The driver decides on retries, according to ``run.retries``.
+The driver decides on retries, according to ``run.retries``; see :class:`vitlab.store.result.Ending`.
+
+**Workers.**  A worker is the process that runs a job.  The simplest is the command line of
+:class:`vitlab.executors.command.WorkerCommand`; one of your own calls
+:func:`vitlab.executors.worker.run_job_and_exit`.  Both follow these rules, which hold for every worker:
+
+- A job can be pickled, so it can be sent through a pipe, a file or a queue.
+- A worker appends its output to ``log.txt`` in ``job.folder``.
+- Ctrl-C reaches the driver alone: start workers in a session or process group of their own.
+- The executor sets the environment before the worker imports torch: the number of threads and
+  ``CUDA_VISIBLE_DEVICES``; see :meth:`Executor.worker_environment`.
+- A worker that received a SIGTERM which its executor did not send ends its job as ``preempted``.
+- A worker whose driver has died writes a checkpoint and ends, or is ended; the next driver may otherwise wait for it.
+  On a cluster it may go on, if ``reattach`` finds it.
+- A worker that ends without a report is ``lost``, whatever its exit code.
 """
 
 from __future__ import annotations
@@ -27,7 +41,7 @@ from vitlab.registry.plugin_files import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import Busy, holds_lock, owner, process
+from vitlab.store.locks import DRIVER, Busy, holds_lock, owner, process
 from vitlab.store.result import Ending
 
 Stage = Literal["tries", "begun", "waits"]
@@ -51,35 +65,46 @@ class JobEnd:
 
 
 class Executor(ABC):
-    """Runner of jobs.  One thread of one driver calls it; only ``poll`` and ``cancel`` wait."""
+    """Runner of jobs, called by one thread of one driver.
+
+    ``slots``, ``submit``, ``poll`` and ``cancel`` are required; only the last two may wait.  Every submitted job ends
+    exactly once, in a :class:`JobEnd` of ``poll``.
+
+    A run calls nothing after its last job has ended, or after ``cancel`` and the ``poll`` that follows it.  From then
+    on, an executor holds no process; connections and temporary files are released with it or by :mod:`atexit`.
+
+    Args:
+        run: where and how trials run; ``run.workers`` limits the jobs at a time.
+    """
 
     runner: ClassVar[str] = "vitlab.runner.run"
-    """Module whose ``run`` runs a job, as :func:`vitlab.runner.run.run` does; imported only where the job runs."""
+    """Module whose ``run`` runs a job.  Pass it on as it is: the worker imports it, and tests replace it.  Optional; by
+    default :func:`vitlab.runner.run.run`."""
 
     in_driver: ClassVar[bool] = False
-    """True if trials run in the driver's process."""
+    """True if trials run in the driver's process.  Optional; by default False."""
 
     def __init__(self, run: RunSpec) -> None:
         self.run = run
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
-        """Return the option that only the command line may set, because it runs code; None if there is none."""
+        """Return the option that a study file may not set, because it runs code.  Optional; by default None."""
         return None
 
     @classmethod
     def prepare(cls) -> None:
-        """Begin to start what every job needs, without waiting for it; called before the jobs are known."""
+        """Start what every job needs, without waiting for it, before jobs are known.  Optional; by default nothing."""
         return
 
     @property
     @abstractmethod
     def slots(self) -> int:
-        """Maximum number of concurrent jobs; the driver submits no more."""
+        """Maximum number of jobs at a time, at least 1 and at most ``run.workers``; the driver submits no more."""
 
     @abstractmethod
     def submit(self, job: Job) -> None:
-        """Start a job."""
+        """Start a job.  One that cannot be started ends as ``lost``; an exception ends the run."""
 
     @abstractmethod
     def poll(self, timeout_s: float) -> list[JobEnd]:
@@ -87,15 +112,39 @@ class Executor(ABC):
 
     @abstractmethod
     def cancel(self, grace_s: float) -> None:
-        """Stop every job, and kill those still running after ``grace_s``; ``poll`` then reports their endings."""
+        """Stop every job, and kill those still running after ``grace_s``; ``poll`` then reports their endings.
+
+        A worker that is asked to stop writes a checkpoint and reports ``stopped``; a killed one is ``lost``.
+        """
+
+    def worker_environment(self, job: Job, gpu: str | None = None) -> dict[str, str]:
+        """Return the environment of a worker: that of this process, with the threads of a job and the driver's name.
+
+        A worker in this environment ends if the driver dies; see :func:`vitlab.executors.worker.run_job_and_exit`.
+
+        Args:
+            job: the job to run.
+            gpu: value of ``CUDA_VISIBLE_DEVICES``, empty for no GPU; by default that of this process.
+        """
+        threads = dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads)
+        )
+        devices = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        return {**os.environ, **threads, **devices, DRIVER: process(os.getpid())}
 
     def with_more_memory(self, job: Job) -> Job | None:
-        """Return the job with twice its share of a device, for a retry after oom; None if it had a whole device."""
+        """Return the job with a larger share of its device, for a retry after ``oom``; None if there is no larger one.
+
+        Optional; by default with twice the share of a GPU.
+        """
         share = job.gpu or self.run.resources.gpu or 1.0
         return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and job.settings.device != "cpu" else None
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs of an earlier driver that are still running; they count as submitted from now on."""
+        """Return the jobs of an earlier driver that are still running; they count as submitted from now on.
+
+        Optional; by default none, and a job whose trial is still locked waits in its worker.
+        """
         return []
 
 
@@ -136,9 +185,11 @@ def attempt(
     Args:
         job: the job to run.
         runner: see ``Executor.runner``.
-        stop: called before every step; True stops the trial.
+        stop: called before every step, so it returns at once; True stops the trial, which writes a checkpoint.  The
+            ending is then ``stopped``.
         report: called with each stage; after the first step the trial holds all the memory that it needs.
-        overdue: called if a trial has not stopped :data:`OVERDUE_S` after its time limit.
+        overdue: called in another thread if a trial has not stopped :data:`OVERDUE_S` after its time limit.  It reports
+            ``Ending.TIMEOUT`` with :func:`overdue_message`, and ends the process; without it such a trial runs on.
     """
 
     @contextmanager

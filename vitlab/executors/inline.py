@@ -23,7 +23,11 @@ from vitlab.store.result import Ending
 
 @executor.register("inline")
 class Inline(Executor):
-    """Executor in the driver's process, one trial at a time; ``poll`` returns when the trial has ended."""
+    """Trials in the driver's own process, one at a time, for debuggers and notebooks.
+
+    It has no options of its own, and runs one trial at a time, whatever ``run.workers`` is.  Output goes to the
+    terminal rather than to ``log.txt``.  ``poll`` returns when the trial has ended.
+    """
 
     in_driver = True
 

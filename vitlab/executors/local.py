@@ -49,7 +49,6 @@ from vitlab.runner.job import Job
 from vitlab.runner.ranks import without_main
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, process
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -75,7 +74,19 @@ class _Worker:
 
 @executor.register("local")
 class Local(Executor):
-    """Worker processes on this machine, one per trial, each on its GPU or its share of the cores."""
+    """Worker processes on this machine, one per trial, each on its GPU or its share of the cores.
+
+    It has no options of its own.  ``run.workers`` is the number of trials at a time: by default one per GPU, or on a
+    CPU the usable cores, within a container's limit, divided by ``run.threads``.  ``run.threads`` is the number of
+    threads of each.  ``run.resources`` sets a trial's share of a GPU (``gpu: 0.5``), its memory (``gpu_mem: 6GiB``),
+    several GPUs (``gpu: 2``), or its cores (``cpu: 4``).  A trial's output goes to ``log.txt`` in its folder.
+
+    Args:
+        run: where and how trials run.
+
+    Raises:
+        UserError: if ``run.device`` is cuda and there is no GPU, or none with the requested memory.
+    """
 
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
@@ -215,7 +226,7 @@ class Local(Executor):
         used = {running.place for running in self._workers.values()}
         place = min(set(range(len(used) + 1)) - used)
         ours, theirs = self._context.Pipe()
-        environment = self._environment(job, gpu)
+        environment = self.worker_environment(job, gpu)
         share = self._shares[place] if place < self._slots else []
         process = self._context.Process(
             target=worker.main, args=(job, self.runner, environment, share, theirs), name=job.name
@@ -233,13 +244,6 @@ class Local(Executor):
         finally:
             theirs.close()
         self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours, due=_due(job) + base.START_S)
-
-    def _environment(self, job: Job, gpu: str) -> dict[str, str]:
-        """Return the driver's environment with the worker's threads, its GPU and the name of its driver."""
-        threads = dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads)
-        )
-        return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": gpu, DRIVER: process(os.getpid())}
 
     def _collect(self, timeout_s: float) -> None:
         """Wait for workers to exit or to send messages, and record the endings of their jobs."""
@@ -363,8 +367,6 @@ def _due(job: Job) -> float:
 
 def _ending_of_exit(code: int | None) -> tuple[Ending, str]:
     """Return the ending of a job whose worker sent none, based on its exit code."""
-    if code == worker.OVERDUE:
-        return Ending.TIMEOUT, base.overdue_message()
     if code == -signal.SIGKILL:
         return Ending.LOST, "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
     if code is not None and code < 0:

@@ -17,18 +17,23 @@ from vitlab.spec.choice import present_engine
 
 
 class Ending(StrEnum):
-    """How a trial ended, or one attempt at it.  The values are those of files and reports."""
+    """How a trial ended, or one attempt at it.  The values are those of files and reports.
 
-    DONE = "done"  #: it has a result
-    DIVERGED = "diverged"  #: it has a result without metrics: a loss was not finite
-    FAILED = "failed"  #: it has no result, and is not tried again
-    REFUSED = "refused"  #: the code on the worker differs from the plan; nothing was written
-    STOPPED = "stopped"  #: it was stopped on request, after writing a checkpoint
+    A worker reports how its job ended, except for ``lost``, which its executor reports.  An attempt that ended as
+    ``error``, ``oom``, ``timeout``, ``preempted`` or ``lost`` is retried as often as ``run.retries`` allows under that
+    name; the other endings are final.
+    """
+
+    DONE = "done"  #: every trial of the job has a result, which may be diverged
+    DIVERGED = "diverged"  #: a trial has a result without metrics: a loss was not finite; its job is done
+    FAILED = "failed"  #: a trial has no result, and is not tried again
+    REFUSED = "refused"  #: the code or a version differs from the plan; nothing was written, and the run ends
+    STOPPED = "stopped"  #: it was stopped by ``cancel``, after writing a checkpoint or before it began
     ERROR = "error"  #: the attempt raised an exception, which a retry would raise again
-    OOM = "oom"  #: memory ran out; a retry with a larger share of the device may succeed
-    TIMEOUT = "timeout"  #: the attempt exceeded the time limit; a checkpoint exists
-    PREEMPTED = "preempted"  #: the machine was claimed for other work; a checkpoint exists
-    LOST = "lost"  #: the worker died (a signal, the kernel's OOM killer, a lost machine); a retry may succeed
+    OOM = "oom"  #: memory ran out; first retried by ``Executor.with_more_memory`` and ``run.on_oom``
+    TIMEOUT = "timeout"  #: the attempt exceeded ``run.timeout``; a checkpoint exists if the trial could be stopped
+    PREEMPTED = "preempted"  #: the machine was claimed for other work (a SIGTERM); a checkpoint exists
+    LOST = "lost"  #: the worker ended without a report (a signal, the kernel's OOM killer, a lost machine)
 
 
 Number = Annotated[float, Field(strict=True)]
