@@ -33,6 +33,7 @@ from vitlab.errors import BrokenComponent, OptionError, VitlabError
 from vitlab.geometry import Geometry
 from vitlab.spec import Choice
 from vitlab.testing.assertions import during, expect
+from vitlab.testing.executors import check_executor
 from vitlab.testing.metrics import check_metric
 from vitlab.testing.models import check_model, check_scheme
 from vitlab.testing.parts import check_part
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 MODEL_SIDE = ("patch", "position", "attention", "mlp", "norm", "head", "init", "model")
 """Slots of models and their parts."""
 
-CHECKED = (*MODEL_SIDE, "metric")
+CHECKED = (*MODEL_SIDE, "metric", "executor")
 """The slots whose components :func:`check_component` runs; it checks only the form of others."""
 
 
@@ -91,6 +92,20 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     Metrics: the value is independent of batch sizes and order, within its bounds, and best for correct predictions;
     unlabelled pixels and images do not count.
 
+    Executors, on small jobs in worker processes of this machine: ``slots`` is at least 1 and at most
+    ``run.workers``, and no more jobs run at a time; a job ends as ``done`` only with a result in the store; a job
+    whose process is killed ends as ``lost``, and one whose trial raises as ``error``; every job ends exactly once,
+    and every other ending than ``done`` and ``stopped`` has a sentence; ``poll`` waits up to its timeout and no
+    longer; ``cancel`` makes running jobs write a checkpoint and end as ``stopped``, leaves no process, and the next
+    executor trains such a job to its end; what a worker prints is in ``log.txt`` of the job's folder; no method
+    raises.
+
+    A job's process is found by what it prints to that log, so on other machines neither its death nor its end is
+    checked.  If jobs run in the driver's process (``in_driver``), the endings ``done`` and ``error`` are checked,
+    and that ``cancel`` drops jobs that have not begun; the log and the stop of a running job are not.  Not checked
+    for any executor: GPUs and threads, ``run.timeout``, SIGTERM, the death of the driver, child processes of a
+    worker, and optional methods.
+
     Trackers of journals: files hold each point once even if a driver dies between delivery and commit; after a trial is
     retrained they hold the new journal; files of other trials do not change.
 
@@ -100,6 +115,8 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
 
     Raises:
         AssertionError: with the component, its behaviour and the expected behaviour.
+        unittest.SkipTest: with the reason, if an executor cannot be used here, such as without its cluster; pytest
+            reports the test as skipped.
     """
     component_slot, name = registry.slot(slot), Choice.of(choice).type
     who = f"{slot} '{name}'"
@@ -112,7 +129,9 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
         return
     with during(f"{who} with its default options" if isinstance(choice, str) else who, OptionError):
         configured = component_slot.resolve(choice)
-    check = {"init": check_scheme, "model": check_model, "metric": check_metric}.get(slot, check_part)
+    check = {"init": check_scheme, "model": check_model, "metric": check_metric, "executor": check_executor}.get(
+        slot, check_part
+    )
     check(who, configured)
 
 
@@ -120,7 +139,7 @@ def _check_form(who: str, slot: str, name: str, cls: type) -> None:
     with during(f"the options of {who} are read", BrokenComponent, TypeError, NameError):
         options = registry.slot(slot).options(cls).model_fields
     missing = [option for option, field in options.items() if field.is_required()]
-    if slot in CHECKED and slot != "model":
+    if slot in CHECKED and slot not in ("model", "executor"):
         sizes = sorted(set(options) & set(Geometry.__dataclass_fields__))
         expect(
             not sizes, f"{who} has the option {', '.join(sizes)}: remove it, it is a size of the model; read it from g"

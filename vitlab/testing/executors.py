@@ -1,0 +1,300 @@
+"""Contract test of executors: small jobs that end, raise, are killed and are stopped.
+
+See :func:`vitlab.testing.check_component` for the rules, and for what is not checked.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+from vitlab.errors import UserError
+from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
+from vitlab.executors import contract_jobs as jobs
+from vitlab.executors.base import is_alive, kill
+from vitlab.plan.trial import Trial
+from vitlab.registry import Resolved, slot
+from vitlab.spec import RunSpec
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import Ending
+from vitlab.testing.assertions import expect
+
+START_S = 180.0  #: time limit for a worker to start: torch may come from a slow file system
+END_S = 15.0  #: time limit for the report of a job that was killed or stopped
+GRACE_S = 60.0  #: time that ``cancel`` gives to a worker for its checkpoint
+TIMEOUT_S = 0.4  #: timeout of the measured ``poll``
+LATE_S = 5.0  #: delay of a ``poll`` on a busy machine
+STUDY = """
+study: contract-test
+base:
+  data: {type: synthetic, image_size: 8, train_images: 32, test_images: 8, num_classes: 3}
+  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 1}
+  train: {steps: 4, batch_size: 4, evaluations: 1}
+seeds: 4
+"""
+
+
+def check_executor(who: str, choice: Resolved) -> None:
+    """Check that an executor runs, reports and stops jobs as :class:`vitlab.executors.Executor` requires.
+
+    Raises:
+        AssertionError: with the rule that it violates.
+        SkipTest: if it cannot be used here, such as without a cluster, with the reason.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitlab-", ignore_cleanup_errors=True) as folder:
+        trials = _trials(Path(folder))
+        work = {
+            name: Job(
+                (JobTrial(name, Store(Path(folder)).trial(trial.key, trial.code).path, trial),),
+                Settings(device="cpu", keep="none"),
+            )
+            for name, trial in zip(("train", "raise", "kill", "stop"), trials, strict=True)
+        }
+        driver = _Driver(who, choice)
+        try:
+            if driver.executor.in_driver:
+                _check_in_driver(driver, work)
+            else:
+                _check_workers(driver, work, lambda: _Driver(who, choice))
+        finally:
+            driver.clean_up(work.values())
+
+
+def _trials(folder: Path) -> tuple[Trial, ...]:
+    """Return four small trials."""
+    from vitlab.lab import plan_study
+
+    file = folder / "contract-test.yaml"
+    file.write_text(STUDY, encoding="utf-8")
+    _, plan = plan_study(file, out=folder)
+    return tuple(planned.trial for planned in plan.trials)
+
+
+class _Driver:
+    """An executor, the jobs it has, and assertions on each of its calls."""
+
+    def __init__(self, who: str, choice: Resolved) -> None:
+        self.who = who
+        run = RunSpec(workers=2, device="cpu")
+        try:
+            self.executor: Executor = slot("executor").build(choice, run)
+        except UserError as error:
+            raise SkipTest(f"{who} cannot be used here: {error}") from error
+        except Exception as error:
+            raise AssertionError(f"{who} is built for {run}: {error!r}") from error
+        self.executor.runner = jobs.__name__  # type: ignore[misc]  # of this instance alone
+        self.running: dict[Path, Job] = {}
+        self.slots = self.call("slots", lambda: self.executor.slots)
+        expect(
+            isinstance(self.slots, int) and 1 <= self.slots <= 2,
+            f"{who}: slots is {self.slots!r} for run.workers 2; it is at least 1 and at most run.workers",
+        )
+
+    def call(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            raise AssertionError(f"{self.who}: {what} raises {error!r}; an exception ends the run") from error
+
+    def submit(self, job: Job) -> None:
+        self.running[job.folder] = job
+        self.call("submit", lambda: self.executor.submit(job))
+
+    def poll(self, timeout_s: float) -> list[JobEnd]:
+        """Return the ended jobs; each of them was running until now."""
+        ends: list[JobEnd] = self.call("poll", lambda: self.executor.poll(timeout_s))
+        for end in ends:
+            expect(isinstance(end, JobEnd), f"{self.who}: poll returns {end!r}; it returns a list of JobEnd")
+            expect(
+                end.job.folder in self.running,
+                f"{self.who}: poll reports the end of job '{end.job.name}' twice, the second time as {end.ending!r}; "
+                "every submitted job ends exactly once",
+            )
+            del self.running[end.job.folder]
+            expect(
+                end.ending in tuple(Ending), f"{self.who}: a job ended as {end.ending!r}; it is one of {list(Ending)}"
+            )
+            expect(
+                end.ending in (Ending.DONE, Ending.STOPPED) or bool(end.detail.strip()),
+                f"{self.who}: job '{end.job.name}' ended as {end.ending} without a detail; give one sentence",
+            )
+        locked = sum(TrialFolder(job.folder).is_locked() for job in self.running.values())
+        expect(locked <= self.slots, f"{self.who}: {locked} jobs run at a time, and slots is {self.slots}")
+        return ends
+
+    def end_of(self, job: Job, ending: Ending, rule: str, patience_s: float = START_S) -> JobEnd:
+        """Poll until a job ends, and check that it ends in this way; no other job may end meanwhile."""
+        deadline = time.monotonic() + patience_s
+        ends: list[JobEnd] = []
+        while not ends:
+            expect(
+                time.monotonic() < deadline,
+                f"{self.who}: poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_log(job)}",
+            )
+            ends = self.poll(0.2)
+        for end in ends:
+            what = f"{self.who}: job '{end.job.name}' ended as {end.ending}" + (end.detail and f" ({end.detail})")
+            expect(end.job.folder == job.folder, f"{what}, although it was still running; only '{job.name}' had ended")
+            expect(end.ending == ending, f"{what}; {rule}{_log(job)}")
+        return ends[0]
+
+    def expect_no_end(self) -> None:
+        """Check that no job ends a second time."""
+        for _ in range(2):
+            self.poll(0.1)
+
+    def process_of(self, job: Job, line: str) -> str:
+        """Poll until a job has printed this line to its log, and return the name of its process."""
+        deadline = time.monotonic() + START_S
+        while line not in (text := _text(job)):
+            for end in self.poll(0.2):
+                raise AssertionError(
+                    f"{self.who}: job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
+                    f"itself; workers run self.runner, and report what attempt returned{_log(end.job)}"
+                )
+            expect(
+                time.monotonic() < deadline,
+                f"{self.who}: job '{job.name}' has not printed '{line}' to log.txt in job.folder within {START_S:g} s; "
+                "workers append their output there",
+            )
+        return _processes(text)[-1]
+
+    def clean_up(self, work: Iterable[Job]) -> None:
+        """Kill what a faulty executor has left running on this machine."""
+        if not self.executor.in_driver:
+            _kill_workers(work)
+        with suppress(Exception):
+            self.executor.cancel(0.0)
+
+
+def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[], _Driver]) -> None:
+    who, killed, stopped = driver.who, work["kill"], work["stop"]
+    expect(driver.poll(0.0) == [], f"{who}: poll reports ends before a job was submitted")
+    driver.submit(killed)
+    if driver.slots > 1:
+        driver.submit(stopped)
+    victim = driver.process_of(killed, jobs.WAITS)
+    _check_timeout(driver)
+    if victim.partition("/")[0] == socket.gethostname():
+        kill(victim)
+        driver.end_of(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
+    else:  # on another machine, where it cannot be killed from here
+        _cancel(driver)
+        driver = again()
+    driver.submit(work["raise"])
+    end = driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    expect(
+        jobs.FAILURE in end.detail,
+        f"{who}: the detail of a job that ended as error is '{end.detail}'; return the detail of attempt",
+    )
+    if stopped.folder not in driver.running:
+        driver.submit(stopped)
+    driver.process_of(stopped, jobs.WAITS)
+    _cancel(driver)
+    expect(
+        TrialFolder(stopped.folder).checkpoint.is_dir(),
+        f"{who}: there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s",
+    )
+    _check_done(again(), Job((JobTrial("train", stopped.folder, stopped.trials[0].trial),), stopped.settings))
+
+
+def _check_timeout(driver: _Driver) -> None:
+    """Check that ``poll`` waits for its timeout and no longer.
+
+    If it waits for a job to end, the jobs are killed here after :data:`LATE_S`.
+    """
+    timer = threading.Timer(TIMEOUT_S + LATE_S, _kill_workers, [list(driver.running.values())])
+    timer.daemon = True
+    timer.start()
+    began = time.monotonic()
+    ends = driver.call("poll", lambda: driver.executor.poll(TIMEOUT_S))
+    took = time.monotonic() - began
+    timer.cancel()
+    expect(
+        TIMEOUT_S / 2 <= took <= TIMEOUT_S + LATE_S,
+        f"{driver.who}: poll({TIMEOUT_S:g}) took {took:.2g} s, and no job ended; it waits up to timeout_s for the "
+        "first end, and no longer",
+    )
+    expect(ends == [], f"{driver.who}: poll reports {ends}, and no job has ended")
+
+
+def _cancel(driver: _Driver) -> None:
+    """Cancel an executor, and check that its jobs end as stopped and leave no process."""
+    cancelled = list(driver.running.values())
+    driver.call("cancel", lambda: driver.executor.cancel(GRACE_S))
+    deadline = time.monotonic() + END_S
+    while driver.running:
+        for end in driver.poll(0.2):
+            expect(
+                end.ending == Ending.STOPPED,
+                f"{driver.who}: job '{end.job.name}' ended as {end.ending} ({end.detail}) after cancel; a job that "
+                f"writes a checkpoint within grace_s ends as stopped{_log(end.job)}",
+            )
+        names = ", ".join(job.name for job in driver.running.values())
+        expect(
+            time.monotonic() < deadline,
+            f"{driver.who}: poll reports no end of job '{names}' within "
+            f"{END_S:g} s of cancel; cancel stops every job, and poll then reports their endings",
+        )
+    for name in [name for job in cancelled for name in _processes(_text(job))]:
+        while is_alive(name):
+            expect(
+                time.monotonic() < deadline,
+                f"{driver.who}: process {name.split('/')[1]} of a job still runs {END_S:g} s after cancel; "
+                "cancel leaves no process",
+            )
+            time.sleep(0.02)
+    driver.expect_no_end()
+
+
+def _check_done(driver: _Driver, job: Job) -> None:
+    """Check that a job ends once as done, with its result in the store."""
+    driver.submit(job)
+    driver.end_of(job, Ending.DONE, "a job whose trial has a result ends as done")
+    expect(
+        TrialFolder(job.folder).done(),
+        f"{driver.who}: job '{job.name}' ended as done, and its trial has no result in the store; report what attempt "
+        "returned",
+    )
+    driver.expect_no_end()
+
+
+def _check_in_driver(driver: _Driver, work: Mapping[str, Job]) -> None:
+    """Check an executor whose ``poll`` runs the jobs in this process."""
+    driver.submit(work["stop"])
+    driver.call("cancel", lambda: driver.executor.cancel(GRACE_S))
+    driver.end_of(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
+    driver.submit(work["raise"])
+    driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    _check_done(driver, work["train"])
+
+
+def _text(job: Job) -> str:
+    try:
+        return (job.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _processes(text: str) -> list[str]:
+    """Return the processes that ran a job, by its log."""
+    return re.findall(rf"^{re.escape(jobs.MARK)}(\S+)$", text, re.MULTILINE)
+
+
+def _kill_workers(work: Iterable[Job]) -> None:
+    for name in [name for job in work for name in _processes(_text(job))]:
+        kill(name)
+
+
+def _log(job: Job) -> str:
+    """Return the end of a job's log for a message."""
+    lines = [line for line in _text(job).splitlines() if line.strip() and not line.startswith("contract test: ")]
+    return f". Its log.txt ends with: {lines[-1][:300]}" if lines else ""
