@@ -36,6 +36,7 @@ class Kind:
     question: str  #: of the study
     design: str  #: of the study: the guest beside a built-in
     use: str  #: a line for a study of one's own
+    cost: str = "about a minute or two on 2 cores"  #: time of the study
 
 
 def _swap(path: str, contract: str, what: str, built_in: str) -> Kind:
@@ -106,6 +107,7 @@ KINDS = {
         "Does a small ViT on 8x8 digits need a position encoding?  NAME runs its trials.",
         "one_at_a_time: {model.position: [none]}",
         "run: {executor: {type: NAME, niceness: 19}}",
+        cost="about two minutes on 2 idle cores, and longer on busy ones",
     ),
     "tracker": Kind(
         "Tracker",
@@ -184,6 +186,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         "question": kind.question.replace("NAME", component),
         "design": kind.design.replace("NAME", component),
         "use": kind.use.replace("NAME", component),
+        "cost": kind.cost,
         "vitlab": __version__,
     }
     _write(folder, _render(values))
