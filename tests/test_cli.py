@@ -158,9 +158,13 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     code, printed, _ = call("status", file, "--out", tmp_path / "out", "--json")
     status = parsed(printed)
     assert code == 0 and status["arms"] == {"baseline": {"done": 1}, "optimizer=sour": {"failed": 1}}
-    assert "not today" in status["failures"][0]
-
     folder = next(path.parent for path in tmp_path.glob("out/trials/*/*/failure.json"))
+    assert "not today" in status["failures"][0] and "log.txt" not in status["failures"][0]
+    assert not (folder / "log.txt").exists()
+    (folder / "log.txt").touch()
+    code, printed, _ = call("status", file, "--out", tmp_path / "out", "--json")
+    assert parsed(printed)["failures"][0].endswith(f"{folder.name}/log.txt)")
+
     code, printed, err = call("logs", folder.parent.name[:10], "--out", tmp_path / "out")
     assert code == 0 and err == "" and "RuntimeError: not today" in printed and "Traceback" in printed
 

@@ -48,8 +48,9 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
         if state in ("running", "paused"):
             progress.append(f"{planned.arm} s{planned.seed}: {state}{_reached(folder)}")
         if state == Ending.FAILED:
-            log = display_path(folder.path / "log.txt")
-            failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()} ({log})")
+            log = folder.path / "log.txt"
+            place = f" ({display_path(log)})" if log.is_file() else ""
+            failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()}{place}")
         counts.get(planned.arm, tuning)[state] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
