@@ -112,8 +112,9 @@ def test_study_requires_plugin_versions(tmp_path: Path) -> None:
         "next-vit>=1": "this study needs next-vit>=1, and 1.0rc1 is installed: pip install 'next-vit>=1'",
         "next-vit": f"next-vit 1.0rc1 needs vitlab>=99, and this is {__version__}: upgrade one of the two",
         "acme-vit>=0.4": "this study needs acme-vit>=0.4, and 0.3.1 is installed: pip install 'acme-vit>=0.4'",
-        "other-vit": "this study needs other-vit: pip install other-vit",
-        "other-vit>=2": "this study needs other-vit>=2: pip install 'other-vit>=2'",
+        "other-vit": "this study needs other-vit, which is not installed: pip install other-vit, or pip install -e FOLDER "
+        "if it is your own",
+        "other-vit>=2": "this study needs other-vit>=2, which is not installed: pip install 'other-vit>=2', or",
         "acme-vit>>1": "'acme-vit>>1' is not a requirement: write a name, or a name and its versions, such as acme-vit>=0.3,<1",
         "acme-vit @ file:///x": "'acme-vit @ file:///x' is not a requirement: write a name",
         "../x": "'../x' is not a requirement",

@@ -113,7 +113,8 @@ def unmet(text: str) -> str | None:
     try:
         dist = distribution(requirement.name)
     except PackageNotFoundError:
-        return f"this study needs {text}: pip install {quoted}"
+        own = "pip install -e FOLDER if it is your own"
+        return f"this study needs {text}, which is not installed: pip install {quoted}, or {own}"
     if is_disabled(dist.name):
         return f"this study needs {text}, which --no-plugin or {VARIABLE} disables; remove it there"
     if not requirement.specifier.contains(dist.version, prereleases=True):
