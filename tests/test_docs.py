@@ -20,6 +20,8 @@ from vitlab.cli import COMMANDS
 from vitlab.components.head import Logits
 from vitlab.report.comparison_columns import MEANINGS
 from vitlab.report.frame import AFTER, BEFORE, HISTORY
+from vitlab.spec.run import Retries
+from vitlab.store.result import Ending
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
@@ -85,6 +87,27 @@ def test_files_and_commands_in_text_exist(page: Path) -> None:
             assert text.split()[1] in COMMANDS, text
     for file in re.findall(r"`((?:pipelines|plugins|docker|tests|vitlab)/[\w./-]*\w)`", running):
         assert (ROOT / file).exists(), file
+
+
+def test_plugin_page_lists_registration_of_every_slot() -> None:
+    page = (ROOT / "docs" / "pages" / "guides" / "plugin.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \| `(from [\w.]+ import \w+, \w+)` \|", page)
+    assert [name for name, _ in rows] == list(registry.SLOT_MODULES)
+    for name, line in rows:
+        names: dict[str, object] = {}
+        exec(line, names)
+        slot = registry.slot(name)
+        assert names[name] is slot and slot.contract in names.values(), line
+
+
+def test_executor_page_lists_every_ending_with_its_retries() -> None:
+    page = (ROOT / "docs" / "pages" / "guides" / "executor.md").read_text()
+    rows = dict(re.findall(r"(?m)^\| `(\w+)` \| by the .*? \| .*? \| (.*?) \|", page))
+    assert set(rows) | {"diverged"} == set(Ending)
+    for ending, retried in rows.items():
+        assert (ending in Retries.model_fields) == (f"`run.retries.{ending}`" in retried)
+        if ending in Retries.model_fields:
+            assert f"`run.retries.{ending}`, by default {Retries.model_fields[ending].default}" in retried
 
 
 def test_architecture_lists_files_with_their_lengths() -> None:
