@@ -25,6 +25,7 @@ from vitlab.executors.slurm import Slurm, SlurmBatch
 from vitlab.spec import Choice, RunSpec
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import TrialFolder
+from vitlab.testing import check_component
 
 pytest.importorskip("submitit")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")
@@ -348,3 +349,7 @@ def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:
         submission.result()
         submission = submission._checkpoint_function()
     assert submission.function.jobs == work and read_ends(tmp_path) == ["finish", "diverge"]
+
+
+def test_packs_pass_contract_test(cluster: Path) -> None:
+    check_component("executor", "slurm")

@@ -90,7 +90,7 @@ class _Driver:
             raise SkipTest(f"{who} cannot be used here: {error}") from error
         except Exception as error:
             raise AssertionError(f"{who} is built for {run}: {error!r}") from error
-        self.executor.runner = jobs.__name__  # type: ignore[misc]  # of this instance alone
+        self.executor.runner = jobs.__name__  # of this instance alone
         self.running: dict[Path, Job] = {}
         self.slots = self.call("slots", lambda: self.executor.slots)
         expect(
@@ -189,12 +189,6 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
     else:  # on another machine, where it cannot be killed from here
         _cancel(driver)
         driver = again()
-    driver.submit(work["raise"])
-    end = driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
-    expect(
-        jobs.FAILURE in end.detail,
-        f"{who}: the detail of a job that ended as error is '{end.detail}'; return the detail of attempt",
-    )
     if stopped.folder not in driver.running:
         driver.submit(stopped)
     driver.process_of(stopped, jobs.WAITS)
@@ -203,7 +197,14 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
         TrialFolder(stopped.folder).checkpoint.is_dir(),
         f"{who}: there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s",
     )
-    _check_done(again(), Job((JobTrial("train", stopped.folder, stopped.trials[0].trial),), stopped.settings))
+    driver = again()
+    driver.submit(work["raise"])
+    end = driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    expect(
+        jobs.FAILURE in end.detail,
+        f"{who}: the detail of a job that ended as error is '{end.detail}'; return the detail of attempt",
+    )
+    _check_done(driver, Job((JobTrial("train", stopped.folder, stopped.trials[0].trial),), stopped.settings))
 
 
 def _check_timeout(driver: _Driver) -> None:
