@@ -98,7 +98,7 @@ from vitlab import lab, registry
 from vitlab.driver.smoke import smoke
 from vitlab.testing import check_component
 for slot in {others!r}:
-    check_component(slot, "acme")
+    check_component(slot, {{"type": "acme", "niceness": 0}} if slot == "executor" else "acme")
     assert str(registry.slot(slot).find("acme")[1]) == f"acme-{{slot}} 0.1.0"
     _, plan = lab.plan_study(f"acme-{{slot}}/studies/acme.yaml")
     print(slot, len(plan.arms), sum(bool(arm.skip) for arm in plan.arms))
@@ -171,6 +171,14 @@ def test_metric_template_equals_scikit_learn(tmp_path: Path) -> None:
 
 
 # -- package contents -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot", ["executor", "tracker"])
+def test_package_without_formula_names_none(slot: str, tmp_path: Path) -> None:
+    package = write_plugin("acme-vit", slot, out=tmp_path)
+    assert "formula" not in (text := (package / "README.md").read_text()) and "compares it" not in text
+    tracker = read_document(package / "studies" / "acme.yaml").data["run"]["tracker"]
+    assert tracker == ("none" if slot == "executor" else "acme")
 
 
 @pytest.mark.parametrize("slot", KINDS)
