@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from job_helpers import HERE, PATIENCE_S, alive, ends, job, until
 
 from vitlab.cli.new import write_plugin
 from vitlab.errors import UserError
-from vitlab.executors import Executor, Inline, Job, JobEnd, Local, base, executor, worker
+from vitlab.executors import Executor, Inline, Job, JobEnd, Local, base, command, executor, worker
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json, write_json
 from vitlab.store.result import Ending
@@ -208,7 +209,10 @@ class NotHere(Local):
         (PollSpins, r"poll\(0.4\) took .* s, and no job ended; it waits up to timeout_s"),
         (NoSlots, "slots is 0 for run.workers 2; it is at least 1 and at most run.workers"),
         (TooManySlots, "slots is 3 for run.workers 2"),
-        (NoLog, "it has not printed 'contract test: .* to log.txt in job.folder; workers append their output there"),
+        (
+            NoLog,
+            "has not printed 'contract test: .* to log.txt in job.folder within 2 s; workers append their output there",
+        ),
         (OtherRunner, r"ended as done \(\), and it does not end by itself; workers run self.runner"),
         (NoDetail, "job 'kill' ended as lost without a detail; give one sentence"),
         (NothingHappens, "job 'train' ended as done, and its trial has no result in the store"),
@@ -313,3 +317,10 @@ def test_trial_that_ignores_its_time_limit_is_ended(tmp_path: Path, monkeypatch:
         worker.run_job_and_exit(work, "executor_runner", lambda: False, report)
     assert os.waitpid(child, 0)[1] == 0
     assert read_json(tmp_path / "report.json") == ["timeout", base.overdue_message()]
+
+
+def test_job_survives_its_file(tmp_path: Path) -> None:
+    one, other = job(tmp_path, "train", steps=3), job(tmp_path, "finish")
+    settings = replace(one.settings, plugins=("/a/b.py",), threads=3, engine="vmap")
+    work = Job(one.trials + other.trials, settings, timeout_s=2.5, gpu=0.5)
+    assert command._from_json(json.loads(json.dumps(command._to_json(work, "runner")))) == (work, "runner")

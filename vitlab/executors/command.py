@@ -3,26 +3,28 @@
 A job is a command, ``python -m vitlab.executors.command FOLDER``, which runs wherever the output folder and this Python
 environment can be seen.  FOLDER is a new one in the trial's folder, with these files:
 
-    job.pickle    the job and the module that runs it
+    job.json      the job and the module that runs it
     stop          requests a checkpoint and the end; checked every :data:`CHECK_S`
     ending.json   the ending and one sentence, written as the last step of the worker
 """
 
 from __future__ import annotations
 
-import pickle
 import shutil
 import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vitlab.executors.base import JobEnd
 from vitlab.executors.worker import run_job_and_exit
-from vitlab.runner.job import Job
-from vitlab.store.files import read_json, write_json
+from vitlab.plan.trial import Trial
+from vitlab.runner.job import Job, JobTrial, Settings
+from vitlab.store.files import load_json, mapping, read_json, write_json
 from vitlab.store.result import Ending
 
 CHECK_S = 0.2  #: interval at which a worker checks whether it is to stop
@@ -42,8 +44,7 @@ class WorkerCommand:
     def __init__(self, job: Job, runner: str) -> None:
         self.job = job
         self._folder = job.folder / f".worker-{uuid.uuid4().hex[:12]}"
-        self._folder.mkdir(parents=True)
-        (self._folder / "job.pickle").write_bytes(pickle.dumps((job, runner)))
+        write_json(self._folder / "job.json", _to_json(job, runner))
         #: the words of the command line
         self.words: tuple[str, ...] = (sys.executable, "-m", __name__, str(self._folder))
 
@@ -71,7 +72,10 @@ class WorkerCommand:
 
 def main(folder: Path) -> NoReturn:
     """Run the job of a folder and exit."""
-    job, runner = pickle.loads((folder / "job.pickle").read_bytes())
+    data = load_json(folder / "job.json", mapping)
+    if data is None:
+        sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
+    job, runner = _from_json(data)
     stop = threading.Event()
 
     def wait_for_file() -> None:
@@ -81,6 +85,25 @@ def main(folder: Path) -> NoReturn:
 
     threading.Thread(target=wait_for_file, daemon=True).start()
     run_job_and_exit(job, runner, stop.is_set, lambda *report: write_json(folder / "ending.json", list(report)))
+
+
+def _to_json(job: Job, runner: str) -> dict[str, Any]:
+    trials = [{"name": item.name, "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
+    return {
+        "runner": runner,
+        "trials": trials,
+        "settings": asdict(job.settings),
+        "timeout_s": job.timeout_s,
+        "gpu": job.gpu,
+    }
+
+
+def _from_json(data: Mapping[str, Any]) -> tuple[Job, str]:
+    trials = tuple(
+        JobTrial(item["name"], Path(item["folder"]), Trial.from_json(item["trial"])) for item in data["trials"]
+    )
+    settings = Settings(**{**data["settings"], "plugins": tuple(data["settings"]["plugins"])})
+    return Job(trials, settings, data["timeout_s"], data["gpu"]), data["runner"]
 
 
 if __name__ == "__main__":
