@@ -195,7 +195,7 @@ def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> 
     local = Local(RunSpec.model_validate({"resources": {"gpu": 2}}))
     assert local.slots == 2
     work = Job((JobTrial("j", Path(), trial()),), Settings(device="cuda"))
-    assert local._environment(work, "2,3")["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert local.worker_environment(work, "2,3")["CUDA_VISIBLE_DEVICES"] == "2,3"
     with pytest.raises(UserError, match=r"run\.resources\.gpu is 8, and this machine has 4"):
         Local(RunSpec.model_validate({"resources": {"gpu": 8}}))
 

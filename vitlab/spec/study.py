@@ -99,7 +99,7 @@ class Seeds(Frozen):
         properties = {"count": by_count, "values": values, "vary": vary, "escalate_to": most}
         properties |= {
             "until": {"enum": ["decided"]},
-            "at_least": {**count, "minimum": 2},
+            "at_least": {**count, "minimum": 2, "description": "Number of seeds of every arm; they are 0, 1, 2, ..."},
             "at_most": most,
             "every": count,
         }
