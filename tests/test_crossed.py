@@ -137,3 +137,5 @@ def test_values_of_other_images_are_not_crossed(study: Path, monkeypatch: pytest
     assert reader.image_values(plan, trials)
     monkeypatch.setattr(reader, "_read", shifted)
     assert reader.image_values(plan, trials) == {}
+    monkeypatch.setattr(reader, "_read", lambda *arguments: tuple(values[:1] for values in read(*arguments)))
+    assert reader.image_values(plan, trials) == {}, "one image has no spread"

@@ -18,7 +18,7 @@ import vitlab
 from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
-from vitlab.plan.values import Arm, InterimAnalyses, Plan
+from vitlab.plan.values import Arm, Looks, Plan
 from vitlab.report.comparison import judge, refusals
 from vitlab.report.escalation import inconclusive_arms
 from vitlab.report.render import _Content
@@ -79,7 +79,7 @@ def judge_values(
 ) -> dict[str, dict[str, Any]]:
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
     plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), Analysis(variance="own"))
-    plan = Plan(**{**vars(plan), "looks": InterimAnalyses((FIRST, SECOND), SHARES, (open_,) if open_ else ())})
+    plan = Plan(**{**vars(plan), "looks": Looks((FIRST, SECOND), SHARES, (open_,) if open_ else ())})
     return judge(plan, compared, values, {}, {}, dict.fromkeys(compared, waiting))
 
 
@@ -143,7 +143,9 @@ def test_escalation_added_later_is_exploratory(tmp_path):
     _, before = lab.plan_study(study(tmp_path, 2), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {"count": 2, "escalate_to": 3}), out=tmp_path)
     earlier = {**before.to_json(), "registered": registration(before)}
-    assert changes(with_registration(after, earlier, lambda key, code: True)) == ["escalate_to was none and is 3"]
+    assert changes(with_registration(after, earlier, lambda key, code: True)) == [
+        "the results were to be judged once, and are judged at 2 and 3 seeds"
+    ]
     assert changes(with_registration(after, earlier, lambda key, code: False)) == []
 
 
@@ -154,7 +156,7 @@ def test_invalid_seed_counts_are_refused_with_place(tmp_path):
         return str(caught.value)
 
     message = refusal({"count": 5, "escalate_to": 5})
-    assert "more than the 5 of the interim analysis" in message and "tiny.yaml" in message
+    assert "more than the 5 of the first look" in message and "tiny.yaml" in message
     assert "compares nothing" in refusal({"count": 2, "escalate_to": 4}, analysis={"compare": "none"})
     assert "at most" in refusal({"count": 2, "escalate_to": 900_000})
 
@@ -168,7 +170,7 @@ def test_further_seeds_are_smallest_unused():
 
 # -- inconclusive arms of synthetic studies ---------------------------------------------------------------------------
 
-SEEDS = InterimAnalyses(((0, 1, 2, 3), tuple(range(8))), (0.5, 0.5))
+SEEDS = Looks(((0, 1, 2, 3), tuple(range(8))), (0.5, 0.5))
 BASE, FAR, NEAR = [0.80, 0.81, 0.79, 0.80], [0.500, 0.511, 0.489, 0.501], [0.81, 0.80, 0.80, 0.82]
 
 

@@ -93,7 +93,7 @@ def test_like_trainings_are_preferred_to_others(tmp_path: Path) -> None:
         planned,
         trials=tuple(replace(item, trial=replace(item.trial, data="sha256:other")) for item in planned.trials),
     )
-    with pytest.raises(UserError, match="no earlier trainings on this data"):
+    with pytest.raises(UserError, match="too few earlier trainings on this data"):
         forecast(elsewhere, store)
 
 
@@ -105,6 +105,17 @@ def item_with_steps(plan: Plan, steps: int) -> Plan:
         return replace(trial, spec=TrialSpec.model_validate({**spec, "train": {**spec["train"], "steps": steps}}))
 
     return replace(plan, trials=tuple(replace(item, trial=longer(item.trial)) for item in plan.trials))
+
+
+def test_trainings_that_studies_share_count_once(tmp_path: Path) -> None:
+    plan, store = stored(tmp_path, 0.01)
+    once = forecast(plan, store)
+    part = replace(plan, study="part", arms=plan.arms[:2], trials=tuple(item for item in plan.trials if item.seed < 4))
+    write_plan(replace(part, trials=tuple(item for item in part.trials if item.arm in ("baseline", "arm1"))), store)
+    again = forecast(plan, store)
+    assert (again.comparisons, again.sd, again.sd_low) == (once.comparisons, once.sd, once.sd_low)
+    single = replace(plan, trials=tuple(item for item in plan.trials if item.seed == 0))
+    assert "With 2 seeds" in forecast(single, store).sentences(single)[1]
 
 
 def test_command_prints_forecast_or_what_is_missing(tmp_path: Path) -> None:

@@ -532,7 +532,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
         **{"variance": "moderated", "alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4], "escalate_to": None},
         "family": [[arm, "baseline"] for arm in list(POSITIONS)[1:]],
         "arms": {},
-        "analyses": [],
+        "looks": [],
         "known": {"results": 0, "trials": 20, "comparisons": []},
     }
     assert not any(

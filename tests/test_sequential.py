@@ -17,9 +17,10 @@ import vitlab
 from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
-from vitlab.plan.values import InterimAnalyses, Plan
-from vitlab.report.comparison import judge
-from vitlab.report.escalation import interim_analyses
+from vitlab.plan.values import Looks, Plan
+from vitlab.report.comparison import judge, summary
+from vitlab.report.escalation import with_open_arms
+from vitlab.report.frame import results
 from vitlab.report.render import _Content
 from vitlab.spec import Study
 from vitlab.statistics import power, predictive_power, sequential_levels
@@ -57,6 +58,15 @@ def test_levels_of_family_leave_less_for_each_comparison() -> None:
     assert many == pytest.approx([10 * level for level in sequential_levels(BY_THREE, 0.005)])
 
 
+@pytest.mark.parametrize("sizes", [tuple(range(2, 22)), tuple(range(3, 31, 3))])
+def test_levels_of_many_comparisons_lie_between_bonferroni_and_one_comparison(sizes: tuple[int, ...]) -> None:
+    """The deeper the tail, the less likely is a second rejection, so the nearer are levels to what is spent."""
+    spent = np.diff([0.0, *(0.05 * (size / sizes[-1]) ** 2 for size in sizes)])
+    levels = np.array([sequential_levels(sizes, 0.05, family) for family in (1, 20, 1000, 100_000)])
+    assert (levels[1:] <= levels[:-1] * 1.05).all() and (levels >= spent * 0.999).all()
+    assert (np.diff(levels, axis=1) > 0).all()
+
+
 @pytest.mark.parametrize("margin", [None, 0.5])
 def test_predictive_power_equals_simulated_futures(margin: float | None) -> None:
     draws, now, then, level = np.random.default_rng(2), 6, 20, 0.03
@@ -79,25 +89,27 @@ def test_seeds_until_decided_have_their_forms() -> None:
         base = {"data": "digits", "model": "vit", "train": {"steps": 1}}
         return Study.model_validate({"study": "s", "base": base, "seeds": value}).seeds
 
-    sizes = [len(some) for some in seeds({"until": "decided", "at_least": 3, "at_most": 10}).analyses]
+    sizes = [len(some) for some in seeds({"until": "decided", "at_least": 3, "at_most": 10}).looks]
     assert sizes == [3, 6, 9, 10]
     listed = seeds({"until": "decided", "values": [7, 1], "at_most": 5, "every": 1})
-    assert listed.analyses == ((7, 1), (7, 1, 0), (7, 1, 0, 2), (7, 1, 0, 2, 3))
-    assert [len(some) for some in seeds({"count": 5, "escalate_to": 10}).analyses] == [5, 10]
-    assert seeds(4).analyses == ((0, 1, 2, 3),)
+    assert listed.looks == ((7, 1), (7, 1, 0), (7, 1, 0, 2), (7, 1, 0, 2, 3))
+    assert [len(some) for some in seeds({"count": 5, "escalate_to": 10}).looks] == [5, 10]
+    assert seeds(4).looks == ((0, 1, 2, 3),)
 
 
 @pytest.mark.parametrize(
     ("seeds", "words"),
     [
         ({"until": "decided", "at_least": 3}, "until: decided needs at_most"),
-        ({"until": "decided", "at_least": 3, "at_most": 3}, "more than the 3 of the first analysis"),
+        ({"until": "decided", "at_least": 3, "at_most": 3}, "more than the 3 of the first look"),
         ({"until": "decided", "at_least": 1, "at_most": 9}, "at least 2 seeds at first"),
         ({"until": "decided", "count": 2, "at_least": 3, "at_most": 9}, "give one of count, at_least and values"),
         ({"until": "decided", "count": 2, "escalate_to": 4, "at_most": 9}, "two ways to add seeds"),
-        ({"until": "decided", "at_least": 2, "at_most": 900_000, "every": 1}, "at most 20 analyses"),
+        ({"until": "decided", "at_least": 2, "at_most": 900_000, "every": 1}, "at most 20 looks"),
         ({"until": "certain", "at_least": 2, "at_most": 9}, "allowed: decided"),
         ({"count": 3, "at_most": 9}, "at_most needs until: decided"),
+        ({"at_least": 3}, "at_least needs until: decided"),
+        ({"count": 1, "escalate_to": 5}, "at least 2 seeds at first"),
         ({"until": "decided", "at_least": 2, "at_most": 9, "every": 0}, "every is a whole number from 1"),
     ],
 )
@@ -119,7 +131,7 @@ def test_study_adds_seeds_until_decided(tmp_path: Path, monkeypatch: pytest.Monk
     assert answer.plan.looks is not None and answer.plan.looks.open == (("other",), ("other",))
     assert answer.trained == 10
     data = json.loads((answer.folder / "plan.json").read_text())
-    assert data["registered"]["analyses"] == [2, 3, 4]
+    assert [size for size, _ in data["registered"]["looks"]] == [2, 3, 4]
     table = vitlab.compare(file, out=tmp_path / "out").set_index("arm")
     assert table.loc["other", ["look", "looks", "pairs"]].tolist() == [3, 3, 4]
     report = (answer.folder / "report" / "report.md").read_text()
@@ -131,15 +143,15 @@ def test_study_adds_seeds_until_decided(tmp_path: Path, monkeypatch: pytest.Monk
 
 # -- synthetic studies ------------------------------------------------------------------------------------------------
 
-LOOKS = InterimAnalyses((tuple(range(4)), tuple(range(8)), tuple(range(12))), (0.1, 0.4, 0.7), futility=0.1)
+LOOKS = Looks((tuple(range(4)), tuple(range(8)), tuple(range(12))), (0.1, 0.4, 0.7), futility=0.1)
 BASE, FAR = [0.80, 0.81, 0.79, 0.80] * 3, [0.500, 0.511, 0.489, 0.501] * 3
 NEAR = [0.82, 0.80, 0.81, 0.83] * 3
 LEVEL = [0.80, 0.812, 0.788, 0.799] * 3
 
 
-def looks_of(root: Path, arms: dict[str, list[float]], seeds: int) -> InterimAnalyses:
+def looks_of(root: Path, arms: dict[str, list[float]], seeds: int) -> Looks:
     plan, store = synthetic_studies.study(root, {arm: values[:seeds] for arm, values in arms.items()}, looks=LOOKS)
-    looks = interim_analyses(Plan(**{**vars(plan), "registered": registration(plan)}), store)
+    looks = with_open_arms(Plan(**{**vars(plan), "registered": registration(plan)}), store)
     assert looks is not None
     return looks
 
@@ -175,8 +187,28 @@ def synthetic_plan(open_: tuple[tuple[str, ...], ...]) -> tuple[Plan, None]:
     from vitlab.spec import Analysis
 
     arms = (Arm("baseline", {}, None), Arm("near", {}, "baseline"), Arm("far", {}, "baseline"))
-    looks = InterimAnalyses(LOOKS.seeds, LOOKS.shares, open_, LOOKS.futility)
+    looks = Looks(LOOKS.seeds, LOOKS.shares, open_, LOOKS.futility)
     return Plan("s", "", arms, (), Analysis(variance="own"), looks=looks), None
+
+
+def test_seeds_of_a_look_that_are_not_planned_yet_are_awaited(tmp_path: Path) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": BASE[:4], "near": NEAR[:4]}, looks=LOOKS)
+    due = Plan(**{**vars(plan), "looks": Looks(LOOKS.seeds, LOOKS.shares, (("near",),), 0.1)})
+    rows = summary(results(due, store), due).set_index("arm")
+    assert rows.loc["near", ["look", "awaited", "pairs"]].tolist() == [1, 8, 4]
+
+
+def test_levels_are_those_registered_with_the_first_results(tmp_path: Path) -> None:
+    seeds = {"until": "decided", "at_least": 2, "at_most": 4}
+    _, few = lab.plan_study(study(tmp_path, seeds, analysis={}), out=tmp_path)
+    arms = {"baseline": {}, **{f"lr{n}": {"train.clip_grad": float(n)} for n in range(1, 20)}}
+    _, many = lab.plan_study(study(tmp_path, seeds, analysis={}, design={"arms": arms}), out=tmp_path)
+    assert few.looks is not None and many.looks is not None and many.looks.shares != few.looks.shares
+    earlier = {**few.to_json(), "registered": registration(few)}
+    before = with_registration(many, earlier, lambda key, code: False)
+    assert before.looks == many.looks and not changes(before), "no result was there"
+    after = with_registration(many, earlier, lambda key, code: True)
+    assert after.looks is not None and after.looks.shares == few.looks.shares
 
 
 def test_added_look_is_exploratory(tmp_path: Path) -> None:
@@ -185,14 +217,14 @@ def test_added_look_is_exploratory(tmp_path: Path) -> None:
     _, after = lab.plan_study(study(tmp_path, {**seeds, "every": 1}), out=tmp_path)
     earlier = {**before.to_json(), "registered": registration(before)}
     [clause] = changes(with_registration(after, earlier, lambda key, code: True))
-    assert clause == "the analyses were at 2, 4 and 6 seeds and are at 2, 3, 4, 5 and 6"
+    assert clause == "the results were to be judged at 2, 4 and 6 seeds, and are judged at 2, 3, 4, 5 and 6 seeds"
 
 
 def test_two_looks_of_an_earlier_version_keep_their_halves(tmp_path: Path) -> None:
     plan, _ = synthetic_plan(())
     data = plan.to_json() | {"looks": {"first": [0, 1], "second": [0, 1, 2], "open": ["near"]}}
     looks = Plan.from_json(data).looks
-    assert looks == InterimAnalyses(((0, 1), (0, 1, 2)), (0.5, 0.5), (("near",),))
+    assert looks == Looks(((0, 1), (0, 1, 2)), (0.5, 0.5), (("near",),))
     assert looks is not None and looks.seeds_of("baseline", {"near": "baseline"}) == (0, 1, 2)
     assert looks.seeds_of("far", {"near": "baseline", "far": "baseline"}) == (0, 1)
 

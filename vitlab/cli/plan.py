@@ -69,11 +69,10 @@ def command(
         for planned in (*plan.trials, *rivals)
     }
     costs = _costs(plan, device_tflops) if cost else {}
-    forecast = _forecast(plan, store) if power else None
     if form == "json":
         data = plan.to_json()
-        if forecast is not None:
-            data["power"] = forecast.to_json()
+        if power:
+            data["power"] = _forecast(plan, store).to_json()
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
             trial["cached"] = cached[trial["arm"], trial["seed"]]
@@ -82,8 +81,8 @@ def command(
         click.echo(json.dumps(data, indent=1))
         return
     _table(plan, cached, costs, device_tflops, study.run.engine == "measured")
-    if forecast is not None:
-        for sentence in forecast.sentences(plan):
+    if power:
+        for sentence in _forecast(plan, store).sentences(plan):
             click.echo(sentence)
     if full:
         for arm, spec in plan.to_json()["specs"].items():
@@ -149,9 +148,9 @@ def _table(
     if costs:
         console.print(Text(_describe_costs(plan, costs, device_tflops)))
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
-    if plan.looks is not None and not plan.looks.open and cached < len(plan.trials):
-        first, *_, last = map(len, plan.looks.seeds)
-        waiting += f", up to {last} seeds of arms that {first} leave inconclusive"
+    if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
+        *sizes, last = map(len, plan.looks.seeds)
+        waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
     console.print(
         f"{count(len(plan.trials), 'trial')}, {cached} of them trained already{waiting}; metric {plan.analysis.metric}."
     )

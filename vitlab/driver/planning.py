@@ -70,7 +70,7 @@ def plan_study(
 
 
 def with_decisions(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say) -> Plan:
-    """Return the plan with the decisions that are due: tunings, the interim analysis, and engine benchmarks.
+    """Return the plan with the decisions that are due: tunings, looks, and engine benchmarks.
 
     Args:
         plan: the plan of a study, with its registration.
@@ -87,9 +87,9 @@ def with_decisions(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str
         plan, tuning=tuple(decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
     )
     if plan.looks is not None:
-        from vitlab.report.escalation import interim_analyses
+        from vitlab.report.escalation import with_open_arms
 
-        decided = replace(decided, looks=interim_analyses(plan, store))
+        decided = replace(decided, looks=with_open_arms(plan, store))
     if run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         trials = [*plan.trials, *plan.pending]
         missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from vitlab import errors
@@ -20,7 +19,7 @@ from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.plan.trial import Trial
-from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalyses, Plan, Planned, Tuning
+from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import FORMER_ENGINES
 from vitlab.spec.run import EngineChoice
@@ -48,7 +47,7 @@ def make_plan(
         problems: problems found while reading the file.
         inform: returns the model's view of a data set.
         count: returns the cost of a model; called only if arms are matched.
-        decisions: decisions of earlier runs: tunings, engine benchmarks, and an interim analysis.
+        decisions: decisions of earlier runs: tunings, engine benchmarks, and looks.
         surroundings: component files and pinned versions, which are part of every trial's code.
 
     Raises:
@@ -107,7 +106,7 @@ def make_plan(
     tuning = []
     if study.tune is not None:
         tuning = tune.plan(context, matcher, resolved_base, arms, decisions.tunings, prerequisites)
-    if len(study.seeds.analyses) > 1 and not any(baselines.values()):
+    if len(study.seeds.looks) > 1 and not any(baselines.values()):
         name = "until" if study.seeds.until else "escalate_to"
         sentence = f"{name} adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
         raise SpecError([document.problem(("seeds", name), sentence)])
@@ -167,7 +166,7 @@ def _plan(
     study = context.study
     seeds = study.seeds
     compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
-    looks = _interim_analyses(study, compared, decisions)
+    looks = _looks(study, compared, decisions)
     design_paths = [path for arm in arms.values() for path in arm.changes.values]
     paths = list(dict.fromkeys([*design_paths, *(path for arm in arms.values() for path in arm.solved)]))
     planned, pending = [], []
@@ -226,19 +225,22 @@ def _plan(
     )
 
 
-def _interim_analyses(study: Study, compared: Mapping[str, str | None], decisions: Decisions) -> InterimAnalyses | None:
-    """Return the analyses of a study that adds seeds, with what earlier ones left open; None if it adds none."""
-    seeds = study.seeds.analyses
+def _looks(study: Study, compared: Mapping[str, str | None], decisions: Decisions) -> Looks | None:
+    """Return the looks of a study that adds seeds, with what earlier ones left open; None if it adds none."""
+    seeds = study.seeds.looks
     if len(seeds) == 1:
         return None
-    earlier = decisions.interim_analyses(seeds)
-    if earlier is not None:
-        open_arms = (tuple(arm for arm in arms if compared.get(arm) is not None) for arms in earlier.open)
-        return replace(earlier, open=tuple(open_arms))
+    earlier = decisions.stored_looks(seeds)
+    open_arms = () if earlier is None else earlier.open
     alpha, family = study.analysis.alpha, sum(baseline is not None for baseline in compared.values())
     levels = sequential_levels(tuple(map(len, seeds)), alpha, family)
     futility = FUTILITY if study.seeds.until else 0.0
-    return InterimAnalyses(seeds, tuple(level / alpha for level in levels), futility=futility)
+    return Looks(
+        seeds,
+        tuple(level / alpha for level in levels),
+        tuple(tuple(arm for arm in arms if compared.get(arm) is not None) for arms in open_arms),
+        futility,
+    )
 
 
 def _identity(arm: ResolvedArm, study: Study) -> str:

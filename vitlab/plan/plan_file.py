@@ -34,7 +34,7 @@ def read_plan(file: Path) -> Plan | None:
 
 def read_decisions(store: Store, study: Study) -> Decisions:
     """Return the decisions of earlier runs of a study; none if the study asks for none or has not been run."""
-    if study.tune is None and study.run.engine != "measured" and len(study.seeds.analyses) == 1:
+    if study.tune is None and study.run.engine != "measured" and len(study.seeds.looks) == 1:
         return UNDECIDED
     decisions = Decisions.of(plan_data(store.study(study.study) / "plan.json") or {})
     return decisions if study.run.engine == "measured" else replace(decisions, benchmarks={})

@@ -1,17 +1,17 @@
 """Registration of a study's analysis before its results are known, stored in plan.json at the first run.
 
-Metric, goal, correction, margin, sides, seeds, including those of an escalation, the family of comparisons and what
+Metric, goal, correction, margin, sides, seeds, the looks at them, the family of comparisons and what
 each arm trains are frozen once a trial has ended.  A later change of the file takes effect, and its comparisons are
 labelled exploratory.  So is a comparison whose results existed before it was registered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitlab.plan.values import Plan
+from vitlab.plan.values import Looks, Plan
 
 JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "alpha", "sides")
 
@@ -26,7 +26,7 @@ def registration(plan: Plan) -> dict[str, Any]:
             {planned.seed for planned in (*plan.trials, *plan.pending)} if plan.looks is None else plan.looks.seeds[0]
         ),
         "escalate_to": None if plan.looks is None else len(plan.looks.seeds[-1]),
-        "analyses": [] if plan.looks is None else [len(seeds) for seeds in plan.looks.seeds],
+        "looks": [] if plan.looks is None else [[len(some), share] for some, share in _looks(plan.looks)],
         "family": family(plan),
         "arms": dict(plan.identities),
     }
@@ -52,6 +52,7 @@ def with_registration(plan: Plan, earlier: Mapping[str, Any] | None, ended: Call
         and first is not None
         and (first.get("seen") or any(ended(item["key"], item["code"]) for item in earlier["trials"]))
     ):
+        plan = _with_registered_looks(plan, first, earlier)
         registered_before = {**first, "arms": {**plan.identities, **first.get("arms", {})}}
         if not any(ended(item.trial.key, item.trial.code) for item in plan.trials):
             registered_before["seen"] = True  # the next run cannot tell from this plan's trials that there were results
@@ -66,22 +67,46 @@ def changes(plan: Plan) -> list[str]:
         return []
     clauses = [
         f"{name} was {_format(first.get(name))} and is {_format(now[name])}"
-        for name in (*JUDGED_BY, "escalate_to")
+        for name in JUDGED_BY
         # A registration of an earlier version says nothing about the variance.
         if first.get(name, now[name] if name == "variance" else None) != now[name]
     ]
-    if (
-        first.get("escalate_to") == now["escalate_to"]
-        and list(first.get("analyses", now["analyses"])) != now["analyses"]
-    ):
-        sizes = [f"{', '.join(map(str, some[:-1]))} and {some[-1]}" for some in (first["analyses"], now["analyses"])]
-        clauses.append(f"the analyses were at {sizes[0]} seeds and are at {sizes[1]}")
+    clauses += _changed_looks(first, now)
     if first["seeds"] != now["seeds"]:
         counts = len(first["seeds"]), len(now["seeds"])
         clauses.append(
             f"there were {counts[0]} seeds and are {counts[1]}" if counts[0] != counts[1] else "other seeds ran"
         )
     return clauses
+
+
+def _looks(looks: Looks) -> Iterator[tuple[tuple[int, ...], float]]:
+    return zip(looks.seeds, looks.shares, strict=True)
+
+
+def _with_registered_looks(plan: Plan, first: Mapping[str, Any], earlier: Mapping[str, Any]) -> Plan:
+    """Return the plan with the levels of its looks that were registered, if it looks at the same numbers of seeds."""
+    if plan.looks is None:
+        return plan
+    shares: Sequence[float] = [share for _, share in first.get("looks", ())]
+    sizes = [size for size, _ in first.get("looks", ())]
+    if "looks" not in first and earlier.get("looks") is not None:  # registered by an earlier version
+        stored = Looks.from_json(earlier["looks"])
+        sizes, shares = [len(seeds) for seeds in stored.seeds], stored.shares
+    if sizes != [len(seeds) for seeds in plan.looks.seeds]:
+        return plan
+    return replace(plan, looks=replace(plan.looks, shares=tuple(shares)))
+
+
+def _changed_looks(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the change of the numbers of seeds at which the study looks, as a clause."""
+    sizes = [[size for size, _ in some.get("looks", ())] for some in (first, now)]
+    if "looks" not in first and first.get("escalate_to") is not None:
+        sizes[0] = [len(first["seeds"]), first["escalate_to"]]
+    if sizes[0] == sizes[1]:
+        return []
+    before, after = (f"at {', '.join(map(str, some[:-1]))} and {some[-1]} seeds" if some else "once" for some in sizes)
+    return [f"the results were to be judged {before}, and are judged {after}"]
 
 
 def added_comparisons(plan: Plan) -> set[str]:

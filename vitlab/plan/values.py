@@ -147,43 +147,43 @@ def own_metric(name: str, names: Iterable[str]) -> str | None:
 
 
 @dataclass(frozen=True)
-class InterimAnalyses:
-    """Analyses of a study to which seeds are added; each spends a part of alpha.
+class Looks:
+    """Looks at the results of a study to which seeds are added; each spends a part of alpha.
 
-    An analysis judges the comparisons that all earlier ones left inconclusive.
+    A look judges the comparisons that all earlier ones left inconclusive.
     """
 
-    seeds: tuple[tuple[int, ...], ...]  #: seeds of each analysis, including those of the ones before
-    shares: tuple[float, ...]  #: level of each analysis, as a share of alpha
+    seeds: tuple[tuple[int, ...], ...]  #: seeds of each look, including those of the ones before
+    shares: tuple[float, ...]  #: level of each look, as a share of alpha
     open: tuple[tuple[str, ...], ...] = ()
-    """Arms whose comparison each analysis left inconclusive, see :mod:`vitlab.report.escalation`."""
+    """Arms whose comparison each look left inconclusive, see :mod:`vitlab.report.escalation`."""
     futility: float = 0.0  #: comparisons that are decided with less probability get no more seeds
 
     @classmethod
-    def from_json(cls, data: Any) -> InterimAnalyses:
-        """Parse analyses from JSON values.
+    def from_json(cls, data: Any) -> Looks:
+        """Parse looks from JSON values.
 
         Raises:
             ValueError: if they have no or other fields.
         """
-        if isinstance(data, Mapping) and "first" in data:  # two analyses, each at half of alpha, of an earlier version
+        if isinstance(data, Mapping) and "first" in data:  # two looks, each at half of alpha, of an earlier version
             former = _TWO_LOOKS.validate_python(data)
             return cls((former.first, former.second), (0.5, 0.5), (former.open,) if former.open else ())
         return _LOOKS.validate_python(data)
 
     def number(self, arm: str) -> int:
-        """Return the index of the last analysis of an arm's comparison."""
+        """Return the index of the last look at an arm's comparison."""
         return next((at for at, arms in enumerate(self.open) if arm not in arms), len(self.open))
 
     def seeds_of(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
-        """Return the seeds of an arm; both arms of an inconclusive comparison have those of the next analysis."""
+        """Return the seeds of an arm; both arms of an inconclusive comparison have those of the next look."""
         compared = [arm, *(name for name, baseline in baselines.items() if baseline == arm)]
         return self.seeds[max(map(self.number, compared))]
 
 
 @dataclass(frozen=True)
 class _TwoLooks:
-    """The former fields of analyses."""
+    """The former fields of looks."""
 
     first: tuple[int, ...]
     second: tuple[int, ...]
@@ -213,7 +213,7 @@ class _RegistrationFields:
     seeds: tuple[int, ...]
     family: tuple[tuple[str, str], ...]
     escalate_to: int | None = None
-    analyses: tuple[int, ...] = ()
+    looks: tuple[tuple[int, float], ...] = ()
     variance: str = "own"
     arms: Mapping[str, str] = field(default_factory=dict)
     known: _EarlierResults | None = None
@@ -249,8 +249,8 @@ class Plan:
     probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.engine_choice.shape`
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """Registered analysis of the first run, see :mod:`vitlab.plan.registration`."""
-    looks: Annotated[InterimAnalyses, BeforeValidator(InterimAnalyses.from_json)] | None = None
-    """Analyses of a study that adds seeds to inconclusive comparisons."""
+    looks: Annotated[Looks, BeforeValidator(Looks.from_json)] | None = None
+    """Set if the study adds seeds to inconclusive comparisons."""
     version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of its trial without seeds and code, and of its matching and tuning."""
@@ -354,17 +354,17 @@ class Decisions:
 
     tunings: Mapping[str, Tuning] = field(default_factory=dict)  #: decided tunings by key
     benchmarks: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by shape
-    looks: InterimAnalyses | None = None
+    looks: Looks | None = None
 
     @classmethod
     def of(cls, plan: Mapping[str, Any]) -> Decisions:
         """Return the decisions in a plan in JSON values; all values have defaults."""
         tunings = [Tuning.from_json(item) for item in plan.get("tuning", ())]
-        looks = None if plan.get("looks") is None else InterimAnalyses.from_json(plan["looks"])
+        looks = None if plan.get("looks") is None else Looks.from_json(plan["looks"])
         return cls({tuning.key: tuning for tuning in tunings if not tuning.open}, probes_of(plan), looks)
 
-    def interim_analyses(self, seeds: tuple[tuple[int, ...], ...]) -> InterimAnalyses | None:
-        """Return the earlier analyses at these seeds; None if there were none, or at other seeds."""
+    def stored_looks(self, seeds: tuple[tuple[int, ...], ...]) -> Looks | None:
+        """Return the earlier looks at these seeds; None if there were none, or at other seeds."""
         return self.looks if self.looks is not None and self.looks.seeds == seeds else None
 
 
@@ -405,5 +405,5 @@ def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
 _PLAN = TypeAdapter(Plan)
 _TUNING = TypeAdapter(Tuning)
 _PROBE = TypeAdapter(EngineBenchmark)
-_LOOKS = TypeAdapter(InterimAnalyses)
+_LOOKS = TypeAdapter(Looks)
 _TWO_LOOKS = TypeAdapter(_TwoLooks)

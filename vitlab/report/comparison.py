@@ -126,12 +126,16 @@ def pending_trials(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str])
     """Return the number of trials per comparison that have not ended, those of its latest look included."""
     open_ = frame[frame["status"].isin(["running", "missing"])]
     seeds: dict[str, set[int]] = {str(arm): set(rows["seed"]) for arm, rows in open_.groupby("arm")}
+    planned: dict[str, set[int]] = {str(arm): set(rows["seed"]) for arm, rows in frame.groupby("arm")}
     counts = {}
     for arm, baseline in compared.items():
-        sides = [seeds.get(arm, set()), seeds.get(baseline, set())]
+        sides = [seeds.get(name, set()) for name in (arm, baseline)]
         if plan.looks is not None:
             own_seeds = set(plan.looks.seeds[plan.looks.number(arm)])
-            sides = [side & own_seeds for side in sides]
+            # Seeds of a look that has just become due may not be planned yet.
+            sides = [
+                side & own_seeds | own_seeds - planned[name] for side, name in zip(sides, (arm, baseline), strict=True)
+            ]
         counts[arm] = sum(map(len, sides))
     return counts
 

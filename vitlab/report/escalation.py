@@ -1,4 +1,4 @@
-"""Interim analyses of a study: the comparisons that get more seeds.
+"""Looks at the results of a study: the comparisons that get more seeds.
 
 They depend on the results of the seeds so far and on the arms that were open before, so that an addition of seeds that
 has begun continues.  A run stores them in plan.json, where planning reads them.  :mod:`vitlab.report.comparison`
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vitlab.plan.registration import added_comparisons
-from vitlab.plan.values import InterimAnalyses, Plan
+from vitlab.plan.values import Looks, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import is_futile, summary
 from vitlab.report.document import plain
@@ -20,11 +20,11 @@ from vitlab.report.verdict import Verdict
 from vitlab.store.folders import Store
 
 
-def interim_analyses(plan: Plan, store: Store) -> InterimAnalyses | None:
-    """Return the plan's interim analyses by the results that exist; None if the study has none."""
+def with_open_arms(plan: Plan, store: Store) -> Looks | None:
+    """Return the plan's looks with the arms that each leaves open, by the results that exist; None without looks."""
     looks = plan.looks
-    if looks is None:
-        return None
+    if looks is None or plan.pending:  # tunings come first
+        return looks
     planned_seeds: dict[str, set[int]] = {}
     for planned in plan.trials:
         planned_seeds.setdefault(planned.arm, set()).add(planned.seed)
@@ -41,15 +41,15 @@ def interim_analyses(plan: Plan, store: Store) -> InterimAnalyses | None:
 
 
 def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the arms whose comparison is inconclusive at the latest of the plan's analyses.
+    """Return the arms whose comparison is inconclusive at the latest of the plan's looks.
 
     Registered comparisons are judged together, so none is opened before all of them have ended.  An arm that was open
-    stays open once its seeds have all ended: each analysis is valid on its own.
+    stays open once its seeds have all ended: each look is valid on its own.
 
     Args:
-        plan: the plan with the seeds of that analysis alone, and with its registration.
+        plan: the plan with the seeds of that look alone, and with its registration.
         store: the store of its trials.
-        before: arms that an earlier run left open at the same analysis.
+        before: arms that an earlier run left open at the same look.
     """
     if plan.looks is None or plan.pending:
         return ()

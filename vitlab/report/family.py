@@ -41,6 +41,9 @@ def correct(
     corrections = dict.fromkeys(contrasts, str(analysis.correction))
     own_variance: dict[str, str] = {}
     joint_p: dict[str, float] = {}
+    if analysis.variance == "moderated":
+        tuned = (arm for arm, contrast in contrasts.items() if contrast.test == "tuned t")
+        own_variance |= dict.fromkeys(tuned, "the choice of its knobs is a part of it")
     for members in family.families() if analysis.variance == "moderated" else ():
         # Registered comparisons are the last members, so that they share with registered ones alone.
         paired = [arm for arm in members if arm in contrasts and contrasts[arm].test == "paired t"]

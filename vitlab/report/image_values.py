@@ -26,6 +26,8 @@ ROUNDING = 1e-6  #: relative; metrics are means in single precision
 def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     """Return the values whose mean over images is the metric; empty if it is no such mean or images differ.
 
+    So it is for fewer than two images, and for more values than ``MAX_VALUES``.
+
     Accuracy is 1 for an image that is classified correctly and 0 for another; other metrics have a column of their own
     in ``predictions.parquet``.
     """
@@ -47,7 +49,7 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
         if not same or not math.isclose(per_image.mean(), value, rel_tol=ROUNDING, abs_tol=ROUNDING):
             return {}
         images, total = ids, total + len(ids)
-        if total > MAX_VALUES:
+        if total > MAX_VALUES or len(ids) < 2:
             return {}
         values.setdefault(item.planned.arm, {})[item.planned.seed] = per_image
     return values

@@ -27,7 +27,7 @@ from vitlab.report.notes_on_seeds import (
     excluded_seeds,
     few_pairs,
     first_of,
-    interim_analyses,
+    looks_note,
     split_noise,
     varied_streams,
 )
@@ -75,7 +75,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
     return (
         lines
         + _exploratory_notes(plan)
-        + interim_analyses(plan, rows)
+        + looks_note(plan, rows)
         + varied_streams(plan, rows)
         + split_noise(plan, rows)
         + collapsed_seeds(rows)

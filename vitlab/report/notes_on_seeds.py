@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_LISTED = 12  #: notes of one kind that are listed one by one
-PAIRED = ("paired t", "moderated t")
+PAIRED = ("paired t", "moderated t", "tuned t")
 
 
 def excluded_seeds(
@@ -70,7 +70,7 @@ def collapsed_seeds(rows: Sequence[phrasing.Row]) -> list[str]:
     return first_of(lines, "of these")
 
 
-def interim_analyses(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+def looks_note(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return a note on how the looks share alpha, and which arms they left open; none without looks."""
     if plan.looks is None:
         return []
@@ -96,13 +96,16 @@ def interim_analyses(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     inconclusive = [row for row in compared if row["verdict"] == "cannot tell" and row["refused"] is None]
     inconclusive = [row for row in inconclusive if plan.looks.number(row["arm"]) < last and not row["awaited"]]
     failed = {row["arm"] for row in rows if row["failed"]}
-    blocked = [row["arm"] for row in inconclusive if failed & {row["arm"], row["baseline"]}]
-    given_up = [row["arm"] for row in inconclusive if is_futile(row, plan) and row["arm"] not in blocked]
+    given_up = [row["arm"] for row in inconclusive if is_futile(row, plan)]
+    blocked = [
+        row["arm"] for row in inconclusive if row["arm"] not in given_up and failed & {row["arm"], row["baseline"]}
+    ]
     open_arms = [row["arm"] for row in inconclusive if row["arm"] not in {*blocked, *given_up}]
     if given_up:
         sentences.append(
-            f"{arm_names(given_up)} got no more seeds, because {sizes[-1]} would decide the comparison with a "
-            f"probability below {phrasing.percent(plan.looks.futility)}."
+            f"{arm_names(given_up)} got no more seeds, because {sizes[-1]} seeds would decide "
+            f"{'the' if len(given_up) == 1 else 'each'} comparison with a probability below "
+            f"{phrasing.percent(plan.looks.futility)}."
         )
     if blocked:
         sentences.append(
@@ -164,12 +167,15 @@ def split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     low, high = sd_interval(sd, df, plan.analysis.alpha)
     scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
     decimals = scale.decimals([low, high - low])
-    return [
+    sentence = (
         f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
         f"{phrasing.percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to "
-        f"{scale.end(high, decimals)}). Models that are equally good would scatter by "
-        f"{scale.amount(of_split, decimals)} on a split of this size."
-    ]
+        f"{scale.end(high, decimals)})."
+    )
+    if of_split < sd:  # otherwise trainings agree on images more than by chance, as barely trained models do
+        amount = scale.amount(of_split, decimals)
+        sentence += f" Models that are equally good would scatter by {amount} on a split of this size."
+    return [sentence]
 
 
 def few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:

@@ -28,6 +28,7 @@ SIMILAR_LENGTH = 2.0  #: trainings are alike if one is at most this many times a
 SEED_COUNTS = (3, 5, 8, 10, 15, 20, 30)  #: numbers of seeds that are listed beside the planned one
 CHANCE = 0.8  #: power at which a difference counts as detectable
 STUDIES = 1000  #: simulated for comparisons that share their variance
+MAX_SIMULATED = 30  #: comparisons; of more, the forecast is that of own variances, which detect less
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,19 @@ class Forecast:
         """Return the forecast in words."""
         scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
         low, high = self.sd_low / self.sd, self.sd_high / self.sd
-        planned = len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)})
+        planned = max(2, _planned_seeds(plan))
         at = dict(self.detectable)[planned]
         decimals = scale.decimals([at * (high - low) / 2])
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
-        listed = ", ".join(
-            f"{scale.number(value, decimals)} with {seeds}" for seeds, value in self.detectable if seeds != planned
-        )
+        others = [] if plan.looks else [pair for pair in self.detectable if pair[0] != planned]
+        listed = ", ".join(f"{scale.number(value, decimals)} with {seeds}" for seeds, value in others)
         return [
             f"{count(self.comparisons, 'earlier comparison')} {self.kind} ({', '.join(self.studies)}): differences "
             f"scatter between seeds by {scale.amount(self.sd, decimals)} ({interval} "
             f"{scale.end(self.sd_low, decimals)} to {scale.end(self.sd_high, decimals)}).",
             f"With {count(planned, 'seed')}, a difference of {scale.amount(at, decimals)} "
             f"({scale.end(at * low, decimals)} to {scale.end(at * high, decimals)}) is found four times in five, after "
-            f"correction for {count(self.family, 'comparison')}; {listed}.",
+            f"correction for {count(self.family, 'comparison')}{'; ' * bool(listed)}{listed}.",
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -89,13 +89,16 @@ def forecast(plan: Plan, store: Store) -> Forecast:
         ("of like trainings", [item for item in earlier if _is_like(item.trial, like)]),
         ("on the same data", [item for item in earlier if item.trial.data == like.data]),
     ):
-        distinct = list({item.keys: item for item in chosen}.values())
+        distinct: list[_Spread] = []
+        for item in sorted(chosen, key=lambda item: -item.df):
+            if all(item.keys.isdisjoint(other.keys) for other in distinct):
+                distinct.append(item)
         df = sum(item.df for item in distinct)
         if df >= MIN_DF:
             return _forecast(plan, kind, distinct, family)
     raise UserError(
-        "no earlier trainings on this data tell how seeds scatter; run two arms with 3 seeds first, such as by "
-        "'vitlab run' with --set seeds=3"
+        "too few earlier trainings on this data tell how seeds scatter: two arms with 5 seeds are enough, or three "
+        "with 3; train these first, such as by 'vitlab run' with --set seeds=5"
     )
 
 
@@ -127,8 +130,7 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
         between = max(0.0, float(logs.var(ddof=1) - (polygamma(1, single_df / 2) / 4).mean()))
         error += between / len(logs)
     reach = math.exp(statistics.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))
-    planned = len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)})
-    counts = sorted({*SEED_COUNTS, planned})
+    counts = sorted({*SEED_COUNTS, max(2, _planned_seeds(plan))})
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
     moderated = plan.analysis.variance == "moderated" and plan.analysis.margin is None
     joint = moderated and plan.analysis.correction == "holm" and len({arm.baseline for arm in plan.arms} - {None}) == 1
@@ -150,7 +152,7 @@ def detectable_in_sd(n: int, family: int, alpha: float, correction: statistics.C
         correction: correction for the family.
         joint: whether comparisons share their variance and are corrected together, as far as they are enough.
     """
-    if joint and family >= MIN_ARMS and n >= MIN_SEEDS:
+    if joint and MIN_ARMS <= family <= MAX_SIMULATED and n >= MIN_SEEDS:
         return _moderated(n, family, alpha)
     level = statistics.simultaneous_alpha(alpha, family, correction)
     return statistics.detectable_difference(1 / math.sqrt(n), n - 1, level, CHANCE)
@@ -213,6 +215,11 @@ def _is_like(trial: Trial, other: Trial) -> bool:
     if trial.data != other.data or trial.spec.model.type != other.spec.model.type or other_length is None:
         return False
     return bool(max(length, other_length) <= SIMILAR_LENGTH * min(length, other_length))
+
+
+def _planned_seeds(plan: Plan) -> int:
+    """Return the largest number of seeds that an arm of a plan may have."""
+    return len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)})
 
 
 def _trials(plan: Plan) -> Iterator[Any]:

@@ -39,7 +39,7 @@ FORMER_KEYS: Mapping[Path, Path] = {("run", "tracking_uri"): ("run", "tracker", 
 """Former path of a value to its present one; both are accepted."""
 
 REPORTING_SEEDS = 1_000_000  #: seeds of replicates are smaller; larger ones are for tuning
-MAX_ANALYSES = 20  #: of a study whose seeds are added until it is decided
+MAX_LOOKS = 20  #: at the results of a study whose seeds are added until it is decided
 
 
 class Rule(Frozen):
@@ -72,6 +72,8 @@ class Seeds(Frozen):
             value = {"values": list(value)}
         if isinstance(value, Mapping) and value.keys() & {"count", "at_least"}:
             name = "at_least" if "at_least" in value else "count"
+            if name == "at_least" and "until" not in value:
+                raise ValueError("at_least needs until: decided; otherwise give count")
             count, rest = value[name], {key: item for key, item in value.items() if key != name}
             if other := sorted(rest.keys() & {"count", "values"}):
                 raise ValueError(f"found {name} and {other[0]}; give one of count, at_least and values")
@@ -137,27 +139,28 @@ class Seeds(Frozen):
                     raise conflict(f"{name} needs until: decided", name, "until")
         elif self.escalate_to is not None:
             raise conflict("escalate_to and until are two ways to add seeds; remove one", "escalate_to", "until")
-        elif len(self.values) < 2:
-            raise conflict("until: decided needs at least 2 seeds at first, which have a spread", "values", "until")
         elif self.at_most is None or not len(self.values) < self.at_most <= REPORTING_SEEDS:
             raise conflict(
                 f"until: decided needs at_most, the total number of seeds of an arm: more than the {len(self.values)} "
-                f"of the first analysis and at most {REPORTING_SEEDS:,}; found {self.at_most or 'none'}",
+                f"of the first look and at most {REPORTING_SEEDS:,}; found {self.at_most or 'none'}",
                 "at_most",
                 "values",
                 "until",
             )
         elif self.every is not None and self.every < 1:
             raise conflict(f"every is a whole number from 1; found {self.every}", "every")
-        elif len(self._sizes) > MAX_ANALYSES:
+        elif len(self._sizes) > MAX_LOOKS:
             raise conflict(
-                f"a study has at most {MAX_ANALYSES} analyses, and this one has {len(self._sizes):,}; raise every",
+                f"a study has at most {MAX_LOOKS} looks at its results, and this one has {len(self._sizes):,}; "
+                "raise every",
                 "every",
                 "at_most",
             )
+        if len(self._sizes) > 1 and len(self.values) < 2:
+            raise conflict("adding seeds needs at least 2 seeds at first, which have a spread", "values")
         if self.escalate_to is not None and not len(self.values) < self.escalate_to <= REPORTING_SEEDS:
             raise conflict(
-                f"escalate_to is the total number of seeds: more than the {len(self.values)} of the interim analysis "
+                f"escalate_to is the total number of seeds: more than the {len(self.values)} of the first look "
                 f"and at most {REPORTING_SEEDS:,}; found {self.escalate_to}",
                 "escalate_to",
                 "values",
@@ -172,19 +175,24 @@ class Seeds(Frozen):
 
     @property
     def all(self) -> tuple[int, ...]:
-        """All seeds that may run, including those of later analyses."""
-        return self.up_to(self.escalate_to or self.at_most or 0)
+        """All seeds that may run, including those of later looks."""
+        return self.up_to(self._most)
 
     @property
-    def analyses(self) -> tuple[tuple[int, ...], ...]:
-        """Seeds of each analysis, of which the last has all."""
+    def looks(self) -> tuple[tuple[int, ...], ...]:
+        """Seeds of each look, of which the last has all."""
         return tuple(self.all[:size] for size in self._sizes)
 
     @property
     def _sizes(self) -> Sequence[int]:
-        """Number of seeds of each analysis."""
-        first, last = len(self.values), max(self.escalate_to or 0, self.at_most or 0, len(self.values))
-        return [*range(first, last, self.every or first if self.until else last), last]
+        """Number of seeds at each look."""
+        step = self._most if self.until is None else self.every or len(self.values)
+        return [*range(len(self.values), self._most, step), self._most]
+
+    @property
+    def _most(self) -> int:
+        """Largest number of seeds of an arm."""
+        return max(self.escalate_to or 0, self.at_most or 0, len(self.values))
 
     def streams(self, seed: int) -> dict[str, int]:
         """Return stream to seed, for the replicate ``seed``."""

@@ -5,8 +5,8 @@ constant vector, and u is a Markov chain whatever the variance: after m more pai
 
     u' = sqrt(n / (n + m)) * sqrt(b) * u + sqrt(m / (n + m)) * sqrt(1 - b) * v
 
-where b is Beta(n/2, m/2), v is the cosine of the new pairs alone, and both are independent of u.  So the joint
-distribution of all t is exact, up to the error of drawing u.
+where b is Beta(n/2, m/2), v is the cosine of the new pairs alone, and both are independent of u.  The distribution of u
+is followed from look to look on a grid of normal scores, so that far tails are as precise as the middle.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from numpy.typing import NDArray
 
 from vitlab.statistics.replicates import t_quantile
 
-PATHS = 1 << 16  #: draws of u, mirrored
+MIN_SHARE = 1e-5  #: alpha of one comparison below which looks are corrected by Bonferroni, as the grid ends there
 SPENDING_POWER = 2.0  #: alpha is spent with this power of the share of the pairs
+MAX_SCORE = 7.0  #: largest normal score of the grid; its p is 3e-12
+CELLS = 90  #: of the grid
+NODES = 35  #: quadrature nodes of v
+
+Floats = NDArray[np.float64]
 
 
 @cache
@@ -33,28 +38,32 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
     Later steps of a step-down correction, with fewer comparisons, spend less than their share.
 
     Args:
-        sizes: number of pairs at each analysis, in ascending order.
+        sizes: number of pairs at each analysis, in ascending order, from 2.
         alpha: level of all analyses together, two-sided.
         family: number of comparisons.
 
     References:
         Lan and DeMets (1983), Biometrika 70, 659-663; Kim and DeMets (1987), Biometrika 74, 149-154.
     """
+    from scipy.special import ndtr
+
     share = alpha / family
-    draws = np.random.default_rng(20231)
-    u = np.sqrt(draws.beta(0.5, (sizes[0] - 1) / 2, PATHS))  # u of the first pairs; the sign is that of its mirror
-    levels = [share * (sizes[0] / sizes[-1]) ** SPENDING_POWER]
-    alive = u[u < _cosine(levels[0], sizes[0])]
-    for before, size in itertools.pairwise(sizes):
-        added = size - before
-        spent = share * (before / sizes[-1]) ** SPENDING_POWER
-        wanted = share * (size / sizes[-1]) ** SPENDING_POWER - spent
-        b = draws.beta(before / 2, added / 2, len(alive))
-        center = math.sqrt(before / size) * np.sqrt(b) * alive
-        spread = math.sqrt(added / size) * np.sqrt(1 - b)
-        levels.append(_level(center, spread, size, added, wanted * PATHS))
-        u = np.abs(center + spread * _draw_cosine(draws, added, len(alive)))
-        alive = u[u < _cosine(levels[-1], size)]
+    spent = [share * (size / sizes[-1]) ** SPENDING_POWER for size in (0, *sizes)]
+    if share < MIN_SHARE:
+        return tuple(family * (after - before) for before, after in itertools.pairwise(spent))
+    scores = np.linspace(0.0, MAX_SCORE, CELLS + 1)
+    outside = 2 * ndtr(-scores)  # probability of a larger score, at each edge of the grid
+    levels = [spent[1]]
+    mass = -np.diff(np.maximum(outside, spent[1]))
+    for look, (before, size) in enumerate(itertools.pairwise(sizes), 2):
+        wanted = spent[look] - spent[look - 1]
+        middles = _cosines((scores[1:] + scores[:-1]) / 2, before)
+        beyond = mass @ _beyond(middles, _cosines(scores, size), before, size - before)
+        # Both tails are nearly linear in their logarithms.
+        known = beyond > 1e-300
+        log_level = np.interp(-math.log(wanted), -np.log(beyond[known]), np.log(outside[known]))
+        levels.append(max(wanted, math.exp(log_level)))  # what is spent is a valid level, whatever came before
+        mass = -np.diff(np.maximum(beyond, wanted))
     return tuple(min(alpha, family * level) for level in levels)
 
 
@@ -100,37 +109,42 @@ def predictive_power(
     return chance
 
 
-def _cosine(level: float, pairs: int) -> float:
-    """Return u of the critical t of a two-sided level."""
-    t = t_quantile(1 - level / 2, pairs - 1)
-    return t / math.hypot(t, math.sqrt(pairs - 1))
+def _cosines(scores: Floats, pairs: int) -> Floats:
+    """Return u at which the two-sided p of the t statistic is that of each normal score."""
+    from scipy.special import ndtr, stdtrit
+
+    t = -stdtrit(pairs - 1, np.maximum(ndtr(-scores), 1e-300))
+    return np.asarray(np.minimum(np.abs(t) / np.hypot(t, math.sqrt(pairs - 1)), 1.0))
 
 
-def _level(center: NDArray[np.float64], spread: NDArray[np.float64], size: int, added: int, expected: float) -> float:
-    """Return the level at which the expected number of paths whose next u exceeds its critical value is as given."""
-    from scipy.optimize import brentq
+def _beyond(u_I: Floats, bounds_J: Floats, before: int, added: int) -> Floats:
+    """Return the probability (I, J) that the next u exceeds each bound in size, given u."""
+    if added == 1:
+        cosines, weights = np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    else:
+        scores = np.linspace(-MAX_SCORE, MAX_SCORE, NODES)
+        cosines = np.sign(scores) * _cosines(np.abs(scores), added)
+        weights = np.exp(-0.5 * scores**2) / np.exp(-0.5 * scores**2).sum()
+    return np.asarray(
+        sum(
+            weight * (_above(u_I, bounds_J, v, before, added) + _above(-u_I, bounds_J, v, before, added))
+            for v, weight in zip(cosines.tolist(), weights.tolist(), strict=True)
+        )
+    )
 
-    def surplus(log_level: float) -> float:
-        bound = _cosine(math.exp(log_level), size)
-        tails = _cosine_tail((bound - center) / spread, added) + _cosine_tail((bound + center) / spread, added)
-        return math.log(max(float(tails.sum()), 1e-300) / expected)
 
-    low, high = math.log(1e-12), math.log(0.5)
-    return math.exp(brentq(surplus, low, high, xtol=1e-4))
+def _above(u_I: Floats, bounds_J: Floats, v: float, before: int, added: int) -> Floats:
+    """Return the probability (I, J) that the next u exceeds each bound, given u and v.
 
-
-def _cosine_tail(v: NDArray[np.float64], pairs: int) -> NDArray[np.float64]:
-    """Return the probability that the cosine of some pairs and a constant vector exceeds ``v``."""
-    if pairs == 1:
-        return np.where(v < -1, 1.0, np.where(v < 1, 0.5, 0.0))
+    If b is the square of the cosine of an angle, the next u is a shifted cosine of that angle, so it exceeds a bound
+    between two angles.
+    """
     from scipy.special import betainc
 
-    inside = np.clip(v, -1, 1)
-    half = 0.5 * betainc((pairs - 1) / 2, 0.5, 1 - inside**2)
-    return np.asarray(np.where(inside > 0, half, 1 - half))
-
-
-def _draw_cosine(draws: np.random.Generator, pairs: int, count: int) -> NDArray[np.float64]:
-    """Draw cosines of some pairs and a constant vector."""
-    sign = draws.choice([-1.0, 1.0], count)
-    return sign if pairs == 1 else sign * np.sqrt(draws.beta(0.5, (pairs - 1) / 2, count))
+    first_I = math.sqrt(before / (before + added)) * u_I
+    second = math.sqrt(added / (before + added)) * v
+    reach_IJ = np.arccos(np.clip(bounds_J / np.maximum(np.hypot(first_I, second), 1e-300)[:, None], -1, 1))
+    center_I1 = np.arctan2(second, first_I)[:, None]
+    start, end = (np.clip(center_I1 + sign * reach_IJ, 0, math.pi / 2) for sign in (-1, 1))
+    below = [betainc(before / 2, added / 2, np.cos(angle) ** 2) for angle in (start, end)]
+    return np.asarray(below[0] - below[1])
