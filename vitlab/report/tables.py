@@ -30,6 +30,9 @@ from vitlab.report.phrasing import (
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 
+JOINT = ("BCa interval", "interval with new images", "p with chance")
+"""Columns of :func:`detail_columns` that hold for all comparisons at once."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -101,7 +104,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
         Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
     ]
-    return table
+    return [column for column in table if column.title not in ("parameters", "MACs") or set(column.cells) != {DASH}]
 
 
 def _decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
@@ -354,12 +357,14 @@ def cost_caption(rows: Sequence[Row]) -> str:
 
 def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, list[Column]]]:
     """Return the non-empty tables other than that of arms, each with heading and caption."""
+    details = detail_columns(doc["arms"], analysis, doc["units"])
+    joint = [column.title for column in details if column.title in JOINT]
     entries = [
         (
             "Comparisons",
-            "Statistics of each verdict. Intervals and p values in this table are of one comparison each, except for "
-            "BCa's interval and p with chance, which hold for all at once.",
-            detail_columns(doc["arms"], analysis, doc["units"]),
+            "Statistics of each verdict. Intervals and p values in this table are of one comparison each"
+            + (f", except for {' and '.join(joint)}: these hold for all comparisons at once." if joint else "."),
+            details,
         ),
         (
             "Interactions",
