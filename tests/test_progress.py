@@ -179,7 +179,7 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
     lines.close()
     printed = capsys.readouterr().err.splitlines()
     assert [line.partition("  (")[0] for line in printed] == [
-        "positions: 2 arms, 8 trials; 8 to train, 0 not",
+        "positions: 2 arms, 8 trials; 8 to train",
         "[3/8] baseline s0 to s2 done",
         "[3/8] baseline s3 lost: its worker died; it is tried again",
         "[5/8] baseline s3, none s1 done",
@@ -187,6 +187,19 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
         "[5/8] running",
     ]
     assert printed[1].endswith("(estimating the remaining time)")
+
+
+def test_size_of_a_plan_counts_trained_and_resumed_trials(tmp_path: Path) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [0.9, 0.9], "none": [None] * 3})
+    todo = plan.trials[2:]
+    assert progress.size_of(plan, todo, store) == "2 arms, 5 trials; 3 to train, 2 trained already"
+    for planned in todo[:2]:
+        folder = store.trial(planned.trial.key, planned.trial.code)
+        folder.path.mkdir(parents=True)
+        folder.checkpoint.touch()
+    assert progress.size_of(plan, todo, store).endswith("; 3 to train, 2 of them from a checkpoint, 2 trained already")
+    assert progress.size_of(plan, todo[:1], store).endswith("; 1 to train, from a checkpoint, 2 trained already")
+    assert progress.size_of(plan, (), store) == "2 arms, 5 trials; nothing to train, 2 trained already"
 
 
 def test_live_table_has_bars_metrics_and_differences_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def test_stored_answer_equals_the_report(finished: Finished) -> None:
     assert stored.text == report.render(answer.plan, answer.store, "terminal")
     assert stored.json == report.render(answer.plan, answer.store, "json")
     assert (stored.trained, stored.cached, stored.failed, stored.folder) == (0, 4, 0, answer.folder)
-    assert stored.head == "stored: 2 arms, 4 trials; 0 to train, 4 not"
+    assert stored.head == "stored: 2 arms, 4 trials; nothing to train, 4 trained already"
 
 
 def test_nothing_is_stored_in_doubt(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:

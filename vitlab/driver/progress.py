@@ -90,7 +90,8 @@ class PlainLines(_Display):
         self._printed = time.monotonic()
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
-            f"{plan.study}: {_size(plan, todo)}" + (f", {count(skipped, 'arm')} skipped" if skipped else ""), err=True
+            f"{plan.study}: {size_of(plan, todo, store)}" + (f", {count(skipped, 'arm')} skipped" if skipped else ""),
+            err=True,
         )
 
     def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
@@ -175,7 +176,7 @@ class LiveView(_Board):
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start the live table."""
         super().planned(plan, todo, store)
-        self._console.print(f"[bold]{plan.study}[/]  {_size(plan, todo)}")
+        self._console.print(f"[bold]{plan.study}[/]  {size_of(plan, todo, store)}")
         if todo:
             self._live = Live(self._draw(), console=self._console, auto_refresh=False, transient=True)
             self._live.start()
@@ -227,7 +228,7 @@ class NotebookView(_Board):
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Show the table in the notebook's output cell."""
         super().planned(plan, todo, store)
-        self._head = f"{plan.study}: {_size(plan, todo)}"
+        self._head = f"{plan.study}: {size_of(plan, todo, store)}"
         self._handle = sys.modules["IPython"].display.display(self._draw(), display_id=True)
 
     def tick(self) -> None:
@@ -357,8 +358,19 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {round(seconds) % 60:02} s"
 
 
-def _size(plan: Plan, todo: Sequence[Planned]) -> str:
+def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     """Return the size of a plan in words; ``todo`` may contain prerequisites, which belong to no arm."""
-    identities = {(planned.arm, planned.seed) for planned in todo}
-    skipped = sum((planned.arm, planned.seed) not in identities for planned in plan.trials)
-    return f"{count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; {len(todo)} to train, {skipped} not"
+    identities = {_identity(planned) for planned in todo}
+    others = [store.trial(item.trial.key, item.trial.code) for item in plan.trials if _identity(item) not in identities]
+    trained = sum((folder.path / "result.json").exists() for folder in others)
+    resumed = sum(store.trial(item.trial.key, item.trial.code).checkpoint.exists() for item in todo)
+    parts = [f"{len(todo)} to train" if todo else "nothing to train"]
+    if resumed:
+        parts.append("from a checkpoint" if resumed == len(todo) == 1 else f"{resumed} of them from a checkpoint")
+    if trained:
+        parts.append(f"{trained} trained already")
+    return f"{count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; {', '.join(parts)}"
+
+
+def _identity(planned: Planned) -> tuple[str, int]:
+    return planned.arm, planned.seed

@@ -120,6 +120,7 @@ def keep(answer: Answer, request: Request, tracker: Tracker) -> None:
         if answer.failed or plan.pending or files is None or delivered is None:
             return
         from vitlab import report
+        from vitlab.driver.progress import size_of
 
         text = report.read_report(plan, store, "terminal")
         trials = sorted({f"{trial.key}/{trial.code}" for trial in _trials(plan)})
@@ -127,10 +128,7 @@ def keep(answer: Answer, request: Request, tracker: Tracker) -> None:
             return
         files += [str(path) for path in delivered]
         skipped = sum(1 for arm in plan.arms if arm.skip)
-        head = (
-            f"{plan.study}: {count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; 0 to train, "
-            f"{len(plan.trials)} not" + (f", {count(skipped, 'arm')} skipped" if skipped else "")
-        )
+        head = f"{plan.study}: {size_of(plan, (), store)}" + (f", {count(skipped, 'arm')} skipped" if skipped else "")
         stored = StoredAnswer(file.parent, head, str(text), answer.trained + answer.cached, answer.tracker, answer.link)
         content = {name: value for name, value in asdict(stored).items() if name not in ("folder", "trained", "failed")}
         data = {
