@@ -103,7 +103,7 @@ def run(
             if study.run.explain:
                 from vitlab.driver.explanations import examine_arms
 
-                unexplained = list(examine_arms(plan, store, study.run.explain))
+                unexplained = list(examine_arms(plan, store, study.run.explain, watch.say))
                 for sentence in unexplained:
                     watch.say(sentence)
             if measure:
@@ -111,6 +111,7 @@ def run(
 
                 measure_arms(plan, store, study.run, plugins, watch.say)
         finally:
+            watch.say("writing the report")
             files = report.write(plan, store, store.study(plan.study) / "report")
             link = tracker.close(files)
         counts = Counter(outcomes.values())

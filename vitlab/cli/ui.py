@@ -27,6 +27,7 @@ def command(study: str | None, out: Path, port: int, host: str, no_browser: bool
     STUDY is a study's name or file. Its page shows curves and final values grouped by arm. The browser is opened where
     there is a display; the addresses of all studies are printed.
     """
+    click.echo("starting MLflow", err=True)  # its import takes seconds
     from vitlab.trackers.server import serve
 
     name = _name(study) if study is not None else None

@@ -70,6 +70,7 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
 
     firsts = list({planned.arm: planned for planned in reversed(plan.trials)}.values())[::-1]
     results: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
+    say(f"measuring the speed and memory of each arm, in {ROUNDS} rounds")
     with _bench(run, plugins) as ask:
         for turn in range(ROUNDS):
             begin = turn % max(1, len(firsts))

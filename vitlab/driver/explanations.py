@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.errors import UserError, VitlabError
+from vitlab.errors import UserError, VitlabError, count
 from vitlab.plan.values import Plan
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store, TrialFolder
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def examine_arms(plan: Plan, store: Store, images: Sequence[int]) -> list[str]:
+def examine_arms(
+    plan: Plan, store: Store, images: Sequence[int], say: Callable[[str], None] = lambda sentence: None
+) -> list[str]:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     Args:
         plan: the study.
         store: the store of its trials.
         images: indices in the test split.
+        say: called with a sentence before each arm.
 
     Returns:
         A sentence for every arm that could not be explained; this does not fail the study.
@@ -42,6 +45,7 @@ def examine_arms(plan: Plan, store: Store, images: Sequence[int]) -> list[str]:
             continue
         try:
             with folder.lease():
+                say(f"drawing what {arm} attends to in {count(len(missing), 'test image')}")
                 examine(folder, missing)
         except Busy:
             sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")

@@ -69,7 +69,11 @@ def serve(
         print(f"MLflow runs at {base}; Ctrl-C stops it.", flush=True)
         if pages:
             show(dict(pages)[study if study is not None else names[0]])
-        code = server.wait()
+        try:
+            code = server.wait()
+        except KeyboardInterrupt:
+            print("stopping MLflow", file=sys.stderr, flush=True)
+            raise
         raise VitlabError(f"MLflow's server ended by itself, with code {code}; see {_log(root)}")
 
 
