@@ -351,7 +351,8 @@ def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> N
         (("--anchor",), "--anchor needs"),
         (("--plan", "--workflow"), "exclude each other"),
         (("--plan", "--json"), "do no check"),
-        ((), "the baseline does not exist"),
+        ((), r"the baseline does not exist; write it with 'vitlab check \S+\.yaml .*--accept --reason TEXT'"),
+        (("--plan",), r"write it with 'vitlab check \S+\.yaml (--out \S+ )?--accept --reason TEXT'"),
         (baseline, "is the baseline of study 'gate'"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from vitlab.cli.options import (
+    as_written,
     file_argument,
     json_option,
     no_plugin_option,
@@ -20,6 +22,9 @@ from vitlab.cli.options import (
 )
 from vitlab.errors import UserError
 from vitlab.regression import TIERS
+
+CHOICES = ("--tier", "--accept", "--reason", "--anchor", "--plan", "--workflow", "--junit", "--json")
+"""Options that the command line in messages leaves out."""
 
 WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 
@@ -47,7 +52,9 @@ WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 )
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
     file: Path,
     baseline: Path | None,
     tiers: tuple[Any, ...],
@@ -87,7 +94,8 @@ def command(
     from vitlab.driver.progress import watch_on
     from vitlab.regression import check, phrasing
 
-    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
+    again = shlex.join(["vitlab", "check", str(name), *as_written(context, without=CHOICES)])
+    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on(), again)
     if plan_only:
         click.echo(phrasing.outlook_table(check.outlook(request)))
         return
@@ -111,7 +119,6 @@ def command(
 
 def _workflow(file: Path, baseline: Path) -> str:
     """Return the workflow with the torch version of the baseline, or the installed one if there is no baseline."""
-    import shlex
     from importlib.metadata import version
 
     from jinja2 import Environment

@@ -79,12 +79,12 @@ def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
     )
 
 
-def as_written(context: click.Context, *, without: str) -> Iterator[str]:
-    """Yield the words of the command line that repeat the options of a command, except ``without``."""
+def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:
+    """Yield the words of the command line that repeat the options of a command, except those in ``without``."""
     values = {"no_plugin": context.meta.get(__name__, ()), **context.params}
     for option in context.command.params:
         name = str(option.name)
-        if not isinstance(option, click.Option) or without in option.opts:
+        if not isinstance(option, click.Option) or set(without) & set(option.opts):
             continue
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             continue

@@ -88,7 +88,7 @@ def command(
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")
-        _detach(file, out, values, changes, plugins, list(as_written(context, without=DETACH)))
+        _detach(file, out, values, changes, plugins, list(as_written(context, without=(DETACH,))))
         return
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

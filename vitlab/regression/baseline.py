@@ -92,14 +92,18 @@ class Baseline(Frozen):
     anchor: Values | None = None
 
 
-def read_baseline(file: Path) -> Baseline:
+def read_baseline(file: Path, command: str = "vitlab check FILE") -> Baseline:
     """Read a baseline.
+
+    Args:
+        file: the file.
+        command: the command line of the check, which the message for a missing file repeats.
 
     Raises:
         UserError: if the file is missing or is not a baseline.
     """
     if not file.is_file():
-        raise UserError(f"{file}: the baseline does not exist; write it with 'vitlab check --accept --reason TEXT'")
+        raise UserError(f"{file}: the baseline does not exist; write it with '{command} --accept --reason TEXT'")
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):

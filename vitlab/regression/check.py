@@ -30,7 +30,10 @@ MAX_NAME_LENGTH = 90  #: characters of a study's name in the name of the gate's 
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """The study to check and its baseline; the other fields are those of :func:`vitlab.run`."""
+    """The study to check and its baseline; ``out`` to ``watch`` are those of :func:`vitlab.run`.
+
+    ``command`` is the command line of this check, which messages repeat.
+    """
 
     file: Path
     baseline: Path
@@ -38,6 +41,12 @@ class CheckRequest:
     changes: Mapping[str, Any] = field(default_factory=dict)
     plugins: Sequence[Path] = ()
     watch: Watch = field(default_factory=Watch)
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            words = ["vitlab", "check", str(self.file), "--baseline", str(self.baseline)]
+            object.__setattr__(self, "command", shlex.join(words))
 
 
 def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
@@ -55,10 +64,9 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     notes = gate.version_notes(baseline, installed | _imported_versions(plan))
     if "exact" in tiers:
         if baseline.facts is None:
-            command = shlex.join(["vitlab", "check", str(request.file), "--baseline", str(request.baseline)])
             raise UserError(
-                f"{request.baseline} has no section of the exact tier; add one from the current code with '{command} "
-                "--tier exact --accept --reason TEXT'"
+                f"{request.baseline} has no section of the exact tier; add one from the current code with "
+                f"'{request.command} --tier exact --accept --reason TEXT'"
             )
         request.watch.say(f"{study.study}: exact tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
         findings += compare_facts(baseline.facts, _facts(request, plan))
@@ -121,7 +129,7 @@ def outlook(request: CheckRequest) -> list[Outlook]:
 
 
 def _baseline(request: CheckRequest) -> Baseline:
-    baseline = read_baseline(request.baseline)
+    baseline = read_baseline(request.baseline, request.command)
     name = read_document(request.file).data.get("study")
     if baseline.study != name:
         raise UserError(

@@ -317,7 +317,8 @@ def _no_sample(behind: int | None) -> str:
 def _values(baseline: Baseline) -> Values:
     if baseline.values is None:
         raise UserError(
-            "the baseline has no results of trials; add them with 'vitlab check --accept --reason TEXT', without --tier"
+            "the baseline has no results of trials; add them with 'vitlab check FILE --accept --reason TEXT', without "
+            "--tier"
         )
     return baseline.values
 
