@@ -521,6 +521,12 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         (b"study: [small\nbase: 1\n", ":2:5: not YAML: "),
         (b"study: small\n\tbase: 1\n", ":2:1: line 2 is indented with a tab; YAML needs spaces"),
         (b"study: small\n---\nstudy: other\n", ":2:1: not YAML: "),
+        (
+            b"base:\n    data: a\n  model: b\n",
+            ":3:3: wrong indentation: it begins in column 3, and the keys from line 1 ",
+        ),
+        (b"base:\n  data: a\n    model: b\n", ":3:10: wrong indentation: it is indented deeper than line 2, "),
+        (b"study: small\nquestion: Which: a or b?\n", ":2:16: a text that contains ': ' needs quotes"),
         (b"study: \xff\xfe\n", "not YAML: byte 7 is not UTF-8 text"),
         (b"PK\x03\x04\x14\x00\x06\x00", ":1:3: not YAML: a character that cannot be printed, U+0003"),
         (b"\x7fELF\x02\x01\x01\x00", "cannot be printed, U+"),

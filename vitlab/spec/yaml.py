@@ -179,7 +179,8 @@ def parse_document(text: str, name: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        message = _not_yaml(lines, at[0]) or f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}"
+        message = _not_yaml(lines, at[0]) or _misplaced(lines, error)
+        message = message or f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}"
         raise refuse(message, *at) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
@@ -308,6 +309,33 @@ def _not_yaml(lines: tuple[str, ...], number: int) -> str:
         if hint := _interpolation(line) or letters(line):
             return f"not YAML.{hint}"
     return ""
+
+
+def _misplaced(lines: tuple[str, ...], error: yaml.MarkedYAMLError) -> str:
+    """Return a message for wrong indentation, or for a text that needs quotes; empty for any other mistake."""
+    mark, start = error.problem_mark, error.context_mark
+    if mark is None or mark.line >= len(lines):
+        return ""
+    here, before = lines[mark.line], lines[mark.line - 1] if mark.line else ""
+    if "expected <block end>" in (error.problem or "") and start is not None and not here[: mark.column].strip():
+        kind = "items" if "sequence" in str(error.context) or "collection" in str(error.context) else "keys"
+        return (
+            f"wrong indentation: it begins in column {mark.column + 1}, and the {kind} from line {start.line + 1} on "
+            f"begin in column {start.column + 1}; indent all {kind} of one level alike, with spaces"
+        )
+    if "mapping values are not allowed" in (error.problem or ""):
+        if re.search(r":\s", here[: mark.column]):
+            return "a text that contains ': ' needs quotes; write key: 'text'"
+        if _indent(here) > _indent(before):
+            return (
+                f"wrong indentation: it is indented deeper than line {mark.line}, which has a value already; indent "
+                "all keys of one level alike, with spaces"
+            )
+    return ""
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _interpolation(text: str) -> str:
