@@ -42,9 +42,9 @@ def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
         return
     for name in names:
         components = [entry.name for entry in entries if entry.slot == name]
-        click.echo(f"{name:12} {', '.join(components)}")
+        _print(f"{name:12} ", ", ".join(components))
     if not slot:
-        click.echo(f"{STUDIES[0]:12} {', '.join(packaged.packaged_studies())}")
+        _print(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
 
 
 def show_components(slot: str) -> None:
@@ -53,7 +53,7 @@ def show_components(slot: str) -> None:
     clashes = Counter(entry.name for entry in entries)
     for entry in entries:
         label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
-        click.echo(f"{label:20} {entry.origin!s:20} {entry.summary or entry.target}")
+        _print(f"{label:20} {entry.origin!s:20} ", entry.summary or entry.target)
 
 
 def show_studies(as_json: bool) -> None:
@@ -76,8 +76,17 @@ def show_studies(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for row in rows:
         click.echo(f"{row['name']}  ({row['data']})")
         for line in (row["question"], row["cost"]):
-            click.echo(textwrap.fill(line, width, initial_indent="    ", subsequent_indent="    "))
+            _print("    ", line)
+
+
+def _print(head: str, text: str) -> None:
+    """Print a text behind a head; on a terminal, break lines between words and indent them below the text."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    indent = " " * (len(head) if len(head) < width // 2 else 4)
+    lines = textwrap.fill(
+        text, width, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    click.echo(lines)

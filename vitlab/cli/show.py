@@ -15,6 +15,7 @@ from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent, UserError, nearest
 from vitlab.plan.metrics import unit_of
 from vitlab.plan.packaged import packaged_studies
+from vitlab.registry.catalogue import without_markup
 
 
 @click.command()
@@ -40,7 +41,7 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     click.echo(f"{slot} {name}   {origin}   {_place(component)}\n")
     if slot == "metric":
         click.echo(f"{_metric_facts(component)}\n")
-    click.echo(inspect.getdoc(component) or "(no documentation)")
+    click.echo(without_markup(inspect.getdoc(component) or "") or "(no documentation)")
     try:
         schema = room.options(component).model_json_schema()
     except PydanticInvalidForJsonSchema as error:

@@ -126,9 +126,13 @@ def _fields(module: str) -> dict[str, dict[str, str]]:
 
 
 def _first_line(documentation: str | None) -> str:
-    """Return the first line of a docstring, cut to 100 characters."""
-    line = (documentation or "").partition("\n")[0]
-    return line if len(line) <= 100 else f"{line[:97]}..."
+    """Return the first line of a docstring."""
+    return without_markup((documentation or "").partition("\n")[0])
+
+
+def without_markup(documentation: str) -> str:
+    """Return a docstring without the markup of reStructuredText, such as roles."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", documentation).replace("``", "`")
 
 
 def _sources(package: str) -> Iterator[tuple[str, str]]:
