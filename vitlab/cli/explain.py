@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitlab.store.folders import TrialFolder
     from vitlab.training.artifacts import Transform
 
+FIRST = "test:0"  #: image that is explained by default
 MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
 
 
@@ -29,9 +30,9 @@ MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
 @click.option(
     "--image",
     "images",
-    required=True,
     multiple=True,
-    help="A picture, or test:17 for an image of the trial's own test split. May be given several times.",
+    help="A picture, or test:17 for an image of the trial's own test split. May be given several times.  "
+    f"[default: {FIRST}; needed for a file of weights]",
 )
 @click.option(
     "--to",
@@ -91,6 +92,10 @@ def command(
     other as well.
     """
     study = ""
+    if not images and checkpoint.is_file() and not _is_study(checkpoint, out):
+        raise UserError(f"{checkpoint} has no test split to take an image from; name a picture with --image FILE")
+    images = images or (FIRST,)
+    click.echo(f"reading {checkpoint}", err=True)  # importing PyTorch takes seconds
     if _is_study(checkpoint, out):
         study, trials = _trials(checkpoint, arms, seed, out)
         target /= _folder_name(study)
@@ -105,6 +110,7 @@ def command(
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
     for name, title, model, transform, spec in models:
         for image in images:
+            click.echo(f"drawing {name}, {image}", err=True)
             picture, caption, label = _image(image, spec)
             x_BCHW = transform(picture)
             seen_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
@@ -118,6 +124,8 @@ def command(
     for image, explanations in explained.items():
         if not explanations:
             raise UserError(f"{checkpoint} has no arm with attention to explain; choose a study of a ViT")
+        if len(explanations) > 1:
+            click.echo(f"drawing all models beside each other, {image}", err=True)
         for file in compare(explanations, study, target / _image_name(image)):
             click.echo(str(file))
 
