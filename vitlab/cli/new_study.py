@@ -107,12 +107,15 @@ def _write(file: Path, answers: Mapping[str, str]) -> None:
         with open(file, "x", encoding="utf-8") as writer:  # fails if the file exists by now
             writer.write(render(file, answers))
         schema = file.with_name(SCHEMA)
-        if not schema.exists():
+        if with_schema := not schema.exists():
             schema.write_text(json.dumps(study_schema(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: {str(error.strerror).lower()}") from None
     _, plan = plan_study(file)
-    click.echo(f"{file} is written: {count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}.  Next:")
+    click.echo(f"{file} is written: {count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}.")
+    if with_schema:
+        click.echo(f"{schema} is written: completion and checks for editors.")
+    click.echo("Next:")
     for command in ("plan", "run"):
         click.echo(f"  vitlab {command} {file}")
     for note in plan.notes:
@@ -138,12 +141,11 @@ def render(file: Path, answers: Mapping[str, str]) -> str:
     paths = dict(_alternatives(text) for text in answers["differs"].split(";") if text.strip())
     number, unit = _length(answers["length"])
     name = data.get("type") if isinstance(data, dict) else data
-    alternatives = "; ".join(f"{path} {', '.join(map(_flow, values))}" for path, values in paths.items())
     variables = {
         "schema": SCHEMA,
         "file": file,
         "study": _flow(file.stem),
-        "question": _flow(f"What is better on {name} than the base: {alternatives}?"),
+        "question": _flow(_question(name, paths)),
         "data": _flow(data),
         **_base(data),
         "unit": unit,
@@ -161,6 +163,12 @@ def render(file: Path, answers: Mapping[str, str]) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template("new_study.yaml.j2").render(variables)
+
+
+def _question(data: Any, paths: Mapping[str, Sequence[Any]]) -> str:
+    """Return the question of a study: its alternatives in words, by the last part of each path."""
+    changes = [f"{path.rpartition('.')[2]} {' or '.join(map(_flow, values))}" for path, values in paths.items()]
+    return f"Is {', or '.join(changes) or 'an alternative'} better than the base on {data}?"
 
 
 def _defaults(answers: Mapping[str, str]) -> dict[str, str]:
