@@ -31,8 +31,8 @@ COMMANDS = {
     "judge": "judge a table of results from elsewhere",
     "logs": "print what a trial wrote",
     "gc": "delete results of older code",
-    "list": "list the components of a slot, or the slots",
-    "show": "show a component: its options, its documentation, where it comes from",
+    "list": "list the slots, the components of one, or the studies that come with vitlab",
+    "show": "show a component: its options, its documentation, where it comes from; or a study's file",
     "new": "begin a study, or a plugin: a package with a component, its test and a study",
     "plugins": "list installed plugins and whether they load",
     "completion": "print the script that completes commands and names in a shell",
@@ -43,6 +43,12 @@ COMMANDS = {
     "explain": "show what a trained model looks at",
 }
 """Command to its line in ``vitlab --help``; each command is in the module of its name."""
+
+
+EPILOG = (
+    "'vitlab list studies' lists the studies that come with vitlab, 'vitlab show study NAME' prints the file of one, "
+    "and 'vitlab run NAME' runs it."
+)
 
 
 class _Commands(click.Group):
@@ -80,7 +86,7 @@ class _Commands(click.Group):
             formatter.write_dl([*COMMANDS.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(package_name="vitlab")
 def cli() -> None:
     """vitlab: a laboratory for Vision Transformer ablations."""

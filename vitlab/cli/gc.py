@@ -59,7 +59,7 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         if TrialFolder(path).is_locked():
             continue
         freed += _size(path)
-        click.echo(f"{path}\t{names.get(path.parent.name, 'of no stored version')}")
+        click.echo(f"{path}\t{names.get(path.parent.name, 'belongs to no study, such as from --smoke')}")
         if not yes:
             continue
         with suppress(Busy), TrialFolder(path).lease():  # so that no process starts to train it now

@@ -11,6 +11,7 @@ import click
 
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import display_path, json_option, out_option, parse_changes, set_option
+from vitlab.errors import UserError
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ MAX_LISTED = 20  #: running and paused trials that are listed one by one
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
+@click.argument("study", type=click.Path(path_type=Path), required=False, shell_complete=complete_study)
 @out_option
 @set_option
 @json_option
-def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> None:
+def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bool) -> None:
     """Show how many trials of STUDY (its file, folder or name) are done, running, paused, failed or missing, and why.
 
-    A paused trial has a checkpoint, from which the next run goes on.
+    By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
     from rich.console import Console
     from rich.table import Table
@@ -37,7 +38,7 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
     from vitlab.driver.scheduler import driver_of
     from vitlab.report.api import open_study
 
-    plan, store = open_study(study, out=out, changes=parse_changes(changes))
+    plan, store = open_study(_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning: Counter[str] = Counter()
     failures, progress = [], []
@@ -81,6 +82,22 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
         console.print(Text(line))
     for failure in failures:
         console.print(Text(failure))
+
+
+def _latest(out: Path) -> Path:
+    """Return the folder of the study that was run last, and name the others on stderr.
+
+    Raises:
+        UserError: if none has been run.
+    """
+    plans = sorted(out.glob("studies/*/plan.json"), key=lambda file: file.stat().st_mtime)
+    if not plans:
+        raise UserError(f"no study has been run in {out}; 'vitlab run FILE' runs one")
+    *others, latest = (file.parent for file in plans)
+    if others:
+        names = ", ".join(sorted(folder.name for folder in others))
+        click.echo(f"{latest.name} was run last; 'vitlab status STUDY' shows another: {names}", err=True)
+    return latest
 
 
 def state_of(folder: TrialFolder) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitlab.plan.versions import Version
     from vitlab.store.folders import Store
 
-COUNTS = (Ending.DONE, Ending.FAILED, "missing")  #: what runs or is paused is missing yet
+COUNTS = (Ending.DONE, Ending.FAILED, "running", "paused", "missing")
 
 
 @click.command()
@@ -78,7 +78,7 @@ def _row(version: Version, latest: Version, store: Store) -> dict[str, Any] | No
         "set": version.set_options,
         "differs": differences(latest.content or {}, version.content or {}) if comparable else "",
         **{name: states[name] for name in COUNTS[:-1]},
-        "missing": len(plan.pending) + states.total() - states[Ending.DONE] - states[Ending.FAILED],
+        "missing": len(plan.pending) + states["missing"],
         "answer": _answer(plan, store),
     }
 
@@ -106,7 +106,6 @@ def _show(study: dict[str, Any]) -> None:
     from rich.text import Text
 
     from vitlab.plan.packaged import packaged_name
-    from vitlab.report.phrasing import states
 
     console = Console(highlight=False, width=10_000)  # never wrap: lines are piped to grep and cut
     console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))
@@ -115,7 +114,7 @@ def _show(study: dict[str, Any]) -> None:
         file = Path(row["file"])
         place = packaged_name(file) or display_path(file) if row["file"] else ""
         source = " ".join(text for text in (place, row["set"]) if text)
-        trials = states({"diverged": 0, "running": 0, **row})
+        trials = ", ".join(f"{row[name]} {name}" for name in COUNTS if row[name]) or "none planned"
         table.add_row(*(Text(f" {cell}") for cell in (row["version"][:8], row["run"], trials, row["answer"], source)))
     console.print(table)
     for row in study["versions"][1:]:
