@@ -41,8 +41,12 @@ def check_trials(trials: Iterable[Trial]) -> None:
         Refused: If the code or a version differs, or a component of a trial is missing.
     """
     refresh()
+    last = None
     for trial in trials:
-        _check_trial(trial)
+        facts = trial.code, trial.spec, trial.needs, trial.versions
+        if facts != last:  # the replicates of an arm have these in common
+            _check_trial(trial)
+            last = facts
 
 
 def _check_trial(trial: Trial) -> None:
