@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import UserError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import model
 from vitlab.models.anatomy import SIZES
@@ -137,6 +138,13 @@ def test_attention_implementations_cost_the_same(attention: str) -> None:
         pytest.skip("a guest may cost what it likes")
     usual = cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": "explicit"}, data)
     assert cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": attention}, data) == usual
+
+
+@pytest.mark.parametrize("dim", [10**10, 4 * 10**18, 10**20])
+def test_model_beyond_64_bits_is_refused_with_sentence(dim: int) -> None:
+    data = DataInfo(image=(8, 8), channels=1, classes=10)
+    with pytest.raises(UserError, match="the model is too large for torch"):
+        cost_of({"type": "vit", "patch_size": 2, "dim": dim, "depth": 1, "heads": 2}, data)
 
 
 def test_body_has_no_classifier() -> None:
