@@ -529,7 +529,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     first = registration.with_registration(plan, None, lambda key, code: False)
     assert first.registered == {
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "holm"},
-        **{"variance": "moderated", "alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4], "escalate_to": None},
+        **{"variance": "moderated", "alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4]},
         "family": [[arm, "baseline"] for arm in list(POSITIONS)[1:]],
         "arms": {},
         "looks": [],

@@ -25,7 +25,6 @@ def registration(plan: Plan) -> dict[str, Any]:
         "seeds": sorted(
             {planned.seed for planned in (*plan.trials, *plan.pending)} if plan.looks is None else plan.looks.seeds[0]
         ),
-        "escalate_to": None if plan.looks is None else len(plan.looks.seeds[-1]),
         "looks": [] if plan.looks is None else [[len(some), share] for some, share in _looks(plan.looks)],
         "family": family(plan),
         "arms": dict(plan.identities),

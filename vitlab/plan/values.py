@@ -212,7 +212,7 @@ class _RegistrationFields:
     sides: int
     seeds: tuple[int, ...]
     family: tuple[tuple[str, str], ...]
-    escalate_to: int | None = None
+    escalate_to: int | None = None  #: of earlier versions, which had two looks at most
     looks: tuple[tuple[int, float], ...] = ()
     variance: str = "own"
     arms: Mapping[str, str] = field(default_factory=dict)

@@ -23,7 +23,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.plan.values import Plan
-from vitlab.report.comparison_columns import MEANINGS as MEANINGS
+from vitlab.report.comparison_columns import MEANINGS
 from vitlab.report.family import Family, Values, correct
 from vitlab.report.frame import STATUSES, usable
 from vitlab.report.image_values import ImageValues

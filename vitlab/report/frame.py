@@ -210,10 +210,10 @@ def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
 def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
     """Return the values by which arms are judged, by arm and seed; those of trials not done are left out.
 
-    So are values that are not finite, and seeds that share the trial of an earlier seed (nothing that the seed varies
-    is used), because one training counted twice is no replicate.  Where the step of the metric is known (``quantum``
-    among the attributes of the frame), values are rounded to it, so that single precision makes no differences of its
-    own.
+    Values that are not finite are left out too, and seeds that share the trial of an earlier seed (nothing that the
+    seed varies is used), because one training counted twice is no replicate.  Where the step of the metric is known
+    (``quantum`` among the attributes of the frame), values are rounded to it, so that single precision makes no
+    differences of its own.
     """
     values: dict[str, dict[int, float]] = {}
     column, quantum = metric_column(analysis), frame.attrs.get("quantum", 0.0)

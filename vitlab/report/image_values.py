@@ -26,10 +26,8 @@ ROUNDING = 1e-6  #: relative; metrics are means in single precision
 def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     """Return the values whose mean over images is the metric; empty if it is no such mean or images differ.
 
-    So it is for fewer than two images, and for more values than ``MAX_VALUES``.
-
-    Accuracy is 1 for an image that is classified correctly and 0 for another; other metrics have a column of their own
-    in ``predictions.parquet``.
+    It is also empty for fewer than two images, and for more values than ``MAX_VALUES``.  Accuracy is 1 for an image
+    that is classified correctly and 0 for another; other metrics have a column of their own in ``predictions.parquet``.
     """
     split, _, name = plan.analysis.metric.partition("/")
     if plan.analysis.at != "last" or not trials:

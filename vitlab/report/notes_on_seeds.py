@@ -121,9 +121,9 @@ def looks_note(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     return [" ".join(sentences)]
 
 
-def _number(count: int) -> str:
+def _number(looks: int) -> str:
     """Return a number of looks at the beginning of a sentence."""
-    return "Two" if count == 2 else str(count)
+    return "Two" if looks == 2 else str(looks)
 
 
 def arm_names(arms: Sequence[str]) -> str:

@@ -9,12 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlab.statistics.replicates import t_quantile
-
-Floats = NDArray[np.float64]
+from vitlab.statistics.replicates import Floats, t_quantile
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,14 @@ import math
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitlab.statistics.replicates import t_quantile
+from vitlab.statistics.replicates import Floats, t_quantile
 
 MIN_SHARE = 1e-5  #: alpha of one comparison below which looks are corrected by Bonferroni, as the grid ends there
 SPENDING_POWER = 2.0  #: alpha is spent with this power of the share of the pairs
 MAX_SCORE = 7.0  #: largest normal score of the grid; its p is 3e-12
 CELLS = 90  #: of the grid
 NODES = 35  #: quadrature nodes of v
-
-Floats = NDArray[np.float64]
 
 
 @cache
