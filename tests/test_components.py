@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import pytest
+import slot_fixtures
+
+from vitlab.components.norm import Norm, norm
+from vitlab.registry import Added, Pick
+from vitlab.spec import Choice
 from vitlab.testing import check_component, parametrize_components
 
 SMALLER = {("patch", "resnet"): {"type": "resnet", "layers": [1, 2, 1], "width_factor": 0.125}}
@@ -11,3 +19,30 @@ SMALLER = {("patch", "resnet"): {"type": "resnet", "layers": [1, 2, 1], "width_f
 @parametrize_components()
 def test_component_passes_contract_test(slot: str, name: str) -> None:
     check_component(slot, SMALLER.get((slot, name), name))
+
+
+def test_added_option_leaves_the_keys_of_earlier_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot_fixtures.keep(monkeypatch, norm)
+
+    class Before(Norm):
+        def __init__(self, dim: int, *, eps: float = 1e-6) -> None:
+            super().__init__()
+
+    class After(Norm):
+        def __init__(
+            self,
+            dim: int,
+            *,
+            eps: float = 1e-6,
+            jitter: Annotated[float, Added()] = 0.0,
+            inner: Annotated[Choice | str, Pick("norm"), Added()] = "layernorm",
+        ) -> None:
+            super().__init__()
+
+    norm.register("before")(Before)
+    norm.register("after")(After)
+    earlier, present = norm.resolve("before").hashed(), norm.resolve({"type": "after", "inner": "layernorm"}).hashed()
+    assert {**present, "type": "before"} == earlier
+    assert norm.resolve({"type": "after", "jitter": 0.5}).hashed()["jitter"] == 0.5
+    assert norm.resolve({"type": "after", "inner": "rmsnorm"}).hashed()["inner"]["type"] == "rmsnorm"
+    assert norm.resolve({"type": "after", "inner": {"type": "layernorm", "eps": 0.5}}).hashed()["inner"]["eps"] == 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, OptionError, nearest
 from vitlab.registry.slot_modules import BUILT_IN, Origin, slot
-from vitlab.spec.choice import Choice, Frozen, plain_values
+from vitlab.spec.choice import Choice, Frozen, is_added_default, plain_values
 from vitlab.spec.collect import Fault
 from vitlab.spec.sentences import details, fault
 
@@ -168,9 +169,12 @@ class Resolved(Choice):
         return f"{self.slot} '{bare}' is now called '{present[bare]}'; both names mean the same trials."
 
     def hashed(self) -> dict[str, Any]:
-        """Return :meth:`plain` with :attr:`key_name` for the type, and without options marked :class:`Unhashed`."""
+        """Return :meth:`plain` with :attr:`key_name` for the type, without options that are no part of a key.
+
+        These are the options marked :class:`Unhashed`, and those marked :class:`Added` that have their default.
+        """
         fields = slot(self.slot).options(self.component).model_fields
-        options = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
+        options = {name: value for name, value in self.options.items() if not _is_outside_key(value, fields[name])}
         return {"type": self.key_name, **{name: plain_values(value, _hashed) for name, value in options.items()}}
 
 
@@ -188,8 +192,13 @@ def _choices_in(value: Any) -> Iterator[Resolved]:
             yield from _choices_in(getattr(value, name))
 
 
-def _unhashed(metadata: list[Any]) -> bool:
-    return any(isinstance(mark, Unhashed) or mark is Unhashed for mark in metadata)
+def _is_outside_key(value: Any, info: FieldInfo) -> bool:
+    if any(isinstance(mark, Unhashed) or mark is Unhashed for mark in info.metadata):
+        return True
+    if isinstance(value, Resolved) and isinstance(info.default, str):  # the default of an option that is a choice
+        info = copy(info)
+        info.default = slot(value.slot).resolve(info.default)
+    return is_added_default(value, info)
 
 
 def _hashed(choice: Choice) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -41,6 +42,24 @@ class Frozen(BaseModel):
                     "truth", "found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans"
                 )
         return value
+
+
+class Added:
+    """Mark of an option that was added to a released component or section of a study file.
+
+    At its default it is left out of a trial's key, so that results stored before it existed are still found:
+    ``jitter: Annotated[float, Added()] = 0.0``.
+    """
+
+
+def is_added_default(value: Any, info: FieldInfo) -> bool:
+    """Return whether a field is marked :class:`Added` and has its default."""
+    if not any(isinstance(mark, Added) for mark in info.metadata):
+        return False
+    default = info.default
+    if isinstance(value, Choice) and isinstance(default, Choice):
+        return (value.type, value.options) == (default.type, default.options)
+    return bool(value == default)
 
 
 def _in_units(value: Any) -> Any:
@@ -138,7 +157,12 @@ def plain_values(value: Any, of_choice: Callable[[Choice], Any] = Choice.plain) 
     if isinstance(value, Choice):
         return of_choice(value)
     if isinstance(value, BaseModel):
-        return {name: plain_values(getattr(value, name), of_choice) for name in type(value).model_fields}
+        fields = {name: (getattr(value, name), info) for name, info in type(value).model_fields.items()}
+        return {
+            name: plain_values(item, of_choice)
+            for name, (item, info) in fields.items()
+            if not is_added_default(item, info)
+        }
     if isinstance(value, Mapping):
         return {name: plain_values(item, of_choice) for name, item in value.items()}
     if isinstance(value, list | tuple):

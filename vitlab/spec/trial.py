@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.choice import Added, Choice, Frozen, is_added_default
 from vitlab.spec.collect import conflict
 
 STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
@@ -73,7 +73,7 @@ class TrainSpec(Frozen):
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Number of evaluations on validation, evenly spaced, the last at the end."""
-    metrics: tuple[Choice, ...] = ()  #: metrics beside those that every trial of the task reports
+    metrics: Annotated[tuple[Choice, ...], Added()] = ()  #: metrics beside those that every trial of the task reports
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -97,10 +97,11 @@ class TrainSpec(Frozen):
         return None if value is None or not value.prob or not (value.mixup or value.cutmix) else value
 
     @model_serializer(mode="wrap")
-    def _without_empty_metrics(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an empty list of metrics, so that the option does not change older trials."""
+    def _without_added_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the defaults of fields marked :class:`Added`, so that they do not change older trials."""
         tree: dict[str, Any] = handler(self)
-        return tree if self.metrics else {name: value for name, value in tree.items() if name != "metrics"}
+        fields = type(self).model_fields
+        return {name: value for name, value in tree.items() if not is_added_default(getattr(self, name), fields[name])}
 
 
 class Source(Frozen):
