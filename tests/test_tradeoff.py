@@ -17,7 +17,8 @@ from statsmodels.stats.anova import AnovaRM
 
 from vitlab import statistics
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import budgets, comparison, drawing, frame, tables, tradeoff
+from vitlab.report import budgets, comparison, drawing, frame, tradeoff
+from vitlab.report.cost_tables import front_columns
 from vitlab.report.document import plain
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
@@ -112,7 +113,7 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         assert result is not None
         folder.finish(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
     _, rows = results(plan, store)
-    _, note = tables.front_columns(tradeoff.fronts(plan, rows), rows)
+    _, note = front_columns(tradeoff.fronts(plan, rows), rows)
     assert set(note.cells) == {"small; large (2 broken seeds)"}
 
 

@@ -21,7 +21,7 @@ from vitlab.plan.metrics import goal_of
 from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
-from vitlab.spec.study import REPORTING_SEEDS
+from vitlab.spec.seeds import REPORTING_SEEDS
 from vitlab.store.result import Ending, TrialResult
 
 PENDING = "pending(tune)"

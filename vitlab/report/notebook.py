@@ -11,10 +11,11 @@ from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import comparison, phrasing
 from vitlab.report import frame as frames
+from vitlab.report.column import Column
 from vitlab.report.document import of_version, plain
 from vitlab.report.image_values import image_values
 from vitlab.report.notes import notes
-from vitlab.report.tables import Column, columns, trial_columns
+from vitlab.report.tables import columns, trial_columns
 from vitlab.spec import Analysis
 from vitlab.store.folders import Store
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,10 @@ from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import folder_of
 from vitlab.report import attention_pictures, phrasing, tables
+from vitlab.report.column import Column
 from vitlab.report.document import document, plain, provenance_lines, state
-from vitlab.report.escaping import LATIN, TEX, csv_cell, latex, markdown, one_line, printable, valid_html
+from vitlab.report.escaping import csv_cell, markdown, printable, valid_html
+from vitlab.report.latex import latex_table, latex_tables
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
@@ -151,7 +152,7 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     texts = {
         FILES["md"]: _markdown(content.doc, tuple(pictures_by_name)),
         FILES["html"]: _html(content, svgs),
-        FILES["latex"]: _latex(content.doc),
+        FILES["latex"]: latex_table(content.doc),
         FILES["csv"]: _csv(content.results),
         "summary.csv": _csv(content.summary),
         **{f"{name}.svg": wide for name, (wide, _) in svgs.items()},
@@ -192,7 +193,7 @@ def _check_format(format: str) -> None:
         raise UserError(f"no report format '{format}'.{nearest(format, FORMATS)} Formats: {', '.join(FORMATS)}.")
 
 
-def _columns(doc: Mapping[str, Any]) -> list[tables.Column]:
+def _columns(doc: Mapping[str, Any]) -> list[Column]:
     return tables.columns(doc["arms"], Analysis.model_validate(doc["analysis"]), doc["units"])
 
 
@@ -239,7 +240,7 @@ def _terminal(doc: Mapping[str, Any]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-def _rich_table(columns: Sequence[tables.Column]) -> Any:
+def _rich_table(columns: Sequence[Column]) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -274,67 +275,11 @@ def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _md_table(columns: Sequence[tables.Column]) -> list[str]:
+def _md_table(columns: Sequence[Column]) -> list[str]:
     lines = ["| " + " | ".join(markdown(column.title) for column in columns) + " |"]
     lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
     rows = zip(*(column.cells for column in columns), strict=True)
     return [*lines, *("| " + " | ".join(map(markdown, cells)) + " |" for cells in rows)]
-
-
-def _latex(doc: Mapping[str, Any]) -> str:
-    """Return the table of arms in the width of a paper, to be read into a document that uses booktabs."""
-    analysis = Analysis.model_validate(doc["analysis"])
-    caption = tables.paper_caption(doc["question"], doc["arms"], analysis, doc["units"])
-    return _latex_file(doc, [("arms", caption, tables.paper_columns(doc["arms"], analysis, doc["units"]))])
-
-
-def _latex_all(doc: Mapping[str, Any]) -> str:
-    """Return every table of the report with all its columns."""
-    others = tables.tables(doc, Analysis.model_validate(doc["analysis"]))
-    arms = [("arms", doc["question"] or doc["study"], _columns(doc))]
-    return _latex_file(
-        doc, [*arms, *((name.lower(), f"{name}. {caption}", columns) for name, caption, columns in others)]
-    )
-
-
-def _latex_file(doc: Mapping[str, Any], parts: Sequence[tuple[str, str, Sequence[tables.Column]]]) -> str:
-    """Return tables with their labels and captions; the answers and notes of the report stand in comments."""
-    notes = [f"% {one_line(note)}" for note in (*doc["answers"], *doc["notes"])]
-    notes += [f"% {one_line(head)}: {one_line(text)}" for head, text in provenance_lines(doc)]
-    lines = ["% \\usepackage{booktabs}", *notes]
-    texts = [text for *_, columns in parts for column in columns for text in (column.title, *column.cells)]
-    characters = {char for text in texts for char in text}
-    if any(ord(char) > LATIN for char in characters - TEX.keys()):
-        lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
-    study = re.sub(r"[^A-Za-z0-9.-]+", "-", doc["study"])
-    for name, caption, columns in parts:
-        rows = zip(*(column.cells for column in columns), strict=True)
-        lines += [
-            "",
-            r"\begin{table}",
-            r"  \centering",
-            f"  \\caption{{{latex(caption)}}}",
-            f"  \\label{{tab:{study}-{name}}}",
-            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_tex_column, columns))}@{{}}}}",
-            r"    \toprule",
-            "    " + " & ".join(latex(column.title) for column in columns) + r" \\",
-            r"    \midrule",
-            *("    " + " & ".join(map(latex, cells)) + r" \\" for cells in rows),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _tex_column(column: tables.Column) -> str:
-    """Return the column specification: long text wraps."""
-    if column.right:
-        return "r"
-    return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
-
-
-TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
 
 def _csv(frame: pd.DataFrame) -> str:
@@ -405,7 +350,7 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
     return valid_html(page)
 
 
-def _table(columns: Sequence[tables.Column], classes: Sequence[str] = ()) -> dict[str, Any]:
+def _table(columns: Sequence[Column], classes: Sequence[str] = ()) -> dict[str, Any]:
     """Return a table for the template: the cells of each row, the first of them its heading, and the row's class."""
     rows = list(zip(*(column.cells for column in columns), strict=True))
     return {"columns": columns, "rows": list(zip(rows, classes or [""] * len(rows), strict=True))}
@@ -414,7 +359,7 @@ def _table(columns: Sequence[tables.Column], classes: Sequence[str] = ()) -> dic
 _FROM_DOCUMENT: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "terminal": _terminal,
     "md": _markdown,
-    "latex": _latex,
-    "latex-all": _latex_all,
+    "latex": latex_table,
+    "latex-all": latex_tables,
     "json": _json,
 }

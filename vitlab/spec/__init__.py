@@ -6,10 +6,10 @@ and their options.
 
 from vitlab.spec.choice import Choice as Choice
 from vitlab.spec.run import RunSpec as RunSpec
+from vitlab.spec.seeds import Seeds as Seeds
 from vitlab.spec.study import Analysis as Analysis
 from vitlab.spec.study import Match as Match
 from vitlab.spec.study import Rule as Rule
-from vitlab.spec.study import Seeds as Seeds
 from vitlab.spec.study import Study as Study
 from vitlab.spec.study import Tune as Tune
 from vitlab.spec.study import read_study as read_study
