@@ -181,7 +181,7 @@ def provenance_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Data", "; ".join(data)),
         (
             "Training",
-            f"{phrasing.duration(record['wall_s'])} in all, {count(total, 'trial')}: "
+            f"{count(total, 'trial')}, whose training times add up to {phrasing.duration(record['wall_s'])}: "
             f"{record['trained']} trained in the last run, {record['cached']} taken from earlier runs{failed}"
             + (f"; ended {record['ended']}" if record["ended"] else ""),
         ),
