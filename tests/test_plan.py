@@ -65,6 +65,27 @@ def test_leave_one_out_in_each_direction() -> None:
     assert both == remove + add and len(both) == 2 + 2 * 3
 
 
+def test_part_of_leave_one_out_may_have_several_changes(tmp_path: Path) -> None:
+    norms = {"model.norm": "rmsnorm", "model.final_norm": "rmsnorm"}
+    arms = changes_of(
+        Node.model_validate({"leave_one_out": {"of": {"norms": norms, "model.dim": 8}, "direction": "both"}})
+    )
+    assert [(arm.label, dict(arm.values)) for arm in arms] == [
+        ("", {}),
+        ("without norms", norms),
+        ("without dim", {"model.dim": 8}),
+        ("bare", {**norms, "model.dim": 8}),
+        ("bare + norms", {"model.dim": 8}),
+        ("bare + dim", norms),
+    ]
+    assert arms[1].places["model.norm"] == ("design", "leave_one_out", "of", "norms", "model.norm")
+    assert arms[3].places["model.dim"] == ("design", "leave_one_out", "of", "model.dim")
+    shared = {"norms": norms, "model.norm": "none"}
+    plan(tmp_path, design={"leave_one_out": {"of": shared}})
+    with pytest.raises(SpecError, match=r"two parts both set 'model\.norm'"):
+        plan(tmp_path, design={"leave_one_out": {"of": shared, "direction": "both"}})
+
+
 def test_grid_is_product_of_levels_or_nodes() -> None:
     levels = {"a": [1, 2], "b": [3, 4, 5]}
     product = [{"a": a, "b": b} for a, b in itertools.product(*levels.values())]

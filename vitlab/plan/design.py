@@ -6,13 +6,13 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitlab.errors import Path
 from vitlab.spec.collect import copied
 from vitlab.spec.design import Levels, Node
-from vitlab.spec.trial import LENGTHS
+from vitlab.spec.trial import LENGTHS, TrialSpec
 
 MOST = 1_000_000
 """Largest number of arms of a design and of trials of a plan; a larger one would exhaust memory."""
@@ -111,17 +111,32 @@ def _alone(levels: Levels, here: Path) -> list[Changes]:
     ]
 
 
-def _leave_one_out(without: Mapping[str, Any], direction: str, here: Path) -> list[Changes]:
-    places = {path: (*here, path) for path in without}
-    short = short_names(without)
-    remove = [Changes({path: value}, {path: places[path]}, f"without {short[path]}") for path, value in without.items()]
-    add = [Changes(without, places, "bare")]
-    for restored in without:
-        rest = {path: value for path, value in without.items() if path != restored}
-        add.append(Changes(rest, {path: places[path] for path in rest}, f"bare + {short[restored]}", against=without))
+def _leave_one_out(of: Mapping[str, Any], direction: str, here: Path) -> list[Changes]:
+    parts = {key: value if _is_part(key, value) else {key: value} for key, value in of.items()}
+    short = short_names([key for key, changes in parts.items() if key in changes])
+    names = {key: short.get(key, key) for key in parts}
+    remove = [
+        Changes(changes, {path: (*here, *dict.fromkeys((key, path))) for path in changes}, f"without {names[key]}")
+        for key, changes in parts.items()
+    ]
+    bare = Changes()
+    for key, removed in zip(parts, remove, strict=True):
+        if direction != "remove" and (shared := bare.values.keys() & removed.values.keys()):
+            raise DesignFault((*here, key), f"two parts both set '{min(shared)}'; no arm can have only one of them")
+        bare = replace(bare.and_(removed), label="bare", beside=frozenset())
+    add = [bare]
+    for key, restored in parts.items():
+        rest = {path: value for path, value in bare.values.items() if path not in restored}
+        places = {path: bare.places[path] for path in rest}
+        add.append(Changes(rest, places, f"bare + {names[key]}", against=bare.values))
     if direction == "remove":
         return [Changes(), *remove]
     return add if direction == "add" else [Changes(), *remove, *add]
+
+
+def _is_part(key: str, value: Any) -> bool:
+    """Return whether an entry of ``leave_one_out.of`` is a part's name with its changes, rather than a path."""
+    return isinstance(value, Mapping) and "." not in key and key not in TrialSpec.model_fields
 
 
 def _rows(levels: Levels, labels: Sequence[str] | None, here: Path) -> list[Changes]:

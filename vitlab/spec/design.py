@@ -27,7 +27,9 @@ Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(m
 class LeaveOneOut(Frozen):
     """A recipe less one part (``remove``), the bare recipe plus one part (``add``), or ``both``."""
 
-    of: Annotated[dict[str, Any], Field(min_length=1)]  #: dotted path to the value that stands for "without"
+    of: Annotated[dict[str, Any], Field(min_length=1)]
+    """Dotted path to the value that stands for "without"; or the name of a part to several such changes, as in
+    ``arms``."""
     direction: Literal["remove", "add", "both"] = "remove"
     """Whether parts are removed from the recipe, added to the bare one, or both."""
 
