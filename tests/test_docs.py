@@ -180,9 +180,10 @@ def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         capture_output=True, text=True, env=environment(NO_MKDOCS_2_WARNING="1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for page in [*PAGES, *(ROOT / "docs" / "pages" / "reference" / f"{name}.md" for name in registry.SLOT_MODULES)]:
+    generated = [*(f"reference/{name}.md" for name in registry.SLOT_MODULES), *docs_module("gallery").pages()]
+    for page in [*PAGES, *(ROOT / "docs" / "pages" / path for path in generated)]:
         at = page.relative_to(ROOT / "docs" / "pages").with_suffix("")
-        html = (site / ("" if at.name == "index" else at) / "index.html").read_text()
+        html = (site / (at.parent if at.name == "index" else at) / "index.html").read_text()
         loaded = re.findall(r"<(?:script|img|iframe|object|source)\b[^>]*\b(?:src|data)=\"?([^\" >]+)", html)
         loaded += re.findall(
             r"<link\b[^>]*rel=\"?(?:stylesheet|icon|preconnect|preload)\"?[^>]*href=\"?([^\" >]+)", html

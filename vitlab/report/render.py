@@ -264,18 +264,19 @@ def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     lines = [f"# {markdown(doc['question'] or doc['study'])}", ""]
     lines += [doc["overview"], ""] if doc["overview"] else []
     lines += [f"- {markdown(sentence)}" for sentence in doc["answers"]]
-    lines += ["", markdown(_direction(doc)), "", *_md_table(columns)]
+    lines += ["", markdown(_direction(doc)), "", *markdown_table(columns)]
     for name in figures:
         lines += ["", f"![{name}]({name}.png)"]
     for name, caption, table in tables.tables(doc, Analysis.model_validate(doc["analysis"])):
-        lines += ["", f"## {name}", "", markdown(caption), "", *_md_table(table)]
+        lines += ["", f"## {name}", "", markdown(caption), "", *markdown_table(table)]
     if doc["notes"]:
         lines += ["", "## Notes", "", *(f"- {markdown(note)}" for note in doc["notes"])]
     lines += ["", "## How it was made", "", *(f"- {head}: {markdown(text)}" for head, text in provenance_lines(doc))]
     return "\n".join(lines) + "\n"
 
 
-def _md_table(columns: Sequence[Column]) -> list[str]:
+def markdown_table(columns: Sequence[Column]) -> list[str]:
+    """Return the lines of a table in Markdown."""
     lines = ["| " + " | ".join(markdown(column.title) for column in columns) + " |"]
     lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
     rows = zip(*(column.cells for column in columns), strict=True)

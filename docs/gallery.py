@@ -1,0 +1,238 @@
+"""Gallery of results: a page per packaged study whose results are stored in ``pages/gallery/STUDY``.
+
+``python docs/gallery.py STUDY [STORE] [PICTURE]`` writes that folder from an output folder of vitlab:
+
+- ``results.parquet``, ``history.parquet``: the final values and the curves, see :func:`vitlab.results` and
+  :func:`vitlab.history`;
+- ``report.json``: the answers, the table of arms, the notes and the provenance of the report;
+- ``plan.json``: the arms, the seeds and the analysis;
+- ``figures.html``: the figures of the report;
+- ``attention.png``: a picture of ``vitlab explain``, if one is given.
+
+This is also a hook of MkDocs, which makes the pages from these files and from the header of the study each time the
+site is built.  :func:`pages` needs only vitlab, so that tests can read the pages without building the site.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.plan.packaged import header, packaged_studies
+from vitlab.report import tables
+from vitlab.report.comparison_columns import MEANINGS
+from vitlab.report.document import provenance_lines
+from vitlab.report.escaping import markdown
+from vitlab.report.render import markdown_table
+from vitlab.spec import Analysis
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+    from vitlab.plan.values import Plan
+
+FOLDER = Path(__file__).parent / "pages" / "gallery"
+FIGURES = ("arms", "interaction", "curves", "scaling")  #: of the report, in the order of the page
+MAX_RANK = 4  #: of the columns of the table of arms; the others are in report.json
+MAX_ANSWERS = 4  #: sentences of a study in the index
+DOWNLOADS = {
+    "results.parquet": "final values, one row per training",
+    "history.parquet": "curves, one row per measurement",
+    "report.json": "the table of arms with all columns",
+    "plan.json": "arms, seeds and analysis",
+}
+
+
+# -- hooks of MkDocs --------------------------------------------------------------------------------------------------
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List the pages under "Results"."""
+    assert config.nav is not None
+    (section,) = [entry for entry in config.nav if "Results" in entry]
+    section["Results"] = [{Path(path).stem.replace("index", "All studies"): path} for path in pages()]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages to those that are written by hand."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+def pages() -> dict[str, str]:
+    """Return Markdown by path: the index, and a page for every study with stored results."""
+    stored = [name for name in packaged_studies() if (FOLDER / name / "report.json").is_file()]
+    generated = {"gallery/index.md": "\n".join(_index(stored))}
+    generated |= {f"gallery/{name}.md": "\n".join(_page(name)) for name in stored}
+    # MkDocs does not know these escapes of GitHub.
+    return {path: re.sub(r"\\([<|~$&])", lambda char: f"&#{ord(char[1])};", text) for path, text in generated.items()}
+
+
+def document(study: str) -> dict[str, Any]:
+    """Return the stored report of a study; columns that the table of arms had not then are None."""
+    doc: dict[str, Any] = json.loads((FOLDER / study / "report.json").read_text(encoding="utf-8"))
+    return doc | {"arms": [dict.fromkeys(MEANINGS) | row for row in doc["arms"]]}
+
+
+def command(study: str) -> str:
+    """Return the command that runs a packaged study."""
+    match = re.search(rf"vitlab run {study}\b(?: --set \S+)*", header(packaged_studies()[study])["Run"])
+    assert match is not None, f"{study}: the header names no command after 'Run'"
+    return match[0]
+
+
+def _index(stored: list[str]) -> Iterator[str]:
+    yield "# Results\n"
+    yield (
+        "The studies that come with vitlab, what they found, and what they cost on 2 CPU cores. A page has the "
+        "sentences, figures and numbers of the report, and the files that they come from.\n"
+    )
+    for name in stored:
+        doc, head = document(name), header(packaged_studies()[name])
+        claims = [
+            answer
+            for answer, row in zip(doc["answers"], [row for row in doc["arms"] if row["verdict"]], strict=False)
+            if row["verdict"] not in ("cannot tell", "refused")
+        ]
+        few = doc["answers"] if len(doc["answers"]) <= MAX_ANSWERS else claims[:MAX_ANSWERS] or doc["answers"][:1]
+        yield f"## [{name}]({name}.md)\n"
+        yield f"{markdown(doc['question'])}\n"
+        yield from (f"- {markdown(answer)}" for answer in few)
+        if others := len(doc["answers"]) - len(few):
+            yield f"- {others} more on the page."
+        yield f"\nCost: {markdown(_first(head['Cost']))}\n"
+    yield "## Without a page\n"
+    yield (
+        "No results of these studies are stored here. Numbers in the header of a study (`vitlab show study NAME`) are "
+        "of a run whose results were not kept.\n"
+    )
+    rows = [(name, header(file)) for name, file in packaged_studies().items() if name not in stored]
+    yield "| study | question | cost | results |\n| --- | --- | --- | --- |"
+    for name, head in rows:
+        state = "in the header" if "Found" in head else "not run"
+        yield f"| `{name}` | {markdown(head['Question'])} | {markdown(_first(head['Cost']))} | {state} |"
+    yield ""
+
+
+def _page(study: str) -> Iterator[str]:
+    doc, head = document(study), header(packaged_studies()[study])
+    analysis = Analysis.model_validate(doc["analysis"])
+    figures = re.findall(r"<figure>.*?</figure>", (FOLDER / study / "figures.html").read_text(encoding="utf-8"))
+    yield f"# {study}\n"
+    yield f"**{markdown(doc['question'])}**\n"
+    yield from filter(None, [f"{doc['overview']}\n" if doc["overview"] else ""])
+    yield from (f"- {markdown(answer)}" for answer in doc["answers"])
+    yield f"\n{figures[0]}\n"
+    columns = tables.columns(doc["arms"], analysis, doc["units"])
+    yield from markdown_table([c for c in columns if c.rank <= MAX_RANK and not c.title.startswith("test ")])
+    yield (
+        f"\n{analysis.metric}, {analysis.direction}, at the {analysis.at} evaluation. *detectable* is the difference "
+        "that these seeds would have found four times in five.\n"
+    )
+    yield from (f"{figure}\n" for figure in figures[1:])
+    if (FOLDER / study / "attention.png").is_file():
+        yield "## What models look at\n"
+        yield f"![Attention of the arms, rolled out over all blocks, on one test image]({study}/attention.png)\n"
+    for name, title in (("Expect", "Expected"), ("Found", "Found")):
+        if name in head:
+            yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
+    for title, columns in (
+        ("Heads", tables.head_columns(doc["heads"], doc["units"])),
+        ("Tuning", tables.tuning_columns(doc["tuning"], doc["units"])),
+    ):
+        if columns:
+            yield "\n".join([f"## {title}\n", *markdown_table(columns), ""])
+    if doc["notes"]:
+        yield "\n".join(["## Notes\n", *(f"- {markdown(note)}" for note in doc["notes"]), ""])
+    yield f"## How it was made\n\n```sh\n{command(study)}\n```\n"
+    seeds = sorted({row["planned"] for row in doc["arms"]})
+    yield f"- Seeds: {' or '.join(map(str, seeds))} per arm"
+    yield f"- Cost: {markdown(head['Cost'])}"
+    yield from (f"- {name}: {markdown(text)}" for name, text in provenance_lines(doc) if name != "To reproduce")
+    yield ""
+    yield from (f"- [{name}]({study}/{name}): {meaning}" for name, meaning in DOWNLOADS.items())
+    yield ""
+
+
+def _first(text: str) -> str:
+    """Return the first sentence of an entry of a header, as 'vitlab list studies' prints it."""
+    return text.partition("  ")[0]
+
+
+def _papers(text: str) -> str:
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+
+
+# -- from an output folder --------------------------------------------------------------------------------------------
+
+
+def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
+    """Write the files of a study into the gallery, and return their folder.
+
+    Args:
+        study: the name of a packaged study.
+        out: the output folder in which it has been run.
+        picture: the picture of ``vitlab explain`` that has all arms beside each other.
+    """
+    from vitlab.report import frame, render
+    from vitlab.report.api import open_study
+    from vitlab.store.files import write_bytes
+
+    plan, store = open_study(study, out=out)
+    doc = json.loads(render(plan, store, "json"))
+    del doc["trials"], doc["state"]
+    doc["made"] |= {"place": "In any folder", "command": command(study)}
+    folder = FOLDER / study
+    for name, data in (("report.json", doc), ("plan.json", plan.to_json())):
+        write_bytes(folder / name, without_places(json.dumps(data, indent=1, ensure_ascii=False)).encode())
+    results, history = frame.results(plan, store), frame.history(plan, store)
+    frame.write_parquet(results, folder / "results.parquet")
+    frame.write_parquet(history.drop(columns=["time"]), folder / "history.parquet")
+    write_bytes(folder / "figures.html", "".join(_figures(plan, results, history, doc["cost"])).encode())
+    if picture is not None:
+        shutil.copyfile(picture, folder / "attention.png")
+    return folder
+
+
+def _figures(plan: Plan, results: Any, history: Any, cost: Any) -> Iterator[str]:
+    """Yield the figures of the report as elements of a page, each as wide as a page and as wide as a phone."""
+    from vitlab.report.comparison import summary
+    from vitlab.report.drawing import NARROW, WIDE, element, svg
+    from vitlab.report.figures import captions, figures
+
+    rows = summary(results, plan)
+    wide, narrow = (figures(plan, results, rows, history, cost, width=width) for width in (WIDE, NARROW))
+    for name in FIGURES:
+        if name in wide:
+            caption = captions(plan)[name]
+            pictures = (
+                f'<div class="picture {kind}">{element(svg(figure, name), f"{name}-{kind}", caption)}</div>'
+                for kind, figure in (("page", wide[name]), ("phone", narrow[name]))
+            )
+            yield (
+                " ".join(f"<figure>{''.join(pictures)}<figcaption>{escape(caption)}</figcaption></figure>".split())
+                + "\n"
+            )
+
+
+def without_places(text: str) -> str:
+    """Replace folders of the machine, such as that of the data, by ``FOLDER``."""
+    return re.sub(r"(data\.root=|\"root\": \")[^\s\",]+", r"\1FOLDER", text)
+
+
+if __name__ == "__main__":
+    print(store_results(sys.argv[1], Path(sys.argv[2]), *map(Path, sys.argv[3:4])))
