@@ -345,7 +345,7 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
     [
         ({"params": 11}, "params", "10 -> 11"),
         ({"macs": 21}, "macs", "20 -> 21"),
-        ({"spec": {"train.optimizer.lr": 0.002}}, "key", "train.optimizer.lr: 0.001 -> 0.002"),
+        ({"spec": {"train.optimizer.lr": 0.002}, "key": "other"}, "key", "train.optimizer.lr: 0.001 -> 0.002"),
         ({"data": "digits:2"}, "key", "digits:1 -> digits:2"),
         ({"seeds": {"init": 1}}, "key", "seed of init: 0 -> 1"),
         ({"key": "other"}, "key", "starts from has changed"),
@@ -368,7 +368,8 @@ def test_losses_are_shown_with_equal_digits() -> None:
 
 def test_equal_facts_pass_and_rounding_is_tolerated() -> None:
     rounded = (TraceRecord(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
-    for new in (facts(), facts(traces=rounded), facts(torch="2.14.0")):
+    added = {"train.optimizer.lr": 0.001, "train.optimizer.added": "default", "data.root": "elsewhere"}
+    for new in (facts(), facts(traces=rounded), facts(torch="2.14.0"), facts(spec=added)):  # the key is that of before
         assert {item.verdict for item in compare_facts(facts(), new)} == {"pass"}
     (finding,) = [
         item

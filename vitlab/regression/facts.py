@@ -115,7 +115,8 @@ def _plan(old: Facts, new: Facts) -> Iterator[Finding]:
 
 def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     old, new = before.arms[arm], after.arms[arm]
-    paths = list(dict.fromkeys([*old.spec, *new.spec]))
+    # With equal keys, specs differ in options outside keys alone: folders, and options added since with their defaults.
+    paths = list(dict.fromkeys([*old.spec, *new.spec])) if old.key != new.key else []
     changes = [
         f"{path}: {old.spec.get(path, 'nothing')} -> {new.spec.get(path, 'nothing')}"
         for path in paths
