@@ -11,7 +11,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu check bench soak docs setup clean
+.PHONY: demo test test-gpu gpu-dry-run check bench soak docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -24,6 +24,10 @@ test-gpu: .venv/ready-dev
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --basetemp .venv/tests-gpu tests; \
 	else echo "test-gpu: NOT RUN, because torch finds no CUDA device here"; fi
+
+# Needs no GPU; takes some minutes.  ARMS="base position" selects arms by parts of their names.
+gpu-dry-run: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/gpu_dry_run.py $(ARMS)
 
 check: .venv/ready-dev
 	$(BIN)/ruff format --check .

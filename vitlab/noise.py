@@ -14,7 +14,7 @@ domain).  Keys are 64 bits, from BLAKE2b on the host or from :func:`fold` on the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -31,6 +31,13 @@ def key(seed: int, *coordinates: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
+def tensor_of(keys: Sequence[Key], device: torch.device) -> Tensor:
+    """Return keys as an int64 tensor on a device, (K,)."""
+    keys_K = torch.tensor(keys, dtype=torch.int64)
+    # A copy from unpinned memory to a GPU would block the host.
+    return keys_K if device.type == "cpu" else keys_K.pin_memory().to(device, non_blocking=True)
+
+
 def fold(k: Key, number: int) -> Key:
     """Return a key derived from ``k``, such as that of one layer; on the device of ``k`` if it is a tensor."""
     low, high = _words(k)
@@ -38,8 +45,9 @@ def fold(k: Key, number: int) -> Key:
         low = _mix(low + _signed(number * 0x9E3779B9))
         high = _mix(high ^ low)
         return (high.long() << 32) | (low.long() & 0xFFFFFFFF)
-    words = torch.tensor([low, high], dtype=torch.int32)
-    return int(fold((words[1].long() << 32) | (words[0].long() & 0xFFFFFFFF), number).item())  # type: ignore[union-attr]
+    assert isinstance(high, int)
+    low = _mix_word(low + number * 0x9E3779B9)
+    return _signed(_mix_word(high ^ low)) << 32 | low
 
 
 def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
@@ -129,6 +137,14 @@ def _words(k: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
 def _signed(word: int) -> int:
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _mix_word(word: int) -> int:
+    """Apply lowbias32 to a word, as :func:`_mix` does; return it without sign."""
+    word &= 0xFFFFFFFF
+    word = (word ^ word >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    word = (word ^ word >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return word ^ word >> 16
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from vitlab.engines import ENGINES
+from vitlab.engines.base import Loop
 from vitlab.errors import UserError
 from vitlab.executors import Local
 from vitlab.plan.engine_choice import MAX_TOGETHER
@@ -45,7 +46,7 @@ LONG_S = 0.1
 tens of microseconds, which is negligible beside such a step."""
 BLOCK_S = 1.0  #: duration of one measurement
 WARM_UP = 3  #: steps before a measurement
-STACKED = tuple(name for name in ENGINES if name != "loop")
+STACKED = tuple(name for name, engine in ENGINES.items() if not issubclass(engine, Loop))
 """The engines of batches of trials."""
 REQUEST, RESULTS = "request.json", "results.json"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from vitlab.engines.base import Engine, Loop
 from vitlab.engines.batch_last import BatchLast
+from vitlab.engines.compiled import Compiled
 from vitlab.engines.vmap import Vmap
 from vitlab.training.loop import Training
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Loop, Vmap, BatchLast)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Loop, Compiled, Vmap, BatchLast)}
 
 
 def supported_engine(name: str, training: Training) -> tuple[type[Engine], str]:

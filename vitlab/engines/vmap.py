@@ -19,7 +19,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,8 +90,8 @@ class Vmap(Engine):
         x_KBCHW = torch.stack([batch.x_BCHW for batch, _ in stacked])
         y_KB = torch.stack([batch.y_B for batch, _ in stacked])
         draws = noise.Draws(
-            dropout=self._keys([draws.dropout for _, draws in stacked]),
-            drop_path=self._keys([draws.drop_path for _, draws in stacked]),
+            dropout=noise.tensor_of([draws.dropout for _, draws in stacked], first.feed.device),
+            drop_path=noise.tensor_of([draws.drop_path for _, draws in stacked], first.feed.device),
             sample_B=torch.stack([batch.id_B for batch, _ in stacked]),
         )
         loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
@@ -154,11 +153,6 @@ class Vmap(Engine):
             self.frozen[name] = self._stacked([model.get_buffer(name) for model in models])
         self.parameters = {name: [model.get_parameter(name) for model in models] for name in self.trainable}
         self.optimizers = Joint([training.optimizer for training in self.trainings])
-
-    def _keys(self, keys: Sequence[Any]) -> Tensor:
-        keys_K, device = torch.tensor(keys, dtype=torch.int64), self.trainings[0].feed.device
-        # A copy from unpinned memory to a GPU would block the host.
-        return keys_K.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys_K
 
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack the tensors of the trials and make each a view of its row."""

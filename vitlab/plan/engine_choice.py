@@ -35,6 +35,9 @@ FREE = ("optimizer", "schedule", "clip_grad", "layer_decay", "mix")
 AUGMENT = ("augment",)
 """Keys of ``data`` that may differ within a batch of trials."""
 
+SINGLE = ("loop", "compiled")
+"""Engines that train one trial at a time."""
+
 Works = Callable[[Trial], Work | None]
 """Returns the work of a trial's model for one image; None if the model does not declare it."""
 
@@ -44,22 +47,25 @@ def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[
 
     The rule, which is defined here alone:
 
-    1. A trial that starts from another trial, learns from a teacher or averages its weights uses ``loop``.
-    2. ``run.engine`` ``loop``, ``vmap`` and ``batch_last`` are used as given.
+    1. ``run.engine`` ``loop`` and ``compiled`` are used as given.
+    2. A trial that starts from another trial, learns from a teacher or averages its weights uses ``loop``; for others
+       ``vmap`` and ``batch_last`` are used as given.
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
     4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers, or if the model
        does not declare its work; otherwise rule 5 applies.
     5. The engine is ``batch_last`` in fp32 and fp64 if a head forms at most :data:`MAX_PRODUCTS` query-key products,
        and ``vmap`` if there are more or the model does not declare them.
 
-    A worker falls back from ``batch_last`` to ``vmap`` and from that to ``loop`` where a training is not supported
-    (:func:`vitlab.engines.supported_engine`), and writes the reason to the journal.
+    A worker falls back from ``batch_last`` to ``vmap``, and from that and ``compiled`` to ``loop``, where a training is
+    not supported (:func:`vitlab.engines.supported_engine`), and writes the reason to the journal.
 
     The engine therefore depends on the trial, ``run.engine`` and plan.json, and not on added seeds or the machine.
-    Nothing else is chosen: the number of threads is ``run.threads``, nothing is compiled, and the kernel of
+    Nothing else is chosen: the number of threads is ``run.threads``, nothing else is compiled, and the kernel of
     ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
-    if chosen == "loop" or not stackable(trial):
+    if chosen in SINGLE:
+        return chosen
+    if not stackable(trial):
         return "loop"
     if chosen in ("vmap", "batch_last"):
         return chosen
@@ -126,7 +132,7 @@ def group_trials(
     stacks: dict[str, list[Planned]] = {}
     for planned in todo:
         engine = engine_of(planned.trial, chosen, works, probes)
-        if engine == "loop":
+        if engine in SINGLE:
             groups.append((engine, [planned]))
             continue
         key = batch_key(planned.trial)

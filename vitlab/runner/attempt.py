@@ -128,7 +128,7 @@ class Attempt:
         parts.synchronise(model, training.step)
         read_note = "images are read as batches ask for them" if feed.stored else ""
         self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, *notes))))
-        self.kernels = kernels_of_first_pass(model, self.engine_type is not Loop)
+        self.kernels = kernels_of_first_pass(model, not issubclass(self.engine_type, Loop))
         self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
 

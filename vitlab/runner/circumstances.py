@@ -80,6 +80,8 @@ def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
     kernels = {"explicit" for module in model.modules() if together and isinstance(module, Auto)}
 
     def record(*_: Any) -> None:
+        if torch.compiler.is_compiling():  # recorded by the first evaluation, which is not compiled
+            return
         choices = (getattr(module, "kernel", None) for module in model.modules())
         kernels.update(kernel for kernel in choices if isinstance(kernel, str))
         hook.remove()

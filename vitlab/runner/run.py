@@ -192,7 +192,7 @@ def _load_plugins(settings: Settings) -> None:
 
 
 def _train(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool], note: str = "") -> None:
-    """Train attempts by an engine or its fallback, together unless that is ``loop``."""
+    """Train attempts by an engine or its fallback, together unless that trains one trial at a time."""
     started: list[tuple[Attempt, Training]] = []
     for attempt in attempts:
         try:
@@ -201,24 +201,29 @@ def _train(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool], n
             if out_of_memory(error):
                 raise
             attempt.end(error)
-    if any(attempt.engine_type is Loop for attempt, _ in started):
+    if any(issubclass(attempt.engine_type, Loop) for attempt, _ in started):
         for attempt, training in started:
             try:
-                _train_together([(attempt, training)], stop)
+                _train_or_fall_back([(attempt, training)], stop)
             except Exception as error:
                 attempt.end(error)
     elif started:
-        try:
-            _train_together(started, stop)
-        except EngineFailed as failed:
-            cause = failed.__cause__
-            assert cause is not None
-            if out_of_memory(cause):
-                raise cause from None
-            first = started[0][0]
-            reason = f"engine {first.engine_type.name} failed: {sentence_of(cause, first.trial)}"
-            note = f"trained by engine {failed.fallback}, for {reason}"
-            _train([attempt for attempt, _ in started], failed.fallback, stop, note)
+        _train_or_fall_back(started, stop)
+
+
+def _train_or_fall_back(started: Sequence[tuple[Attempt, Training]], stop: Callable[[], bool]) -> None:
+    """Train attempts by their engine, and by its fallback if it fails at its first step."""
+    try:
+        _train_together(started, stop)
+    except EngineFailed as failed:
+        cause = failed.__cause__
+        assert cause is not None
+        if out_of_memory(cause):
+            raise cause from None
+        first = started[0][0]
+        reason = f"engine {first.engine_type.name} failed: {sentence_of(cause, first.trial)}"
+        note = f"trained by engine {failed.fallback}, for {reason}"
+        _train([attempt for attempt, _ in started], failed.fallback, stop, note)
 
 
 def _train_together(started: Sequence[tuple[Attempt, Training]], stop: Callable[[], bool]) -> None:

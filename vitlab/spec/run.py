@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 from vitlab.spec.choice import Choice, Frozen, present_engine
 from vitlab.spec.collect import conflict
 
-EngineChoice = Literal["auto", "loop", "vmap", "batch_last", "stack", "measured"]
+EngineChoice = Literal["auto", "loop", "compiled", "vmap", "batch_last", "stack", "measured"]
 
 RetryCount = Annotated[int, Field(ge=0)]
 
@@ -132,9 +132,11 @@ class RunSpec(Frozen):
     """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a
     step are still the mean over ``train.batch_size``."""
     engine: EngineChoice = "auto"
-    """loop: each trial by itself; vmap: trials of one shape together; batch_last: the same with the batch as the last
-    axis, for small ViTs on a CPU (its former name is stack); auto: one of these by the size of the model; measured: the
-    fastest in a benchmark of each shape of the study, which is stored in plan.json."""
+    """loop: each trial by itself; compiled: the same by torch.compile, which takes a minute or more per trial before
+    its first step and is meant for GPUs and long trainings; vmap: trials of one shape together; batch_last: the same
+    with the batch as the last axis, for small ViTs on a CPU (its former name is stack); auto: loop, vmap or batch_last
+    by the size of the model; measured: the fastest of these in a benchmark of each shape of the study, which is stored
+    in plan.json."""
     deterministic: bool = True  #: on CUDA, request deterministic kernels
     timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds of training per attempt at a trial
     retries: Retries = Retries()
@@ -173,10 +175,10 @@ class RunSpec(Frozen):
                 "resources",
                 "device",
             )
-        if count > 1 and self.engine in ("vmap", "batch_last", "stack", "measured"):
+        if count > 1 and self.engine not in ("auto", "loop"):
             raise conflict(
-                f"engine {self.engine} trains many trials in one process, and resources request {count} processes "
-                "for one trial; remove one of the two",
+                f"engine {self.engine} trains in one process, and resources request {count} processes for one trial; "
+                "remove one of the two",
                 "resources",
                 "engine",
             )

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 State = Mapping[str, Any]
 """The content of a checkpoint."""
 
+LossFunction = Callable[[Tensor, Tensor, noise.Draws], Value]
+"""Returns the loss of images, (B, C, H, W), with their targets and the random draws of the layers."""
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -133,6 +136,7 @@ class Training:
             groups = layer_groups(groups, layers, spec.layer_decay)
         self.optimizer = optimizer.build(groups)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.compute_loss: LossFunction = self._compute_loss  #: replaced by an engine that compiles it
 
         self.step = 0
         self.history: list[Measurement] = []
@@ -174,15 +178,18 @@ class Training:
         # Third-party components may draw from torch's own generator, so it is seeded by the step as well.
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
-        with noise.drawing(draws):
-            views = forward_logits(self.model, batch.x_BCHW, self.spec.precision)
-        if self.distillation is None:
-            loss = self.loss(views, batch.y_B)
-        else:
-            loss = self.distillation(self.loss, views, batch.y_B, batch.x_BCHW)
+        loss = self.compute_loss(batch.x_BCHW, batch.y_B, draws)
         weight = self.parts.weight(self.loss, batch.y_B)
         torch.autograd.backward(loss.total * weight)
         return WeightedLoss(loss.detached(), weight)
+
+    def _compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
+        """Return the loss of some images of a step: the part of it that depends on the weights."""
+        with noise.drawing(draws):
+            views = forward_logits(self.model, x_BCHW, self.spec.precision)
+        if self.distillation is None:
+            return self.loss(views, target)
+        return self.distillation(self.loss, views, target, x_BCHW)
 
     def draw(self, rows: range) -> tuple[Batch, noise.Draws]:
         """Return ``rows`` of the step's batch and the random draws of its layers."""

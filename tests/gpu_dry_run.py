@@ -1,0 +1,310 @@
+"""A dry run of training steps for GPUs, on a machine without one: ``make gpu-dry-run``.
+
+For every built-in component and every engine that runs on GPUs, two things are checked that would otherwise show on a
+GPU only:
+
+1. the forward pass and the loss are one graph without a break (``torch.compile`` with ``fullgraph``), which
+   the engine ``compiled`` needs;
+2. a training step reads nothing back from the device and mixes no devices.  The step is taken with fake tensors
+   (``FakeTensorMode``) on a device that exists in Python alone, where ``.item()``, a branch on a value, an operation
+   over two devices and a copy to the host raise.
+
+Optimizers are checked in the second way only: torch itself breaks the graph in every ``Optimizer.step``.
+
+The table has the operations of a step that compute something, which is the number of kernels that eager mode launches,
+and the copies to the device.  The CPU build of torch has no guard for CUDA devices, and aborts in the backward pass of
+fake CUDA tensors; hence the device in Python.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from vitlab.components.base import stacked
+from vitlab.data.prepare import Feed, prepare
+from vitlab.engines import ENGINES
+from vitlab.engines.base import Engine
+from vitlab.engines.compiled import compile_loss
+from vitlab.engines.vmap import Vmap
+from vitlab.errors import VitlabError
+from vitlab.registry import listing, slot
+from vitlab.spec import STREAMS, TrainSpec
+from vitlab.training import optim
+from vitlab.training.loop import Training
+
+DEVICE = "gpu"
+ENGINE_NAMES = ("loop", "vmap")
+MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "drop": 0.1, "drop_path": 0.1}
+IMAGES = {"type": "synthetic", "image_size": 8, "train_images": 64, "test_images": 16, "num_classes": 3}
+SCENES = {"type": "digit_scenes", "image_size": 16, "train_images": 64, "test_images": 16}
+TRAIN = {"steps": 4, "batch_size": 8, "evaluations": 1}
+PARTS = ("patch", "position", "attention", "mlp", "norm", "head")
+
+VIEWS = re.compile(
+    r"^(_record_function_enter_new|_record_function_exit|promote_types|view|_unsafe_view|reshape|permute|transpose|t"
+    r"|expand|unsqueeze|squeeze|select|slice|unbind|split|detach|alias|as_strided|_reshape_alias|split_with_sizes|chunk"
+    r"|movedim|diagonal|unfold|lift_fresh)$"
+)
+"""Operations that compute nothing."""
+
+
+class ReadBack(Exception):
+    """A step copies values from the device to the host, which waits for the device."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A training to try: changes to the base."""
+
+    name: str
+    model: Mapping[str, Any]
+    train: Mapping[str, Any]
+    data: Mapping[str, Any] | None = None
+
+    def training(self, seed: int = 0, device: AbstractContextManager[str] | None = None) -> Training:
+        """Return the training before its first step, on the device of a context that is entered for it, or on the CPU."""
+        seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
+        spec = TrainSpec.model_validate({**TRAIN, **self.train})
+        choice = slot("dataset").resolve(dict(self.data or IMAGES))
+        prepared = prepare(choice, seeds)
+        model = slot("model").build({**MODEL, **self.model}, prepared.info)
+        model.initialise(seed)
+        with device or nullcontext("cpu") as name:
+            model.to(name)
+            feed = Feed(prepared, choice.options["augment"], seeds, name)
+            return Training(model, feed, spec, seeds, prepared.info.task)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The findings of an arm under an engine; a finding is a number, or a sentence that says what is wrong."""
+
+    arm: str
+    engine: str
+    graphs: int | str
+    kernels: int | str
+    copies: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """True if something is wrong."""
+        return isinstance(self.graphs, str) or isinstance(self.kernels, str)
+
+
+def built_in(name: str) -> list[str]:
+    """Return the names of the built-in components of a slot."""
+    return [entry.name for entry in listing(name) if entry.origin.source == "vitlab"]
+
+
+def arms() -> Iterator[Arm]:
+    """Yield an arm for every built-in component of a ViT, loss and optimizer, and for further options of a training."""
+    yield Arm("base", {}, {})
+    for part in PARTS:
+        for name in built_in(part):
+            pixels = part == "head" and slot("head").get(name).task == "segmentation"
+            yield Arm(f"{part}: {name}", {part: name}, {}, SCENES if pixels else None)
+    for name in built_in("loss"):
+        yield Arm(f"loss: {name}", {}, {"loss": name})
+    for name in built_in("optimizer"):
+        yield Arm(f"optimizer: {name}", {}, {"optimizer": name})
+    yield Arm("mix", {}, {"mix": {"mixup": 0.8, "cutmix": 1.0}})
+    yield Arm("ema", {}, {"ema": {}})
+    yield Arm("clip_grad", {}, {"clip_grad": 1.0})
+    yield Arm("precision: bf16", {}, {"precision": "bf16"})
+    for name in built_in("augment"):
+        yield Arm(f"augment: {name}", {}, {}, {**IMAGES, "channels": 3, "augment": [name]})
+
+
+# -- one graph --------------------------------------------------------------------------------------------------------
+
+
+def graphs_of(arm: Arm, engine: str) -> int | str:
+    """Return the number of graphs of an arm's loss in two steps, or why it cannot be compiled."""
+    torch.compiler.reset()
+    torch.compiler.assume_constant_result(stacked)
+    counter = _GraphCounter()
+    try:
+        if engine == "loop":
+            training = arm.training()
+            training.compute_loss = compile_loss(training, counter)
+            training.train_step()
+            training.train_step()
+        else:
+            trainings = [arm.training(seed) for seed in range(2)]
+            stack = Vmap(trainings)
+            stack._losses = torch.compile(stack._losses, backend=counter, fullgraph=True)  # type: ignore[method-assign]
+            stack.train_step()
+            stack.train_step()
+    except Exception as error:
+        return _sentence(error)
+    return counter.graphs
+
+
+class _GraphCounter:
+    """A backend of ``torch.compile`` that counts graphs and runs them unchanged."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+        return graph.forward
+
+
+# -- the device -------------------------------------------------------------------------------------------------------
+
+
+class _Device:
+    """The module of the device, as ``torch.cuda`` is of CUDA devices."""
+
+    is_available = staticmethod(lambda: True)
+    is_initialized = staticmethod(lambda: True)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: 0)
+    manual_seed_all = staticmethod(lambda seed: None)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
+
+
+@cache
+def register_device() -> None:
+    """Register the device in this process."""
+    _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Device())
+
+
+class _Fake(TorchDispatchMode):
+    """Makes the inputs of copies fake and drops their values, or FakeTensorMode would copy these to the device.
+
+    A value that is read from a tensor on the host is replaced by another.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default:
+            args = _pytree.tree_map_only(Tensor, self._fake, args)
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
+            return 0.5 if args[0].is_floating_point() else 0  # drawn on the host, such as the weight of mixup
+        return func(*args, **(kwargs or {}))
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        fake = tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)
+        return fake if fake.constant is None else torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations and copies to the device.
+
+    Raises:
+        ReadBack: At a copy from the device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = self.copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs, outputs = _device_types((args, kwargs)), _device_types(result)
+        if DEVICE in inputs and "cpu" in outputs and func.overloadpacket.__name__ in ("_to_copy", "copy_", "clone"):
+            raise ReadBack(f"{func} copies from the device to the host")
+        if DEVICE in outputs and not VIEWS.match(func.overloadpacket.__name__):
+            is_copy = func.overloadpacket.__name__ in ("_to_copy", "copy_") and "cpu" in inputs
+            self.copies += is_copy
+            self.kernels += not is_copy
+        return result
+
+
+def step_of(arm: Arm, engine: str) -> tuple[int | str, int]:
+    """Return the kernels of the second step of an arm and its copies to the device, or what is wrong."""
+    try:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        trainings = [arm.training(seed, fake_device(mode)) for seed in range(1 if engine == "loop" else 2)]
+        with fake_device(mode):
+            running: Engine = ENGINES[engine](trainings)
+            running.train_step()
+            with Watch() as watch:
+                running.train_step()
+    except Exception as error:
+        return _sentence(error), 0
+    return watch.kernels, watch.copies
+
+
+@contextmanager
+def fake_device(mode: FakeTensorMode) -> Iterator[str]:
+    """Make the device usable inside the block, with tensors that have no values."""
+    register_device()
+    fused, overwrite = optim.fused, torch.__future__.get_overwrite_module_params_on_conversion()
+    pin_memory = Tensor.pin_memory
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    optim.fused = lambda groups: True  # as on CUDA
+    Tensor.pin_memory = lambda self: self  # type: ignore[method-assign,assignment]
+    try:
+        with mode, _Fake(mode):
+            yield DEVICE
+    finally:
+        optim.fused = fused
+        Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
+
+
+def _device_types(tree: Any) -> set[str]:
+    return {leaf.device.type for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, Tensor | nn.Parameter)}
+
+
+def _sentence(error: BaseException) -> str:
+    error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def row_of(arm: Arm, engine: str) -> Row | None:
+    """Return the findings of an arm under an engine; None if the engine does not support it."""
+    try:
+        training = arm.training()
+    except VitlabError as error:
+        return Row(arm.name, engine, _sentence(error), "")
+    if ENGINES[engine].incompatibility(training) is not None:
+        return None
+    kernels, copies = step_of(arm, engine)
+    return Row(arm.name, engine, graphs_of(arm, engine), kernels, copies)
+
+
+def main(patterns: Sequence[str]) -> int:
+    """Print the table of the arms whose names contain one of ``patterns``; return 1 if something is wrong."""
+    print(f"{'arm':32} {'engine':6} {'graphs':>6} {'kernels':>7} {'copies':>6}")
+    failures = 0
+    for arm in arms():
+        if patterns and not any(pattern in arm.name for pattern in patterns):
+            continue
+        for engine in ENGINE_NAMES:
+            row = row_of(arm, engine)
+            if row is None:
+                print(f"{arm.name:32} {engine:6} not supported by this engine")
+                continue
+            failures += row.failed
+            print(f"{row.arm:32} {row.engine:6} {row.graphs:>6} {row.kernels:>7} {row.copies:>6}", flush=True)
+    print(f"{failures} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

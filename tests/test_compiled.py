@@ -1,0 +1,106 @@
+"""Tests of the engine ``compiled`` and of the dry run for GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from job_helpers import run_together, run_trial
+from test_engines import SETTINGS, results, state_of, training, trial, work
+from torch import Tensor
+
+from vitlab.engines import ENGINES, supported_engine
+from vitlab.engines.base import Loop, train
+from vitlab.engines.compiled import Compiled
+from vitlab.plan.engine_choice import engine_of, group_trials
+from vitlab.plan.values import Planned
+from vitlab.registry import slot
+
+HERE = Path(__file__).parent
+
+
+def test_compiled_is_one_graph_and_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two epochs of four steps, whose draws have different keys.
+
+    In float64 sums in another order differ by 1e-16 times their number of terms; Adam divides by the root of the second
+    moment, so differences in gradients of 1e-14 may become 1e-10 in a weight.
+    """
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(Compiled, "backend", staticmethod(backend))
+    how: dict[str, Any] = {"precision": "fp64", "model": {"depth": 1}, "steps": 8, "mix": {"mixup": 0.2}}
+    before, after = training(0, **how), training(0, **how)
+    expected, [result] = train([before], Loop), train([after], Compiled)
+    assert after.steps > after.feed.steps_per_epoch(after.spec.batch_size)
+    assert len(graphs) == 1
+    for name, weight in state_of(before).items():
+        torch.testing.assert_close(state_of(after)[name], weight, rtol=1e-8, atol=1e-10)
+    assert result is not None and expected[0] is not None
+    assert result.metrics == pytest.approx(expected[0].metrics, rel=1e-8)
+
+
+def test_part_that_breaks_graph_is_trained_by_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp = slot("mlp").get("gelu")
+    forward = mlp.forward
+
+    def breaking(self: Any, x_BTD: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return forward(self, x_BTD)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Compiled, "backend", "eager")
+    monkeypatch.setattr(mlp, "forward", breaking)
+    items, looped = work(tmp_path / "compiled", trial(0)), work(tmp_path / "loop", trial(0))
+    run_together(items, replace(SETTINGS, engine="compiled"))
+    run_trial(*looped[0], SETTINGS)
+    assert results(items)[0].outcome == results(looped)[0].outcome
+    assert results(items)[0].circumstances.numerics["engine"] == "loop"
+    starts = [event.body for event in items[0][1].events()[0] if event.kind == "start"]
+    assert starts[-1]["note"].startswith("trained by engine loop, for engine compiled failed: Unsupported")
+
+
+def test_compiled_trains_one_trial_at_a_time() -> None:
+    planned = [Planned("a", seed, trial(seed, ema={"decay": 0.9})) for seed in range(3)]
+    assert engine_of(planned[0].trial, "compiled", lambda _: None, {}) == "compiled"
+    groups = group_trials(planned, 1, "compiled", lambda _: None)
+    assert [(engine, len(group)) for engine, group in groups] == [("compiled", 1)] * 3
+    engine, note = supported_engine("compiled", training(precision="fp64"))
+    assert engine is ENGINES["loop"] and "does not support precision fp64" in note
+
+
+FAULTS = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+from gpu_dry_run import Arm, step_of
+from vitlab.components.mlp import GeluMLP
+arm = Arm("base", {{}}, {{}})
+print([isinstance(step_of(arm, engine)[0], int) for engine in ("loop", "vmap")])
+forward = GeluMLP.forward
+for fault in (
+    lambda x: x * x.abs().max().item(),
+    lambda x: x if x.sum() > 0 else -x,
+    lambda x: x + torch.zeros(x.shape[-1]),
+    lambda x: x + x.detach().cpu().to(x.device),
+):
+    GeluMLP.forward = lambda self, x, fault=fault: fault(forward(self, x))
+    print(step_of(arm, "loop")[0])
+"""
+
+
+def test_dry_run_finds_faults_on_gpus() -> None:
+    """In a process of its own, since the device that stands for a GPU cannot be removed."""
+    command = [sys.executable, "-c", FAULTS.format(tests=str(HERE))]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert lines[0] == "[True, True]"
+    expected = ["_local_scalar_dense", "_local_scalar_dense", "on the same device", "from the device to the host"]
+    for line, sign in zip(lines[1:], expected, strict=True):
+        assert sign in line

@@ -1,0 +1,65 @@
+"""The engine ``compiled``: one training after another, each compiled by ``torch.compile``.
+
+The forward pass, the loss and their gradients become one graph without a break, so that a component that cannot be
+traced is a failure of the engine, and the trial is trained by ``loop``.  Batches, augmentation, optimizer steps and
+evaluations are not compiled.  Keys of random draws are tensors here, so that a new epoch needs no new graph.
+
+Compilation takes up to a minute per trial; its result is cached on disk by torch.  Results equal those of ``loop`` up
+to rounding, except that third-party components that draw from torch's own generator draw other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.components.base import stacked
+from vitlab.engines.base import Loop
+from vitlab.training.loop import LossFunction, Training
+from vitlab.training.losses import Value
+
+
+class Compiled(Loop):
+    """Trainings whose forward and backward passes are compiled."""
+
+    name = "compiled"
+    fallback = "loop"
+    backend: ClassVar[str] = "inductor"  #: of ``torch.compile``
+
+    @classmethod
+    def incompatibility(cls, training: Training) -> str | None:
+        """Return why the training cannot be compiled, or None."""
+        if training.spec.precision == "fp64":
+            return "engine compiled does not support precision fp64, at which code that torch compiles for CPUs crashes"
+        return None
+
+    def __init__(self, trainings: Sequence[Training]) -> None:
+        super().__init__(trainings)
+        with self._falling_back():
+            torch.compiler.reset()  # otherwise graphs of earlier trainings of this process count towards a limit
+            for training in self.trainings:
+                training.compute_loss = compile_loss(training, self.backend)
+
+
+def compile_loss(training: Training, backend: str) -> LossFunction:
+    """Return the loss function of a training, compiled to one graph at its first call.
+
+    Args:
+        training: The training.
+        backend: Backend of ``torch.compile``.
+    """
+    # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
+    torch.compiler.assume_constant_result(stacked)  # type: ignore[no-untyped-call]
+    compiled = torch.compile(training.compute_loss, backend=backend, fullgraph=True, dynamic=False)
+    device = training.feed.device
+
+    def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
+        dropout, drop_path = noise.tensor_of([draws.dropout, draws.drop_path], device).unbind()
+        loss: Value = compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B))
+        return loss
+
+    return compute_loss
