@@ -38,7 +38,14 @@ from vitlab.plan.key import closure, key_of, modules_of_class
 from vitlab.registry import BUILT_IN, Resolved, slot
 from vitlab.spec import Choice
 
-NON_PIXEL_OPTIONS = ("normalize", "validation", "fraction", "per_class", "augment")  #: they change no pixel of images
+NON_PIXEL_OPTIONS = (
+    "normalize",
+    "validation",
+    "fraction",
+    "per_class",
+    "augment",
+    "corrupted",
+)  #: they change no pixel of images
 
 DECODING_MODULES = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixels", "vitlab.data.image_cache"})
 """Modules that decode image files for all data sets."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from torch import Tensor
@@ -18,7 +18,7 @@ from vitlab.errors import nearest
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Pick, Slot
 from vitlab.spec import Choice
-from vitlab.spec.choice import Frozen
+from vitlab.spec.choice import Added, Frozen
 
 NormalizationName = Literal["dataset", "half", "imagenet", "unit"]
 
@@ -80,6 +80,65 @@ def _normalize(value: Any) -> Any:
     raise ValueError(f"found {value!r}; allowed: {', '.join(names)}, or {{mean: [...], std: [...]}}.{guess}")
 
 
+CorruptionName = Literal[
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
+]
+
+CORRUPTIONS: tuple[CorruptionName, ...] = get_args(CorruptionName)
+
+
+def _in_order(allowed: Sequence[Any]) -> Any:
+    """Return a validator that sorts a list in the order of ``allowed``, so that equal lists have equal keys."""
+
+    def check(value: Any) -> Any:
+        if len(set(value)) < len(value):
+            raise ValueError(f"{next(item for item in value if value.count(item) > 1)} is listed twice")
+        return tuple(sorted(value, key=allowed.index))
+
+    return AfterValidator(check)
+
+
+class Corrupted(Frozen):
+    """Corrupted copies of the test split, on which a training is evaluated at its end."""
+
+    corruptions: Annotated[tuple[CorruptionName, ...], Field(min_length=1), _in_order(CORRUPTIONS)] = CORRUPTIONS
+    """Kinds; each is reported as ``test/mce_NAME``, and the mean over them as ``test/mce``."""
+    severities: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1), _in_order((1, 2, 3, 4, 5))
+    ] = (1, 2, 3, 4, 5)
+    """Severities, from 1 to 5; a kind's error is the mean over them."""
+    images: Annotated[int, Field(gt=0)] | None = None
+    """Number of test images, drawn once and the same for all trials; None: all."""
+
+
+def _corrupted(value: Any) -> Any:
+    """Return the corrupted sets of ``all``, of a list of names or of a mapping; None for none."""
+    match value:
+        case None | Corrupted():
+            return value
+        case "all":
+            return Corrupted()
+        case list() | tuple():
+            return Corrupted.model_validate({"corruptions": value})
+        case Mapping():
+            return Corrupted.model_validate(value)
+    raise ValueError(f"found {value!r}; allowed: all, a list of corruptions, or {{corruptions, severities, images}}")
+
+
 def _distinct(value: list[int]) -> list[int]:
     if len(set(value)) < len(value):
         raise ValueError("a class is listed twice")
@@ -105,6 +164,10 @@ class DataOptions(Frozen):
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
     """Augmentations, in this order."""
+    corrupted: Annotated[
+        Literal["all"] | list[CorruptionName] | Corrupted | None, BeforeValidator(_corrupted), Added()
+    ] = None
+    """Corrupted test images: ``all`` fifteen kinds, a list of them, or a mapping; None: none."""
 
 
 def constants_of(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:

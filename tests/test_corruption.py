@@ -1,0 +1,230 @@
+"""Corruptions of test images, compared with the authors' formulas in numpy, SciPy and Pillow."""
+
+import colorsys
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import ndimage
+
+from vitlab import noise
+from vitlab.data.corruption import NAMES, SEVERITIES, corrupt
+from vitlab.data.corruption.kinds import Draws
+from vitlab.data.corruption.tables import parameters
+from vitlab.errors import DataError
+
+
+def pictures(n=3, side=32, channels=3):
+    """Smooth random pictures, uint8 (n, channels, side, side)."""
+    small = torch.rand(n, channels, 7, 7, generator=torch.Generator().manual_seed(side))
+    large = torch.nn.functional.interpolate(small, (side, side), mode="bicubic").clamp(0, 1)
+    return (large * 255).round().to(torch.uint8)
+
+
+@pytest.mark.parametrize(("side", "channels"), [(8, 1), (28, 1), (96, 3)])
+def test_corruption_depends_on_image_and_identity_alone(side, channels):
+    x_BCHW, id_B = pictures(5, side, channels), torch.tensor([3, 1, 4, 1000, 5])
+    for name in NAMES:
+        changed = corrupt(x_BCHW, name, 5, id_B)
+        assert changed.dtype == torch.uint8 and changed.shape == x_BCHW.shape
+        assert (changed != x_BCHW).float().mean() > 0.01, name
+        order = torch.tensor([4, 0, 2])
+        assert torch.equal(corrupt(x_BCHW[order], name, 5, id_B[order]), changed[order]), name
+        assert torch.equal(corrupt(x_BCHW[3:4], name, 5, id_B[3:4]), changed[3:4]), name
+    assert not torch.equal(corrupt(x_BCHW, "fog", 5, id_B), corrupt(x_BCHW, "fog", 5, id_B, seed=1))
+
+
+def test_floats_are_corrupted_like_bytes():
+    x_BCHW, id_B = pictures(), torch.arange(3)
+    for name in NAMES:
+        of_bytes = corrupt(x_BCHW, name, 2, id_B)
+        of_floats = corrupt(x_BCHW.double() / 255, name, 2, id_B)
+        assert of_floats.dtype == torch.float64
+        assert (of_floats * 255 - of_bytes.double()).abs().max() <= 1.001, name
+
+
+def test_noise_has_published_moments():
+    grey = torch.full((40, 3, 32, 32), 128, dtype=torch.uint8).double() / 255
+    id_B = torch.arange(40)
+    values = corrupt(grey, "gaussian_noise", 3, id_B) - 128 / 255
+    assert abs(values.std() - 0.08) < 5e-4 and abs(values.mean()) < 1e-3
+    values = corrupt(grey, "shot_noise", 5, id_B)  # Poisson counts of 50 photons at white
+    assert abs(values.mean() - 128 / 255) < 1e-3 and abs(values.var() - 128 / 255 / 50) < 2e-4
+    assert ((values * 50).round() - values * 50).abs().max() < 1e-5
+    assert torch.corrcoef(values.flatten(2).permute(1, 0, 2).flatten(1)).triu(1).abs().max() < 0.02
+    values = corrupt(grey, "impulse_noise", 4, id_B)
+    for level in (0, 1):
+        assert abs((values == level).double().mean() - 0.05 / 2) < 2e-3
+    black = torch.zeros(1, 1, 8, 8)
+    assert not corrupt(black, "shot_noise", 5, id_B[:1]).any()
+
+
+def test_parameters_follow_size():
+    assert parameters("motion_blur", 5, (32, 32)) == (9, 2.5)
+    assert parameters("motion_blur", 5, (8, 8)) == (9, 2.5)
+    assert parameters("motion_blur", 5, (64, 80)) == (18, 5)
+    assert parameters("motion_blur", 5, (224, 224)) == (20, 15)
+    assert parameters("motion_blur", 5, (112, 200)) == (10, 7.5)
+    assert parameters("contrast", 1, (64, 64)) == (0.75,) and parameters("contrast", 1, (96, 96)) == (0.4,)
+    assert parameters("elastic_transform", 1, (8, 8)) == (0, 0, 0.64)
+    with pytest.raises(DataError, match="1 or 3 channels and at least 8 by 8"):
+        corrupt(pictures(1, 6), "fog", 1, torch.zeros(1).long())
+
+
+# -- the authors' formulas, of one picture (H, W, C) in [0, 1] ---------------------------------------------------------
+
+
+def defocus_blur(x, c, draws):
+    line = np.arange(-8, 9)
+    disk = ((line[:, None] ** 2 + line**2) <= c[0] ** 2).astype(float)
+    edge = np.exp(-(np.arange(-1, 2) ** 2) / (2 * c[1] ** 2))
+    kernel = ndimage.correlate(disk / disk.sum(), np.outer(edge, edge) / edge.sum() ** 2, mode="mirror")
+    return np.stack([ndimage.correlate(x[..., i], kernel, mode="mirror") for i in range(x.shape[2])], 2)
+
+
+def blurred(x, sigma):
+    return ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest", truncate=4)
+
+
+def glass_blur(x, c, draws):
+    x, side = np.floor(blurred(x, c[0]) * 255 + 4e-4), len(x)
+    sigma, reach, rounds = c
+    for index in range(int(rounds)):
+        offset = draws.integers(index, 2 * side * side, 2 * reach).view(2, side, side) - reach
+        for h in range(side - reach, reach, -1):
+            for w in range(side - reach, reach, -1):
+                near = h + offset[0, h, w], w + offset[1, h, w]
+                x[h, w], x[near] = x[near], x[h, w]  # of views, as the authors wrote it
+    return blurred(x / 255, sigma)
+
+
+def moved(x, radius, sigma, angle):
+    steps = np.arange(2 * radius + 1)
+    kernel = np.exp(-(steps**2) / (2 * sigma**2))
+    result = np.zeros_like(x)
+    height, width = x.shape[:2]
+    for step, weight in zip(steps, kernel / kernel.sum(), strict=True):
+        down, right = (int(np.ceil(step * way(np.deg2rad(angle)) - 0.5)) for way in (np.sin, np.cos))
+        rows, columns = (np.clip(np.arange(n) + way, 0, n - 1) for n, way in ((height, down), (width, right)))
+        result += weight * x[rows][:, columns]
+    return result
+
+
+def motion_blur(x, c, draws):
+    return moved(x, *c, float(draws.uniform(0, 1, -45, 45)))
+
+
+def clipped_zoom(x, factor):
+    side = len(x)
+    inner = int(np.ceil(side / factor))
+    top = (side - inner) // 2
+    x = ndimage.zoom(x[top : top + inner, top : top + inner], (factor, factor, 1), order=1)
+    trim = (len(x) - side) // 2
+    return x[trim : trim + side, trim : trim + side]
+
+
+def zoom_blur(x, c, draws):
+    factors = np.arange(1, *c)
+    return (x + sum(clipped_zoom(x, factor) for factor in factors)) / (len(factors) + 1)
+
+
+def snow(x, c, draws):
+    side = len(x)
+    layer = c[0] + c[1] * draws.normal(0, side * side).view(side, side, 1).numpy().astype(float)
+    layer = clipped_zoom(layer, c[2])
+    layer[layer < c[3]] = 0
+    layer = np.floor(np.clip(layer, 0, 1) * 255) / 255
+    layer = np.round(moved(layer, c[4], c[5], float(draws.uniform(1, 1, -135, -45))) * 255) / 255
+    grey = x @ np.array([0.299, 0.587, 0.114])
+    x = c[6] * x + (1 - c[6]) * np.maximum(x, grey[..., None] * 1.5 + 0.5)
+    return x + layer + np.rot90(layer, 2)
+
+
+def fog(x, c, draws):
+    side = len(x)
+    uniform = iter(draws.uniform(0, side * side, -1, 1)[0].tolist())
+    cells, step, wobble = np.zeros((side, side)), side, 100.0
+    while step >= 2:
+        half = step // 2
+        for rows, columns in ((half, half), (0, half), (half, 0)):
+            values = {}
+            for h in range(rows, side, step):
+                for w in range(columns, side, step):
+                    ways = (
+                        [(1, 1), (1, -1), (-1, 1), (-1, -1)] if rows == columns else [(1, 0), (-1, 0), (0, 1), (0, -1)]
+                    )
+                    near = sum(cells[(h + i * half) % side, (w + j * half) % side] for i, j in ways)
+                    values[h, w] = near / 4 + wobble * (wobble * next(uniform))
+            for place, value in values.items():
+                cells[place] = value
+        step, wobble = half, wobble / c[1]
+    cells = (cells - cells.min()) / (cells.max() - cells.min())
+    return (x + c[0] * cells[..., None]) * x.max() / (x.max() + c[0])
+
+
+def brightness(x, c, draws):
+    def raised(pixel):
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+        return colorsys.hsv_to_rgb(hue, saturation, min(value + c[0], 1))
+
+    return np.apply_along_axis(raised, 2, x)
+
+
+def contrast(x, c, draws):
+    means = x.mean((0, 1), keepdims=True)
+    return (x - means) * c[0] + means
+
+
+def elastic_transform(x, c, draws):
+    side = len(x)
+    rows, columns = np.mgrid[:side, :side].astype(float)
+    middle, reach = side // 2, side // 3
+    fixed = middle + reach * np.array([[1.0, 1], [1, -1], [-1, -1]])
+    moved_points = fixed + draws.uniform(0, 6, -c[2], c[2]).view(3, 2).numpy()
+    inverse = np.linalg.solve(np.c_[moved_points, np.ones(3)], fixed)  # of columns and rows
+    at = np.stack([columns, rows, np.ones_like(rows)], 2) @ inverse
+
+    def sampled(x, row, column, mode):
+        each = [ndimage.map_coordinates(x[..., i], [row, column], order=1, mode=mode) for i in range(x.shape[2])]
+        return np.stack(each, 2)
+
+    x = sampled(x, at[..., 1], at[..., 0], "mirror")
+    if not c[0]:
+        return x
+    fields = draws.uniform(1, 2 * side * side, -1, 1).view(2, side, side).numpy().astype(float)
+    fields = [c[0] * ndimage.gaussian_filter(field, c[1], mode="reflect", truncate=3) for field in fields]
+    return sampled(x, rows + fields[1], columns + fields[0], "reflect")
+
+
+def pixelate(x, c, draws):
+    picture, side = Image.fromarray(np.uint8(np.round(x * 255))), len(x)
+    small = picture.resize((int(side * c[0]), int(side * c[0])), Image.Resampling.BOX)
+    return np.asarray(small.resize((side, side), Image.Resampling.BOX)) / 255
+
+
+def jpeg_compression(x, c, draws):
+    file = io.BytesIO()
+    Image.fromarray(np.uint8(np.round(x * 255))).save(file, "JPEG", quality=int(c[0]))
+    return np.asarray(Image.open(file)) / 255
+
+
+REFERENCES = (
+    *(defocus_blur, glass_blur, motion_blur, zoom_blur, snow, fog),
+    *(brightness, contrast, elastic_transform, pixelate, jpeg_compression),
+)
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.__name__)
+def test_corruption_equals_authors_formula(reference):
+    name, x_BCHW, id_B = reference.__name__, pictures(2), torch.tensor([7, 11])
+    for severity in SEVERITIES[:1] if name == "fog" else SEVERITIES:
+        changed = corrupt(x_BCHW.double() / 255, name, severity, id_B)
+        key = noise.key(0, "corruption", name, severity)
+        for index in range(2):
+            draws = Draws(key, id_B[index : index + 1])
+            x_HWC = x_BCHW[index].permute(1, 2, 0).double().numpy() / 255
+            c = tuple(int(value) if value == int(value) else value for value in parameters(name, severity, (32, 32)))
+            expected = np.clip(reference(x_HWC, c, draws), 0, 1)
+            np.testing.assert_allclose(changed[index].permute(1, 2, 0).numpy(), expected, atol=2e-5, err_msg=name)
