@@ -4,16 +4,26 @@ import colorsys
 import io
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+import yaml
 from PIL import Image
 from scipy import ndimage
 
-from vitlab import noise
+from vitlab import lab, noise
 from vitlab.data.corruption import NAMES, SEVERITIES, corrupt
+from vitlab.data.corruption import splits as module_of_splits
 from vitlab.data.corruption.kinds import Draws
 from vitlab.data.corruption.tables import parameters
-from vitlab.errors import DataError
+from vitlab.data.prepare import Feed, Normalize, data_info, prepare
+from vitlab.engines import ENGINES, base
+from vitlab.errors import SpecError, UserError
+from vitlab.plan.key import CORRUPTION, modules_beside
+from vitlab.registry import slot
+from vitlab.spec import STREAMS, TrainSpec, TrialSpec
+from vitlab.training.evaluation import forward_logits
+from vitlab.training.loop import Training
 
 
 def pictures(n=3, side=32, channels=3):
@@ -69,7 +79,7 @@ def test_parameters_follow_size():
     assert parameters("motion_blur", 5, (112, 200)) == (10, 7.5)
     assert parameters("contrast", 1, (64, 64)) == (0.75,) and parameters("contrast", 1, (96, 96)) == (0.4,)
     assert parameters("elastic_transform", 1, (8, 8)) == (0, 0, 0.64)
-    with pytest.raises(DataError, match="1 or 3 channels and at least 8 by 8"):
+    with pytest.raises(ValueError, match="1 or 3 and at least 8 by 8"):
         corrupt(pictures(1, 6), "fog", 1, torch.zeros(1).long())
 
 
@@ -228,3 +238,134 @@ def test_corruption_equals_authors_formula(reference):
             c = tuple(int(value) if value == int(value) else value for value in parameters(name, severity, (32, 32)))
             expected = np.clip(reference(x_HWC, c, draws), 0, 1)
             np.testing.assert_allclose(changed[index].permute(1, 2, 0).numpy(), expected, atol=2e-5, err_msg=name)
+
+
+# -- evaluation of a training ------------------------------------------------------------------------------------------
+
+DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
+KINDS = ["fog", "gaussian_noise", "jpeg_compression"]
+
+
+def training(seed=0, data=DATA, **train):
+    seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
+    spec = TrainSpec.model_validate({"steps": 2, "batch_size": 16, "evaluations": 1, **train})
+    choice = slot("dataset").resolve(data)
+    prepared = prepare(choice, seeds)
+    model = slot("model").build({"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2}, prepared.info)
+    model.initialise(seed)
+    return Training(model, Feed(prepared, [], seeds), spec, seeds, "classification"), prepared
+
+
+@pytest.mark.parametrize(
+    ("engine", "train"),
+    [("loop", {"ema": {"decay": 0.5}}), ("vmap", {"precision": "bf16"}), ("batch_last", {})],
+    ids=["loop", "vmap", "batch_last"],
+)
+def test_mean_corruption_error_is_of_final_weights_in_every_engine(engine, train):
+    data = {**DATA, "corrupted": {"corruptions": KINDS, "severities": [2, 5]}}
+    both = [training(seed, data, **train) for seed in range(2)]
+    results = base.train([one for one, _ in both], ENGINES[engine])
+    plain = base.train([training(seed, **train)[0] for seed in range(2)], ENGINES[engine])
+    for (one, prepared), result, without in zip(both, results, plain, strict=True):
+        normalize = Normalize(prepared.mean, prepared.std)
+        errors = {}
+        for kind in KINDS:
+            of_kind = []
+            for severity in (2, 5):
+                x_BCHW = normalize(corrupt(prepared.test.x_NCHW, kind, severity, prepared.test.id_N))
+                logits_BK = forward_logits(one.model.eval(), x_BCHW, one.spec.precision)[""]
+                of_kind.append(float((logits_BK.argmax(1) != prepared.test.y_N).double().mean()))
+            errors[f"test/mce_{kind}"] = sum(of_kind) / 2
+        errors["test/mce"] = sum(errors.values()) / 3
+        own = {name: value for name, value in result.metrics.items() if "mce" in name}
+        assert own == pytest.approx(errors, abs=1e-12)
+        assert {name: value for name, value in result.metrics.items() if name not in own} == without.metrics
+        assert set(result.predictions) == {"val", "test"}
+
+
+def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypatch):
+    def splits(seed, images):
+        data = {**DATA, "corrupted": {"corruptions": ["fog"], "severities": [3], "images": images}}
+        (split,) = prepare(slot("dataset").resolve(data), dict.fromkeys(STREAMS, seed)).further.values()
+        return split
+
+    ten, twenty, again = splits(0, 10), splits(0, 20), splits(1, 20)
+    assert set(ten.id_N.tolist()) < set(twenty.id_N.tolist()) and torch.equal(twenty.id_N, again.id_N)
+    assert len(splits(0, None).id_N) == len(splits(0, 100).id_N) == 30
+    calls, original = [], module_of_splits.corrupt
+    monkeypatch.setattr(module_of_splits, "corrupt", lambda *args: calls.append(args[1:3]) or original(*args))
+    assert torch.equal(twenty.at(slice(0, 20)), again.at(slice(0, 20)))
+    assert calls == [("fog", 3)]
+    monkeypatch.setattr(module_of_splits, "MAX_MEMORY_SHARE", 0)
+    ten.at(slice(0, 10)), ten.at(slice(0, 10))
+    assert len(calls) == 3
+
+
+def test_corrupted_sets_without_effect_leave_key_and_code_of_trial():
+    def resolved(**options):
+        return slot("dataset").resolve({**DATA, **options})
+
+    assert "corrupted" not in resolved().hashed()
+    every = {"corruptions": list(NAMES)[::-1], "severities": [5, 4, 3, 2, 1]}
+    assert resolved(corrupted="all").hashed() == resolved(corrupted=every).hashed() != resolved().hashed()
+    assert resolved(corrupted=["snow", "fog"]).hashed() == resolved(corrupted=["fog", "snow"]).hashed()
+    spec = {"model": {"type": "vit"}, "train": {"steps": 1}}
+    assert CORRUPTION not in modules_beside(TrialSpec.model_validate({**spec, "data": DATA}))
+    assert CORRUPTION in modules_beside(TrialSpec.model_validate({**spec, "data": {**DATA, "corrupted": "all"}}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"type": "digit_scenes", "corrupted": "all"}, "has a class at every pixel"),
+        ({**DATA, "num_channels": 2, "corrupted": "all"}, "1 or 3 channels and at least 8 by 8"),
+        ({**DATA, "corrupted": ["mist"]}, "corrupted"),
+        ({**DATA, "corrupted": 3}, "allowed: all, a list of corruptions, or"),
+        ({**DATA, "corrupted": ["fog", "fog"]}, "fog is listed twice"),
+        ({**DATA, "corrupted": {"severities": [6]}}, "less than or equal to 5|at most 5"),
+    ],
+)
+def test_impossible_corrupted_sets_are_refused(data, message):
+    with pytest.raises(UserError, match=message):
+        data_info(data)
+
+
+def test_study_is_judged_by_mean_corruption_error(tmp_path):
+    def study(**changes):
+        content = {
+            "study": "corrupted",
+            "base": {
+                "data": {**DATA, "corrupted": {"corruptions": KINDS, "severities": [5], "images": 20}},
+                "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+                "train": {"steps": 4, "batch_size": 16, "evaluations": 1},
+            },
+            "design": {"one_at_a_time": {"model.position": ["none"]}},
+            "seeds": 2,
+            "analysis": {"metric": "test/mce"},
+            "run": {"executor": "inline", "tracker": "none"},
+            **changes,
+        }
+        file = tmp_path / "corrupted.yaml"
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
+        return file
+
+    def problems(**changes):
+        with pytest.raises(SpecError) as caught:
+            lab.plan_study(study(**changes), out=tmp_path / "out")
+        return [problem.message for problem in caught.value.problems]
+
+    assert problems(analysis={"metric": "val/mce"})[0].startswith("no trial reports val/mce.")
+    tuned = problems(tune={"knobs": {"train.optimizer.lr": [0.1, 0.01]}})
+    assert tuned == [
+        "a tuning selects by the analysis' metric on validation, and no trial reports val/mce; set tune.select, such "
+        "as val/accuracy"
+    ]
+    base = {"data": DATA, "model": {"type": "vit", "patch_size": 4}, "train": {"steps": 1}}
+    assert problems(base=base)[0].endswith("Write base.data.corrupted: all.")
+    base = {"data": DATA, "model": {"type": "vit", "patch_size": 4}, "train": {"steps": 1, "metrics": ["mce"]}}
+    assert "write base.data.corrupted: all" in problems(base=base, analysis={"metric": "val/loss"})[0]
+    facts = lab.plan_study(study(), out=tmp_path / "out")[1].metrics["mce"]
+    assert (facts.goal, facts.unit, facts.chance) == ("min", "share", dict.fromkeys(facts.chance, 5 / 6))
+    lab.run(study(), out=tmp_path / "out")
+    rows = pd.read_csv(next(tmp_path.rglob("results.csv")))
+    assert rows["test/mce"].to_numpy() == pytest.approx(rows[[f"test/mce_{kind}" for kind in KINDS]].mean(axis=1))

@@ -290,7 +290,7 @@ def _extra_metrics(data: Any, metric: str) -> str:
     info, name = _info(data), metric.rpartition("/")[2]
     if info is None or name in metrics_of(info) or name not in registry.slot("metric").names():
         return ""
-    return f"[{name}]"
+    return "" if registry.slot("metric").get(name).option else f"[{name}]"
 
 
 def _flow(value: Any) -> str:

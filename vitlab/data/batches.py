@@ -63,6 +63,7 @@ class Feed:
             "val": prepared.val.to(self.device),
             "test": prepared.test.to(self.device),
         }
+        self.further = prepared.further
         self._augments: list[Augment] = [slot("augment").build(choice) for choice in augment]
         self._seeds = seeds
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
@@ -115,8 +116,22 @@ class Feed:
                     y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim > 1 else y_B
         return Batch(x_BCHW, _labels(y_B), id_B, epoch)
 
-    def evaluation(self, split: Literal["train", "val", "test"], batch_size: int) -> Iterator[Batch]:
-        """Yield all images of a split in order, not augmented; the last batch may be smaller."""
+    def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
+        """Yield all images of a split in order, not augmented; the last batch may be smaller.
+
+        Args:
+            split: ``train``, ``val``, ``test`` or the name of a further split.
+            batch_size: images in a batch.
+        """
+        if (further := self.further.get(split)) is not None:
+            for begin in range(0, len(further.y_N), batch_size):
+                part = slice(begin, begin + batch_size)
+                images = (
+                    self._to_device(tensor) for tensor in (further.at(part), further.y_N[part], further.id_N[part])
+                )
+                pixels_BCHW, y_B, id_B = images
+                yield Batch(self._normalize(pixels_BCHW), y_B, id_B, 0)
+            return
         subset = self._subsets[split]
         prefetcher = None if subset.stored is None else Prefetcher(subset.stored, self.device)
 

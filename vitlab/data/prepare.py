@@ -8,11 +8,12 @@ N images of a split, C channels, H rows, W columns.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,16 +26,23 @@ from vitlab.data.batches import Batch as Batch
 from vitlab.data.batches import Feed as Feed
 from vitlab.data.batches import Normalize as Normalize
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import SPLITS, DataOptions, Dataset, Normalization, constants_of
+from vitlab.data.datasets.base import (
+    MIN_CORRUPTED_SIDE,
+    SPLITS,
+    DataOptions,
+    Dataset,
+    Normalization,
+    constants_of,
+)
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.pixels import histograms, mean_and_std, statistics
+from vitlab.data.splits import FurtherSplit, apply_options, select_classes
 from vitlab.data.splits import Prepared as Prepared
 from vitlab.data.splits import Subset as Subset
-from vitlab.data.splits import apply_options, select_classes
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.plan import source
-from vitlab.plan.key import closure, key_of, modules_of_class
+from vitlab.plan.key import CORRUPTION, closure, key_of, modules_of_class
 from vitlab.registry import BUILT_IN, Resolved, slot
 from vitlab.spec import Choice
 
@@ -171,6 +179,7 @@ def prepare(
         info=raw.info,
         mean=mean,
         std=std,
+        further=_further(resolved, raw),
     )
 
 
@@ -186,6 +195,8 @@ class _Raw:
     validation: float
     note_name: str  #: of the file of its cached statistics; empty if its images are in memory
     check: Callable[[], object]  #: see :func:`_check_unchanged`
+    corrupted: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
+    """Corrupted images of the test split, shared by the trials of this process."""
 
     @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -247,6 +258,8 @@ def _model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
         classes=len(classes) if classes else info.classes,
         labels=tuple(info.labels[label] for label in classes) if classes and info.labels else info.labels,
     )
+    if options["corrupted"] is not None:
+        _check_corrupted(resolved, model_info)
     normalize = options["normalize"]
     numbers = len(constants_of(normalize)[0]) if normalize != "dataset" else 1
     if numbers not in (1, model_info.channels):
@@ -254,6 +267,22 @@ def _model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
             f"normalize has {numbers} numbers for {model_info.channels} channels; one for each, or one for all of them"
         )
     return model_info
+
+
+def _check_corrupted(resolved: Resolved, info: DataInfo) -> None:
+    """Reject corrupted test images of data for which they are not defined."""
+    if info.task == "segmentation":
+        raise DataError(
+            f"'corrupted' measures the error of image classes, and {resolved.type} has a class at every pixel, which "
+            "corruptions such as glass_blur and elastic_transform move; remove 'corrupted'"
+        )
+    channels, (height, width) = info.channels, info.image
+    if channels not in (1, 3) or min(height, width) < MIN_CORRUPTED_SIDE:
+        raise DataError(
+            f"'corrupted' needs images of 1 or 3 channels and at least {MIN_CORRUPTED_SIDE} by {MIN_CORRUPTED_SIDE} "
+            f"pixels; those of {resolved.type} have {channels} channels and {height} by {width} pixels; set 'size' or "
+            "'channels', or remove 'corrupted'"
+        )
 
 
 def _check_labels_of_pixels(resolved: Resolved) -> None:
@@ -286,6 +315,17 @@ def _check_cuts(resolved: Resolved) -> None:
                 f"augment: {choice.type} crops full-size picture files, and {resolved.type} has none; "
                 "remove 'of: picture'"
             )
+
+
+def _further(resolved: Resolved, raw: _Raw) -> Mapping[str, FurtherSplit]:
+    """Return the further splits on which a training is evaluated at its end, by name."""
+    corrupted = resolved.options["corrupted"]
+    if corrupted is None:
+        return {}
+    # Imported by name, so that the code digest of other trials does not cover the module.
+    corruption: Any = importlib.import_module(CORRUPTION)
+    result: Mapping[str, FurtherSplit] = corruption.corrupted_splits(raw.test, corrupted, raw.corrupted)
+    return result
 
 
 def _normalization(normalize: str | Normalization, raw: _Raw) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -9,8 +9,9 @@ N images of a split, M of an official split, B of a batch, C channels, H rows, W
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -165,6 +166,24 @@ class Subset:
         return Subset.of(self.x_NCHW.to(device), self.y_N.to(device), self.id_N.to(device))
 
 
+class FurtherSplit(ABC):
+    """Images on which a training is evaluated once more, at its end, such as corrupted ones.
+
+    Attributes:
+        kind: Kind of the images; errors of one kind are averaged, and reported under its name.
+        y_N: int64, class indices.
+        id_N: int64, identities of the images.
+    """
+
+    kind: str
+    y_N: Tensor
+    id_N: Tensor
+
+    @abstractmethod
+    def at(self, part: slice) -> Tensor:
+        """Return the images at some positions, uint8 (B, C, H, W), on the CPU."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A data set ready to train on."""
@@ -175,6 +194,7 @@ class Prepared:
     info: DataInfo  #: of the model's inputs; its identity is that of the files that were read
     mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
     std: tuple[float, ...]
+    further: Mapping[str, FurtherSplit] = field(default_factory=dict)  #: name to split
 
 
 def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:

@@ -111,7 +111,7 @@ class Vmap(Engine):
             for training in self.trainings:  # each copies its averaged weights into its row of the stack
                 averages.enter_context(training.averaged())
             for split in splits:
-                accumulators = [MetricAccumulator(training.metrics) for training in self.trainings]
+                accumulators = [MetricAccumulator(training.metrics_of(split)) for training in self.trainings]
                 for batch in evaluation_batches(first.feed, split, first.task):
                     views = vmap(forward_logits, in_dims=(None, None, None, 0))(
                         self.model, batch.x_BCHW, first.spec.precision, rows

@@ -41,6 +41,8 @@ MIXING = "vitlab.training.mixup"
 """Module of mixup and cutmix."""
 AVERAGING = "vitlab.training.ema"
 """Module of the moving average of weights."""
+CORRUPTION = "vitlab.data.corruption.splits"
+"""Module of corrupted test images."""
 
 NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 """Names under which Hugging Face's hub stores weights; such a file is read together with :data:`DESCRIPTIONS`."""
@@ -99,6 +101,7 @@ def requirements_of(spec: TrialSpec) -> dict[str, str]:
 def modules_beside(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's optional features, such as distillation, that its spec uses."""
     options = {DISTILLATION: spec.distill, MIXING: spec.train.mix, AVERAGING: spec.train.ema}
+    options[CORRUPTION] = spec.data.options.get("corrupted")
     modules = {module for module, option in options.items() if option is not None}
     if spec.init_from is not None and spec.init_from.head == "fitted":
         modules.add(PROBE)

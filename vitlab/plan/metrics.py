@@ -25,10 +25,11 @@ def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
         return {}
     train, key = METRICS
     choices = plain[train].get(key, ()) if isinstance(plain.get(train), Mapping) else ()
-    return _metrics(info, choices)
+    data = plain.get("data")
+    return _metrics(info, choices, isinstance(data, Mapping) and data.get("corrupted") is not None)
 
 
-def _metrics(data: DataInfo, choices: Iterable[Any]) -> dict[str, Any]:
+def _metrics(data: DataInfo, choices: Iterable[Any], corrupted: bool) -> dict[str, Any]:
     components = []
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
@@ -36,7 +37,7 @@ def _metrics(data: DataInfo, choices: Iterable[Any]) -> dict[str, Any]:
     # Imported by name, because planning does not import components.
     room: Any = importlib.import_module(SLOT_MODULES["metric"])
     results: dict[str, Any] = room.metrics_of(data, components)
-    return results
+    return {**results, **room.further_metrics()} if corrupted else results
 
 
 def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
@@ -51,9 +52,10 @@ def with_facts(plan: Plan) -> Plan:
     reported = []
     for arm in plan.arms:
         choices: tuple[Choice, ...] = specs[arm.name].train.metrics if arm.name in specs else ()
+        corrupted = arm.name in specs and specs[arm.name].data.options.get("corrupted") is not None
         for task in tasks if arm.classes else ():
             data = DataInfo(image=(1, 1), channels=1, classes=arm.classes or 0, task=task)
-            reported.append((arm.name, data, _metrics(data, choices)))
+            reported.append((arm.name, data, _metrics(data, choices, corrupted)))
     return replace(plan, metrics=_facts(reported))
 
 
@@ -88,6 +90,13 @@ def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
         return "min"
     own = own_metric(name, reported)
     return None if own is None else reported[own].goal
+
+
+def _is_reported(metric: str, reported: Mapping[str, Any]) -> bool:
+    """Return whether one of the metrics by name is reported as ``metric``, of its split too."""
+    group, _, name = metric.partition("/")
+    own = own_metric(name, reported)
+    return group == "train" or (own is not None and group in reported[own].splits)
 
 
 def with_goal(study: Study, reported: Mapping[str, Any]) -> Study:
@@ -155,20 +164,31 @@ def _unreported(
         required["tune", "select"] = study.tune.select
     if study.check is not None:
         required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
+    if study.tune is not None and study.tune.select is None:
+        test = study.analysis.metric
+        validation = test.replace("test/", "val/")
+        if _is_reported(test, of_base) and not _is_reported(validation, of_base):
+            yield (
+                ("tune",),
+                f"a tuning selects by the analysis' metric on validation, and no trial reports {validation}; set "
+                "tune.select, such as val/accuracy",
+            )
     reported = dict(of_base)
-    if not reported or all(goal_of(metric, reported) is not None for metric in required.values()):
+    if not reported or all(_is_reported(metric, reported) for metric in required.values()):
         return  # the usual case, in which no arm need be examined
     for plain, info in trials:
         reported |= metrics(plain, info)
         if plain.get("distill"):
             return  # distillation reports values that are not metrics
     for place, metric in required.items():
-        if goal_of(metric, reported) is None:
+        if not _is_reported(metric, reported):
             group, _, name = metric.partition("/")
-            choices = ", ".join(f"{group}/{one}" for one in reported)
-            installed = slot("metric").names()
-            hint_to_name = f" Write base.train.metrics: [{name}]." if name in installed else ""
-            close = closest(name, reported)
+            names = [one for one, facts in reported.items() if group in facts.splits]
+            choices = ", ".join(f"{group}/{one}" for one in names)
+            hint_to_name = ""
+            if name in slot("metric").names() and group in (facts := slot("metric").get(name)).splits:
+                hint_to_name = f" Write base.{facts.option or f'train.metrics: [{name}]'}."
+            close = closest(name, names)
             hint = f" Did you mean '{group}/{close}'?" if close is not None else ""
             yield place, f"no trial reports {metric}.{hint} Reported: {choices}.{hint_to_name}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ EVALUATION_BATCH = 512
 EVALUATION_PIXELS = 1 << 19
 """Maximum pixels of an evaluation batch of segmentation, which has one logit per class and pixel."""
 
-Split = Literal["train", "val", "test"]
+Split = str
+"""``train``, ``val``, ``test`` or the name of a further split of a feed."""
+
 Columns = dict[str, Tensor]
 """One value per image, by name."""
 

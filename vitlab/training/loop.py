@@ -29,7 +29,7 @@ from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate, forward_logits
 from vitlab.training.losses import Loss, Value
-from vitlab.training.metrics import mean, metrics_of
+from vitlab.training.metrics import Metric, further_metrics, further_values, mean, metrics_of
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
@@ -121,6 +121,7 @@ class Training:
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
         self.metrics = metrics_of(feed.info, spec.metrics)
+        self.further_metrics = further_metrics() if feed.further else {}
         self.mixing: Mixing | None = None
         if spec.mix is not None:
             self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, seeds["mixup"], feed.info.classes)
@@ -225,8 +226,14 @@ class Training:
     def evaluate(self, split: Split) -> EvaluationResult:
         """Evaluate a split with the weights that the training will end with."""
         with self.averaged(), self._extra_metrics() as extra:
-            metrics, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision, self.metrics)
+            metrics, columns = evaluate(
+                self.model, self.feed, split, self.task, self.spec.precision, self.metrics_of(split)
+            )
         return EvaluationResult(split, {**metrics, **extra}, columns)
+
+    def metrics_of(self, split: Split) -> Mapping[str, Metric]:
+        """Return the metrics of a split by name."""
+        return self.further_metrics if split in self.feed.further else self.metrics
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> tuple[Measurement, dict[str, Columns]]:
         """Close the interval since the last measurement and return its metrics and predictions.
@@ -246,11 +253,16 @@ class Training:
             metrics["train/lr"] = self.rate(self.step - 1)
             self.losses.clear()
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
+        by_kind: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
         for split, values_by_name, columns in evaluations:
+            if split in self.feed.further:
+                by_kind[self.feed.further[split].kind].append(values_by_name)
+                continue
             if not torch.tensor(values_by_name["loss"]).isfinite():
                 raise Diverged(f"the loss on {split} is not finite after step {self.step}")
             metrics |= {f"{split}/{name}": value for name, value in values_by_name.items()}
             predictions[split] = columns
+        metrics |= {f"test/{name}": value for name, value in further_values(by_kind).items()}
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
         self.history.append(measurement)

@@ -55,6 +55,8 @@ class Metric(ABC):
     Equal values of several seeds then have an interval of the width of this rounding, instead of none."""
     step: ClassVar[float] = 0.0
     """Smallest change of the metric, whatever the number of images: 1 for a count.  A metric has it or ``quantum``."""
+    splits: ClassVar[tuple[str, ...]] = ("val", "test")  #: splits that it is reported of
+    option: ClassVar[str] = ""  #: option of a trial that adds it; by default its name in ``train.metrics``
     every_view: ClassVar[bool] = False
     """Whether it is also reported for further classifiers of the head, as ``NAME_VIEW``, such as ``accuracy_dist``."""
     name: str = ""  #: in results; by default the name in the study; set it if an option changes what is computed
@@ -302,6 +304,33 @@ class Brier(Metric):
         return (probability_BK - F.one_hot(target, logits.shape[1])).square().sum(1)
 
 
+@metric.register("mce")
+class MeanCorruptionError(Metric):
+    """Mean corruption error: share of corrupted test images that are classified wrongly, as ``test/mce``.
+
+    It is reported by trials with ``data.corrupted``, at the end of the training.  The errors of each corruption are
+    averaged over its severities (``test/mce_fog``), and these over the corruptions.  It is not divided by the error of
+    AlexNet, as the mCE of the paper is.  Reference: arXiv:1903.12261.
+    """
+
+    goal = "min"
+    splits = ("test",)
+    option = "data.corrupted: all"
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the error of guesses."""
+        return 1 - 1 / data.classes
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return True for each wrongly classified image, (B,)."""
+        return logits.argmax(1) != target
+
+    @classmethod
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str:
+        """Return the sentence that names the option of the data that adds this metric."""
+        return "it is a metric of corrupted test images, which another option adds: write base.data.corrupted: all"
+
+
 # -- metrics of a confusion matrix -------------------------------------------------------------------------------------
 
 
@@ -346,6 +375,25 @@ RESERVED = ("split", "id", "label", "prediction", "probability")
 def metrics_of(data: DataInfo, chosen: Sequence[Choice] = ()) -> dict[str, Metric]:
     """Return the metrics of a trial by name: those of its task and the ``chosen`` ones."""
     return {_name(choice): metric.build(choice) for choice in [*_standard(data), *map(metric.resolve, chosen)]}
+
+
+def further_metrics() -> dict[str, Metric]:
+    """Return the metrics of further splits by name, see :class:`~vitlab.data.splits.FurtherSplit`."""
+    return {"mce": metric.build(f"{BUILT_IN}:mce")}
+
+
+def further_values(by_kind: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Return the metrics of all further splits: the mean of each kind, and the mean over kinds.
+
+    Args:
+        by_kind: Kind to the metrics of its splits.
+    """
+    values: dict[str, float] = {}
+    for name in further_metrics() if by_kind else ():
+        means = {kind: math.fsum(one[name] for one in each) / len(each) for kind, each in by_kind.items()}
+        values |= {name: math.fsum(means.values()) / len(means)}
+        values |= {f"{name}_{kind}": value for kind, value in means.items()}
+    return values
 
 
 def resolve_metrics(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list[tuple[int, str]]]:

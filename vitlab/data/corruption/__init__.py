@@ -17,10 +17,7 @@ from vitlab.data.corruption.kinds import KINDS, Draws
 from vitlab.data.corruption.tables import NAMES as NAMES
 from vitlab.data.corruption.tables import SEVERITIES as SEVERITIES
 from vitlab.data.corruption.tables import parameters
-from vitlab.errors import DataError
-
-MIN_SIDE = 8
-"""Fewest rows and columns of an image."""
+from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE
 
 CHUNK_VALUES = 1 << 19
 """Values of the images that are corrupted together, so that they stay in a processor's cache."""
@@ -39,14 +36,16 @@ def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 
         seed: Of the draws.
 
     Raises:
-        DataError: If the images have other sizes or channels.
+        ValueError: If the images have other sizes or channels.
     """
     channels, height, width = x_BCHW.shape[1:]
-    if (fault := incompatibility(channels, height, width)) is not None:
-        raise DataError(fault)
+    if channels not in (1, 3) or min(height, width) < MIN_CORRUPTED_SIDE:
+        raise ValueError(f"{channels} channels and {height} by {width} pixels; 1 or 3 and at least 8 by 8 are allowed")
     c, key = parameters(name, severity, (height, width)), noise.key(seed, "corruption", name, severity)
     is_bytes, results = x_BCHW.dtype == torch.uint8, []
-    for part in torch.arange(len(x_BCHW)).split(max(1, CHUNK_VALUES // (channels * height * width))):
+    at_once = max(1, CHUNK_VALUES // (channels * height * width))
+    for begin in range(0, len(x_BCHW), at_once):
+        part = slice(begin, begin + at_once)
         pixels_BCHW = x_BCHW[part].cpu()
         x01_BCHW = pixels_BCHW.float() / 255 if is_bytes else pixels_BCHW.float()
         changed_BCHW = KINDS[name](x01_BCHW, c, Draws(key, id_B[part].cpu())).clamp_(0, 1)
@@ -55,13 +54,3 @@ def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 
         else:
             results.append(changed_BCHW.to(x_BCHW.dtype))
     return torch.cat(results) if results else x_BCHW.cpu()
-
-
-def incompatibility(channels: int, height: int, width: int) -> str | None:
-    """Return in one sentence why images cannot be corrupted; None if they can."""
-    if min(height, width) >= MIN_SIDE and channels in (1, 3):
-        return None
-    return (
-        f"corruptions are defined for images of 1 or 3 channels and at least {MIN_SIDE} by {MIN_SIDE} pixels; these "
-        f"have {channels} channels and {height} by {width} pixels"
-    )

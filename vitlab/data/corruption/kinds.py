@@ -245,7 +245,7 @@ KINDS: Mapping[str, Kind] = {
 def _grey(x_BCHW: Tensor) -> Tensor:
     if x_BCHW.shape[1] == 1:
         return x_BCHW
-    red, green, blue = x_BCHW.split(1, 1)
+    red, green, blue = torch.split(x_BCHW, 1, 1)
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 

@@ -100,6 +100,9 @@ CorruptionName = Literal[
 
 CORRUPTIONS: tuple[CorruptionName, ...] = get_args(CorruptionName)
 
+MIN_CORRUPTED_SIDE = 8
+"""Fewest rows and columns of an image that can be corrupted."""
+
 
 def _in_order(allowed: Sequence[Any]) -> Any:
     """Return a validator that sorts a list in the order of ``allowed``, so that equal lists have equal keys."""
