@@ -123,7 +123,8 @@ def arms() -> Iterator[Arm]:
     yield Arm("mix", {}, {"mix": {"mixup": 0.8, "cutmix": 1.0}})
     yield Arm("ema", {}, {"ema": {}})
     yield Arm("clip_grad", {}, {"clip_grad": 1.0})
-    yield Arm("precision: bf16", {}, {"precision": "bf16"})
+    for precision in ("bf16", "fp16"):
+        yield Arm(f"precision: {precision}", {}, {"precision": precision})
     for name in built_in("augment"):
         yield Arm(f"augment: {name}", {}, {}, {**IMAGES, "channels": 3, "augment": [name]})
 
@@ -180,9 +181,12 @@ class _Device:
 
 
 @cache
-def register_device() -> None:
-    """Register the device in this process."""
+def register_device() -> torch.library.Library:
+    """Register the device in this process; autocast changes no dtype on it."""
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Device())
+    autocast = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    autocast.fallback(torch.library.fallthrough_kernel)
+    return autocast
 
 
 class _Fake(TorchDispatchMode):
@@ -223,7 +227,8 @@ class Watch(TorchDispatchMode):
         inputs, outputs = _device_types((args, kwargs)), _device_types(result)
         if DEVICE in inputs and "cpu" in outputs and func.overloadpacket.__name__ in ("_to_copy", "copy_", "clone"):
             raise ReadBack(f"{func} copies from the device to the host")
-        if DEVICE in outputs and not VIEWS.match(func.overloadpacket.__name__):
+        computes = func.namespace == "aten" and not VIEWS.match(func.overloadpacket.__name__)
+        if computes and DEVICE in inputs | outputs:
             is_copy = func.overloadpacket.__name__ in ("_to_copy", "copy_") and "cpu" in inputs
             self.copies += is_copy
             self.kernels += not is_copy

@@ -352,6 +352,7 @@ def _job(
             plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
             processes=run.resources.together,
             micro_batch_size=run.micro_batch_size,
+            activation_checkpointing=run.activation_checkpointing,
             engine=engine,
         ),
         timeout_s=run.timeout,

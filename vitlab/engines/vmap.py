@@ -55,6 +55,8 @@ class Vmap(Engine):
         """Return why the training cannot be vectorised, or None."""
         if training.distillation is not None:
             return NO_DISTILLATION
+        if training.scaling is not None:
+            return "engine vmap does not scale losses, as precision fp16 requires"
         if training.model.vmap_safe:
             return None
         parts = [path for path, part in training.model.named_modules() if isinstance(part, Part) and not part.vmap_safe]

@@ -48,8 +48,8 @@ def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[
     The rule, which is defined here alone:
 
     1. ``run.engine`` ``loop`` and ``compiled`` are used as given.
-    2. A trial that starts from another trial, learns from a teacher or averages its weights uses ``loop``; for others
-       ``vmap`` and ``batch_last`` are used as given.
+    2. A trial that starts from another trial, learns from a teacher, averages its weights or scales its loss (fp16)
+       uses ``loop``; for others ``vmap`` and ``batch_last`` are used as given.
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
     4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers, or if the model
        does not declare its work; otherwise rule 5 applies.
@@ -80,7 +80,7 @@ def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[
 
 def stackable(trial: Trial) -> bool:
     """Return True if a trial's spec allows it to be trained together with others."""
-    return not (trial.needs or trial.spec.distill or trial.spec.train.ema)
+    return not (trial.needs or trial.spec.distill or trial.spec.train.ema or trial.spec.train.precision == "fp16")
 
 
 def shape(trial: Trial) -> str:

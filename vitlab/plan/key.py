@@ -43,6 +43,8 @@ AVERAGING = "vitlab.training.ema"
 """Module of the moving average of weights."""
 CORRUPTION = "vitlab.data.corruption.splits"
 """Module of corrupted test images."""
+SCALING = "vitlab.training.scaling"
+"""Module of loss scaling."""
 
 NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 """Names under which Hugging Face's hub stores weights; such a file is read together with :data:`DESCRIPTIONS`."""
@@ -103,6 +105,8 @@ def modules_beside(spec: TrialSpec) -> frozenset[str]:
     options = {DISTILLATION: spec.distill, MIXING: spec.train.mix, AVERAGING: spec.train.ema}
     options[CORRUPTION] = spec.data.options.get("corrupted")
     modules = {module for module, option in options.items() if option is not None}
+    if spec.train.precision == "fp16":
+        modules.add(SCALING)
     if spec.init_from is not None and spec.init_from.head == "fitted":
         modules.add(PROBE)
     if any(source.trial is None for source in spec.sources().values()):

@@ -38,6 +38,7 @@ from vitlab.training.distributed import SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import Training, TrainingResult, peak_memory
 from vitlab.training.microbatch import microbatches_of
+from vitlab.training.recompute import recompute_blocks
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 """Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""
@@ -115,6 +116,8 @@ class Attempt:
         model, notes = initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
         self.size = size_of(model, trial, prepared.info)
+        if self.settings.activation_checkpointing == "blocks":
+            recompute_blocks(model)
         distillation = distillation_of(trial, self.folder, prepared, self.device)
         parts = microbatches_of(self.settings.micro_batch_size, self.peers)
         training = Training(
@@ -258,6 +261,7 @@ class Attempt:
             "evaluation_batch": EVALUATION_BATCH,
             "processes": self.peers.count,
             **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
+            **({} if (how := self.settings.activation_checkpointing) == "none" else {"activation_checkpointing": how}),
         }
 
 

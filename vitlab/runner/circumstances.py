@@ -33,6 +33,7 @@ from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
 from vitlab.spec import Choice
 from vitlab.store.files import Memo
+from vitlab.training.evaluation import NARROW
 
 MAX_SIZES = 1_000  #: model sizes kept in the cache file, the latest ones
 
@@ -210,7 +211,7 @@ def _measure(device: torch.device, precision: str) -> float:
 
 def _time_products(device: torch.device, precision: str) -> float:
     size, draws = MATRIX_SIZE[device.type], torch.Generator(device).manual_seed(0)
-    dtype = {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32)
+    dtype = {**NARROW, "fp64": torch.float64}.get(precision, torch.float32)
     a, b = (torch.randn(size, size, device=device, generator=draws).to(dtype) for _ in range(2))
     clock, each = (time.process_time, _threads()) if device.type == "cpu" else (time.perf_counter, 1)
     seconds = []

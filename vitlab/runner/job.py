@@ -21,6 +21,7 @@ class Settings:
     every_s: float = 60.0  #: longest time between two checkpoints
     processes: int = 1  #: processes per trial, each with its share of every batch
     micro_batch_size: int | None = None  #: images that a process computes at a time; None for all
+    activation_checkpointing: str = "none"  #: none or blocks
     engine: str = "loop"  #: loop or compiled, or vmap or batch_last to train the trials of a job together
 
 

@@ -141,5 +141,5 @@ def _open_weights(
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Return the dtype of weights and images; bf16 is autocast over float32."""
+    """Return the dtype of weights and images; bf16 and fp16 are autocast over float32."""
     return torch.float64 if precision == "fp64" else torch.float32

@@ -131,6 +131,9 @@ class RunSpec(Frozen):
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a
     step are still the mean over ``train.batch_size``."""
+    activation_checkpointing: Literal["none", "blocks"] = "none"
+    """blocks: the backward pass computes the activations inside a model's blocks again instead of storing them, which
+    saves memory for about a third more computation and changes no result; trials are then trained by engine loop."""
     engine: EngineChoice = "auto"
     """loop: each trial by itself; compiled: the same by torch.compile, which takes a minute or more per trial before
     its first step and is meant for GPUs and long trainings; vmap: trials of one shape together; batch_last: the same
@@ -182,9 +185,16 @@ class RunSpec(Frozen):
                 "resources",
                 "engine",
             )
+        if self.activation_checkpointing != "none" and self.engine not in ("auto", "loop"):
+            raise conflict(
+                f"engine {self.engine} stores all activations; set engine: loop, or activation_checkpointing: none",
+                "activation_checkpointing",
+                "engine",
+            )
         return self
 
     @property
     def effective_engine(self) -> EngineChoice:
-        """``engine`` by its present name, or ``loop`` if several processes train one trial."""
-        return "loop" if self.resources.together > 1 else cast(EngineChoice, present_engine(self.engine))
+        """``engine`` by its present name, or ``loop`` if no other supports the settings."""
+        is_loop = self.resources.together > 1 or self.activation_checkpointing != "none"
+        return "loop" if is_loop else cast(EngineChoice, present_engine(self.engine))

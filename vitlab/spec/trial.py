@@ -70,7 +70,8 @@ class TrainSpec(Frozen):
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Ratio of the learning rate of a layer to that of the layer above; the head has the optimizer's rate."""
     clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    """bf16 and fp16 are autocast over fp32 weights; fp16 scales the loss, and skips steps whose gradients overflow."""
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Number of evaluations on validation, evenly spaced, the last at the end."""
     metrics: Annotated[tuple[Choice, ...], Added()] = ()  #: metrics beside those that every trial of the task reports

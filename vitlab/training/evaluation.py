@@ -22,6 +22,9 @@ EVALUATION_BATCH = 512
 EVALUATION_PIXELS = 1 << 19
 """Maximum pixels of an evaluation batch of segmentation, which has one logit per class and pixel."""
 
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision to the dtype of its autocast."""
+
 Split = str
 """``train``, ``val``, ``test`` or the name of a further split of a feed."""
 
@@ -62,14 +65,19 @@ def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
     return feed.evaluation(split, size)
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return a context in which ``bf16`` and ``fp16`` are computed in 16 bits where torch's autocast does so."""
+    return torch.autocast(device.type, NARROW.get(precision, torch.bfloat16), enabled=precision in NARROW)
+
+
 def forward_logits(
     model: Model, x_BCHW: Tensor, precision: str, weights: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """Return the logits of a batch by head, in float32 or wider; ``bf16`` means autocast.
+    """Return the logits of a batch by head, in float32 or wider; ``bf16`` and ``fp16`` mean autocast.
 
     ``weights``, if given, replace the model's own parameters and buffers.
     """
-    with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
+    with autocast(x_BCHW.device, precision):
         output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
         views = model.logits_by_head(output)
     return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
-from vitlab.training.evaluation import EVALUATION_BATCH, forward_logits
+from vitlab.training.evaluation import EVALUATION_BATCH, autocast, forward_logits
 from vitlab.weights.transfer import head_names
 
 MIN_STD = 1e-5
@@ -96,7 +96,7 @@ def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Li
     ]
     try:
         batch = next(feed.evaluation("train", 1))
-        with torch.autocast(batch.x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        with autocast(batch.x_BCHW.device, precision):
             views = model.logits_by_head(model(batch.x_BCHW))
     finally:
         for hook in hooks:

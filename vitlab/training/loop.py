@@ -23,7 +23,7 @@ from vitlab import noise
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
-from vitlab.plan.key import AVERAGING, MIXING
+from vitlab.plan.key import AVERAGING, MIXING, SCALING
 from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
     from vitlab.training.ema import Average
     from vitlab.training.mixup import Mixing
+    from vitlab.training.scaling import LossScaling
 
 State = Mapping[str, Any]
 """The content of a checkpoint."""
@@ -128,6 +129,9 @@ class Training:
         self.average: Average | None = None
         if spec.ema is not None:
             self.average = importlib.import_module(AVERAGING).Average(model, spec.ema)
+        self.scaling: LossScaling | None = None
+        if spec.precision == "fp16":
+            self.scaling = importlib.import_module(SCALING).LossScaling(feed.device)
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
@@ -169,8 +173,12 @@ class Training:
         self.optimizer.zero_grad()
         losses = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
         loss = self.parts.combine(losses, self.parameters)
-        self.clip_and_set_lr()
-        self.optimizer.step()
+        if self.scaling is None:
+            self.clip_and_set_lr()
+            self.optimizer.step()
+        else:
+            set_rate(self.optimizer, self.rate(self.step))
+            self.scaling.step(self.optimizer, self.parameters, self.spec.clip_grad)
         self.after_step(loss)
 
     def forward_backward(self, rows: range) -> WeightedLoss:
@@ -181,7 +189,8 @@ class Training:
         noise.seed_torch(key, self.feed.device)
         loss = self.compute_loss(batch.x_BCHW, batch.y_B, draws)
         weight = self.parts.weight(self.loss, batch.y_B)
-        torch.autograd.backward(loss.total * weight)
+        weighted = loss.total * weight
+        torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
         return WeightedLoss(loss.detached(), weight)
 
     def _compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
@@ -252,6 +261,8 @@ class Training:
             metrics = {f"train/{name}": mean(values) for name, values in losses.items()}
             metrics["train/lr"] = self.rate(self.step - 1)
             self.losses.clear()
+            if self.scaling is not None:
+                metrics["train/skipped_steps"] = self.scaling.take_skipped()
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
         by_kind: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
         for split, values_by_name, columns in evaluations:
@@ -295,6 +306,7 @@ class Training:
                 "step": self.step,
                 "history": [asdict(measurement) for measurement in self.history],
                 "losses": {name: torch.stack(values) for name, values in self.losses.items()},
+                "scaling": self.scaling.state_dict() if self.scaling is not None else None,
             }
         )
         self.exclude_time(time.perf_counter() - began)
@@ -313,6 +325,8 @@ class Training:
         self.history = [Measurement(**measurement) for measurement in state["history"]]
         for name, values in state["losses"].items():
             self.losses[name] = list(values.to(self.feed.device))
+        if self.scaling is not None:
+            self.scaling.load_state_dict(state["scaling"])
         self._interval_began, self._interval_images = time.perf_counter(), self.images
 
     def finish(self, predictions: Mapping[str, Columns]) -> TrainingResult:
