@@ -32,7 +32,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutations import mutate_text, mutate_tree
 
-PIPELINES = sorted((Path(__file__).parents[1] / "pipelines").rglob("*.yaml"))
+PIPELINES = sorted(
+    file
+    for file in (Path(__file__).parents[1] / "pipelines").rglob("*.yaml")
+    if "." not in file.stem  # no baselines
+)
 SOURCES = [(re.sub(r"(?m)^#.*\n", "", text), yaml.safe_load(text)) for text in map(Path.read_text, PIPELINES)]
 LIMIT_S = 60  #: CPU time of a mutant
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}

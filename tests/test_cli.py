@@ -27,6 +27,7 @@ from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
 from vitlab.data.datasets.base import NORMALIZATIONS
 from vitlab.errors import Interrupted
+from vitlab.plan.packaged import packaged_studies
 from vitlab.registry.json_schema import study_schema
 from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
@@ -401,6 +402,9 @@ def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeyp
     code, printed, err = call("validate", ran[0], ran[0], "--build")
     assert (code, err) == (0, "") and printed == f"{ran[0]}: 2 arms, 4 trials\n" * 2
     assert list(tmp_path.iterdir()) == []
+    # A baseline lies beside its study, so that FILES of a pattern such as *.yaml has it too.
+    code, printed, _ = call("validate", ran[0], ROOT / "pipelines" / "quickstart.baseline.yaml")
+    assert code == 0 and re.fullmatch(r".*: 2 arms, 4 trials\n.*baseline\.yaml: a baseline .*: skipped\n", printed)
 
 
 @pytest.mark.parametrize("which", ["file", "folder", "name"])
@@ -566,7 +570,7 @@ def test_schema_accepts_all_studies_and_refuses_misspelling() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
-    studies = {file.name: spec.read_document(file).data for file in sorted((ROOT / "pipelines").glob("*.yaml"))}
+    studies = {name: spec.read_document(file).data for name, file in packaged_studies().items()}
     assert studies
     for name, study in studies.items():
         assert [error.message for error in check.iter_errors(study)] == [], name
@@ -577,7 +581,7 @@ def test_schema_accepts_all_studies_and_refuses_misspelling() -> None:
         ("base", "train", "batch_size"): 0,
         ("analysis", "goal"): "maximum",
     }.items():
-        wrong = json.loads(json.dumps(studies["quickstart.yaml"]))
+        wrong = json.loads(json.dumps(studies["quickstart"]))
         node = wrong
         for part in path[:-1]:
             node = node[part]

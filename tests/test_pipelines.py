@@ -20,7 +20,7 @@ from vitlab.plan.values import Plan
 from vitlab.spec import TrainSpec
 
 FOLDER = Path(__file__).parent.parent / "pipelines"
-FILES = sorted(FOLDER.rglob("*.yaml"))
+FILES = sorted(file for file in FOLDER.rglob("*.yaml") if "." not in file.stem)  # no baselines
 LAPTOP = ("model_size", "model_size_macs", "patch_size", "patch_size_macs", "data_scale", "recipe")
 
 # ImageNet, 224 pixels, 1000 classes: parameters to the unit and GMACs as printed by timm, torchvision and the papers.

@@ -18,12 +18,18 @@ from vitlab.errors import Problem, SpecError
 @no_plugin_option
 @click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
 def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
-    """Check study FILES against the installed components.  Writes nothing."""
+    """Check study FILES against the installed components.  Writes nothing.
+
+    Baselines of 'vitlab check' (.baseline.yaml), which lie beside studies, are skipped.
+    """
     from vitlab.driver.planning import costs, plan_study
     from vitlab.errors import count
 
     problems: list[Problem] = []
     for file in files:
+        if file.name.endswith(".baseline.yaml"):
+            click.echo(f"{file}: a baseline of 'vitlab check', no study: skipped")
+            continue
         try:
             _, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins)
         except SpecError as error:
