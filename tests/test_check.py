@@ -7,9 +7,11 @@ see no difference.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import runpy
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -386,3 +388,25 @@ def test_workflow_is_valid_yaml_that_runs_check(accepted: Path) -> None:
         words = run.split()
         assert words[:3] == ["vitlab", "check", str(accepted / "gate.yaml")]
         assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_workflow_of_repository_checks_present_baseline() -> None:
+    """Its commands parse, its files exist, and its baseline is of the pinned torch and of today's trials."""
+    root = Path(__file__).parents[1]
+    job = yaml.safe_load((root / ".github" / "workflows" / "check.yml").read_text())["jobs"]["quickstart"]
+    words = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
+    for program, name, *rest in words:
+        if program == "vitlab":
+            importlib.import_module(f"vitlab.cli.{name}").command.make_context(name, list(rest))
+        else:
+            assert (program, name) == ("pip", "install") and (root / rest[rest.index("-c") + 1]).is_file()
+    (check_step,) = [step for step in job["steps"] if "vitlab check" in step.get("run", "")]
+    assert check_step["timeout-minutes"] <= 5 and shlex.split(check_step["run"])[2] == "pipelines/quickstart.yaml"
+    baseline = read_baseline(root / "pipelines" / "quickstart.baseline.yaml")
+    assert baseline.facts is not None and baseline.values is not None
+    pins = dict(line.split("==") for line in (root / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert baseline.facts.torch == pins["torch"] and baseline.values.versions["torch"].startswith(pins["torch"])
+    plan = lab.plan_study(root / "pipelines" / "quickstart.yaml")[1]
+    assert {arm: facts.key for arm, facts in baseline.facts.arms.items()} == {
+        planned.arm: planned.trial.key for planned in plan.trials if planned.seed == 0
+    }
