@@ -30,6 +30,7 @@ from vitlab.report.comparison_columns import MEANINGS
 from vitlab.report.document import provenance_lines
 from vitlab.report.escaping import markdown
 from vitlab.report.render import markdown_table
+from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ FOLDER = Path(__file__).parent / "pages" / "gallery"
 FIGURES = ("arms", "interaction", "curves", "scaling")  #: of the report, in the order of the page
 MAX_RANK = 4  #: of the columns of the table of arms; the others are in report.json
 MAX_ANSWERS = 4  #: sentences of a study in the index
+NO_CLAIM = (Verdict.CANNOT_TELL, Verdict.REFUSED)
 DOWNLOADS = {
     "results.parquet": "final values, one row per training",
     "history.parquet": "curves, one row per measurement",
@@ -103,11 +105,9 @@ def _index(stored: list[str]) -> Iterator[str]:
     )
     for name in stored:
         doc, head = document(name), header(packaged_studies()[name])
-        claims = [
-            answer
-            for answer, row in zip(doc["answers"], [row for row in doc["arms"] if row["verdict"]], strict=False)
-            if row["verdict"] not in ("cannot tell", "refused")
-        ]
+        verdicts = [row["verdict"] for row in doc["arms"] if row["verdict"]]
+        # Of many answers, those with a verdict.
+        claims = [answer for answer, verdict in zip(doc["answers"], verdicts, strict=True) if verdict not in NO_CLAIM]
         few = doc["answers"] if len(doc["answers"]) <= MAX_ANSWERS else claims[:MAX_ANSWERS] or doc["answers"][:1]
         yield f"## [{name}]({name}.md)\n"
         yield f"{markdown(doc['question'])}\n"
@@ -117,13 +117,13 @@ def _index(stored: list[str]) -> Iterator[str]:
         yield f"\nCost: {markdown(_first(head['Cost']))}\n"
     yield "## Without a page\n"
     yield (
-        "No results of these studies are stored here. Numbers in the header of a study (`vitlab show study NAME`) are "
-        "of a run whose results were not kept.\n"
+        "No results of these studies are stored here yet. Where the header of a study (`vitlab show study NAME`) has "
+        "numbers, they are of a run whose results were not kept.\n"
     )
     rows = [(name, header(file)) for name, file in packaged_studies().items() if name not in stored]
     yield "| study | question | cost | results |\n| --- | --- | --- | --- |"
     for name, head in rows:
-        state = "in the header" if "Found" in head else "not run"
+        state = "in the header" if "Found" in head else "not run yet"
         yield f"| `{name}` | {markdown(head['Question'])} | {markdown(_first(head['Cost']))} | {state} |"
     yield ""
 
@@ -134,7 +134,8 @@ def _page(study: str) -> Iterator[str]:
     figures = re.findall(r"<figure>.*?</figure>", (FOLDER / study / "figures.html").read_text(encoding="utf-8"))
     yield f"# {study}\n"
     yield f"**{markdown(doc['question'])}**\n"
-    yield from filter(None, [f"{doc['overview']}\n" if doc["overview"] else ""])
+    if doc["overview"]:
+        yield f"{doc['overview']}\n"
     yield from (f"- {markdown(answer)}" for answer in doc["answers"])
     yield f"\n{figures[0]}\n"
     columns = tables.columns(doc["arms"], analysis, doc["units"])
@@ -146,7 +147,11 @@ def _page(study: str) -> Iterator[str]:
     yield from (f"{figure}\n" for figure in figures[1:])
     if (FOLDER / study / "attention.png").is_file():
         yield "## What models look at\n"
-        yield f"![Attention of the arms, rolled out over all blocks, on one test image]({study}/attention.png)\n"
+        yield f"![A test image and, for every arm, the attention of its first seed to it]({study}/attention.png)\n"
+        yield (
+            "Attention rolled out over all blocks, for one seed and one test image (`vitlab explain`): an "
+            "illustration, on which no number of this page rests.\n"
+        )
     for name, title in (("Expect", "Expected"), ("Found", "Found")):
         if name in head:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
