@@ -13,12 +13,13 @@ from torch.func import stack_module_state
 from vitlab import noise
 from vitlab.components import patch
 from vitlab.components.attention import attention
+from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
 from vitlab.engines import batch_last
 from vitlab.geometry import DataInfo
-from vitlab.models.vit import Block, ViT
+from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.testing.engines import check_engines
 
@@ -117,7 +118,7 @@ def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_kn
 
 
 @pytest.mark.parametrize(
-    ("cls", "method"), [(GeluMLP, "forward"), (LayerNorm, "forward"), (Block, "forward"), (ViT, "forward_features")]
+    ("cls", "method"), [(GeluMLP, "forward"), (LayerNorm, "forward"), (PreNorm, "forward"), (ViT, "forward_features")]
 )
 def test_a_patched_built_in_is_not_passed_over(cls: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = getattr(cls, method)

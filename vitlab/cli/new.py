@@ -61,6 +61,7 @@ KINDS = {
         "arms: {vit: {}, linear: {model: {type: linear}}}",
         "data: {type: NAME, noise_share: 0.7}",
     ),
+    "block": _swap("model.block", "Block", "a block without norms whose branches start at zero", "prenorm"),
     "mlp": _swap("model.mlp", "MLP", "the square of a ReLU between two linear layers", "gelu"),
     "norm": _swap("model.norm", "Norm", "a dynamic tanh in the place of a norm", "layernorm"),
     "patch": _swap("model.patch", "Patch", "patches that overlap", "linear"),

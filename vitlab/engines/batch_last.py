@@ -28,18 +28,19 @@ from torch.func import functional_call, vmap
 from vitlab import noise
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
+from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.position import Position
 from vitlab.components.position.additive import Additive
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
-from vitlab.models.vit import Block, ViT
+from vitlab.models.vit import ViT
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 
 SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
 """Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
-supported, and neither is a subclass of :class:`vitlab.models.vit.Block`."""
+supported, and neither is a block other than :class:`vitlab.components.block.prenorm.PreNorm`."""
 
 ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
 """Classes of the supported attentions' submodules; derived classes are not supported."""
@@ -105,7 +106,7 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
             return f"attention that {what} is not supported by engine batch_last"
     blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
     for path, block in blocks:
-        if type(block) is not Block:
+        if type(block) is not PreNorm:
             return f"{path} is a {type(block).__name__}, which is not supported by engine batch_last"
         if reason := _attention_incompatibility(f"{path}.attn", block.attn):
             return reason

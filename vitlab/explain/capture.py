@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
+from vitlab.components.block import Block
 from vitlab.errors import UserError
 from vitlab.geometry import Geometry
-from vitlab.models.vit import Block, ViT
+from vitlab.models.vit import ViT
 
 
 @dataclass(frozen=True)

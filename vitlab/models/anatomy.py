@@ -18,12 +18,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitlab.components.attention import SOFTMAX, Attention
+from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.patch import PatchEmbedding
 from vitlab.components.position import Position
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.registry import BUILT_IN, Pick, Resolved, slot
+from vitlab.registry import BUILT_IN, Added, Pick, Resolved, slot
 from vitlab.spec import Choice
 
 Token = Literal["class", "distillation"]
@@ -36,6 +37,7 @@ class BlockParts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    block: Annotated[Annotated[Choice | str, Pick("block")] | None, Added()] = None  #: form of these blocks
     attention: Annotated[Choice | str, Pick("attention")] | None = None  #: attention of these blocks
     mlp: Annotated[Choice | str, Pick("mlp")] | None = None  #: MLP of these blocks
     norm: Annotated[Choice | str, Pick("norm")] | None = None  #: norm of these blocks
@@ -49,6 +51,7 @@ Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$", coerce_numbers_to_str=True)
 class BlockChoices:
     """The components of one block."""
 
+    block: Resolved
     attention: Resolved
     mlp: Resolved
     norm: Resolved
@@ -81,6 +84,7 @@ class Anatomy:
         registers: int,
         patch: Choice | str,
         position: Choice | str,
+        block: Choice | str,
         attention: Choice | str,
         mlp: Choice | str,
         norm: Choice | str,
@@ -103,7 +107,10 @@ class Anatomy:
             listed = ", ".join(prefix)
             reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{listed}]")
         default = BlockChoices(
-            slot("attention").resolve(attention), slot("mlp").resolve(mlp), slot("norm").resolve(norm)
+            slot("block").resolve(block),
+            slot("attention").resolve(attention),
+            slot("mlp").resolve(mlp),
+            slot("norm").resolve(norm),
         )
         all_blocks, faults = _by_depth(depth, default, blocks)
         try:
@@ -139,8 +146,8 @@ class Anatomy:
         for reason in self.reasons:
             return reason
         g, position, head = self.geometry, self.position, self.head
-        parts = [self.patch, position, head, *(part for block in self.blocks for part in (block.attention, block.mlp))]
-        for part in parts:
+        of_blocks = [part for block in self.blocks for part in (block.block, block.attention, block.mlp)]
+        for part in [self.patch, position, head, *of_blocks]:
             reason = part.component.incompatibility(g, part.options)  # type: ignore[attr-defined]
             if reason:
                 return str(reason)
@@ -175,7 +182,8 @@ class Anatomy:
         g, position = self.geometry, self.position.component
         assert issubclass(position, Position)
         plain = not (position.needs_bias or position.needs_rotation) and all(
-            block.attention.component in SOFTMAX
+            block.block.component is PreNorm
+            and block.attention.component in SOFTMAX
             and block.attention.options["qk_norm"].type == "none"
             and block.attention.options["drop"] == 0
             for block in self.blocks

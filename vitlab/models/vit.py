@@ -16,52 +16,28 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.attention import Attention, Rotation
-from vitlab.components.base import Dropout, DropPath, name_draws
+from vitlab.components.attention import Attention
+from vitlab.components.base import Dropout, name_draws
+from vitlab.components.block import Block, LayerScale, Place
 from vitlab.components.head import Head
 from vitlab.components.init import Init, Kind, seeded
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, SizeName, Span, Token, expand_size
+from vitlab.models.anatomy import (
+    Anatomy,
+    BlockChoices,
+    BlockParts,
+    FinalNormAt,
+    PatchSize,
+    SizeName,
+    Span,
+    Token,
+    expand_size,
+)
 from vitlab.models.contract import Model, State, model
-from vitlab.registry import Pick, Resolved, Unhashed, slot
+from vitlab.registry import Added, Pick, Resolved, Unhashed, slot
 from vitlab.spec import Choice
-
-
-class LayerScale(nn.Module):
-    """A learned factor per channel at the end of a residual branch.  Reference: arXiv:2103.17239."""
-
-    def __init__(self, dim: int, start: float) -> None:
-        super().__init__()
-        self.start = start
-        self.gamma = nn.Parameter(torch.full((dim,), start))
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Scale each channel."""
-        return x_BTD * self.gamma
-
-
-class Block(nn.Module):
-    """Attention, then an MLP, each on normalised tokens and each beside a path that skips it."""
-
-    norm1: nn.Module
-    attn: Attention
-    norm2: nn.Module
-    mlp: nn.Module
-
-    def __init__(self, dim: int, *, layer_scale: float | None, drop_path: float) -> None:
-        super().__init__()
-        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.drop_path1 = DropPath(drop_path)
-        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.drop_path2 = DropPath(drop_path)
-
-    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Apply attention and MLP, each normalised before and added to its input."""
-        x_BTD = x_BTD + self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))
-        x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
-        return x_BTD
 
 
 @model.register("vit")
@@ -81,6 +57,7 @@ class ViT(Model):
         registers: further tokens after these that nothing reads (arXiv:2309.16588).
         patch: from pixels to patch tokens.
         position: how tokens know where they are.
+        block: how attention and the MLP are joined, in every block.
         attention: of every block.
         mlp: of every block.
         norm: of every block.
@@ -114,6 +91,7 @@ class ViT(Model):
         registers: Annotated[int, Field(ge=0, le=1000)] = 0,
         patch: Annotated[Choice | str, Pick("patch")] = "linear",
         position: Annotated[Choice | str, Pick("position")] = "learned",
+        block: Annotated[Choice | str, Pick("block"), Added()] = "prenorm",
         attention: Annotated[Choice | str, Pick("attention")] = "auto",
         mlp: Annotated[Choice | str, Pick("mlp")] = "gelu",
         norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
@@ -138,6 +116,7 @@ class ViT(Model):
             registers=registers,
             patch=patch,
             position=position,
+            block=block,
             attention=attention,
             mlp=full["mlp"],
             norm=norm,
@@ -163,12 +142,7 @@ class ViT(Model):
         self.pos_drop = Dropout(drop)
         self.blocks = nn.ModuleList()
         for i, parts in enumerate(anatomy.blocks):
-            block = Block(g.dim, layer_scale=layer_scale, drop_path=drop_path * i / max(g.depth - 1, 1))
-            block.norm1 = self._part(f"blocks.{i}.norm1", parts.norm, g.dim)
-            block.attn = self._part(f"blocks.{i}.attn", parts.attention, g)
-            block.norm2 = self._part(f"blocks.{i}.norm2", parts.norm, g.dim)
-            block.mlp = self._part(f"blocks.{i}.mlp", parts.mlp, g)
-            self.blocks.append(block)
+            self.blocks.append(self._block(i, parts, Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1))))
         none = slot("norm").resolve("none")
         self.norm = self._part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
         self.fc_norm = self._part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
@@ -237,7 +211,15 @@ class ViT(Model):
         """Chosen component of each part of the model, by the part's path, such as ``blocks.0.attn``."""
         return {path: choice for path, (choice, _) in self._parts.items()}
 
-    def _part(self, path: str, choice: Resolved, *context: Geometry | int) -> Any:
+    def _block(self, i: int, choices: BlockChoices, place: Place) -> Block:
+        """Build a block and its parts."""
+        block: Block = self._part(f"blocks.{i}", choices.block, place)
+        for name, role in block.parts.items():
+            context = place.geometry.dim if role == "norm" else place.geometry
+            block.add_module(name, self._part(f"blocks.{i}.{name}", getattr(choices, role), context))
+        return block
+
+    def _part(self, path: str, choice: Resolved, *context: Geometry | Place | int) -> Any:
         """Build a component and record its options for :meth:`initialise`."""
         self._parts[path] = (choice, context)
         return slot(choice.slot).build(choice, *context)

@@ -18,6 +18,7 @@ SLOT_MODULES = {
     "model": "vitlab.models",
     "patch": "vitlab.components.patch",
     "position": "vitlab.components.position",
+    "block": "vitlab.components.block",
     "attention": "vitlab.components.attention",
     "mlp": "vitlab.components.mlp",
     "norm": "vitlab.components.norm",

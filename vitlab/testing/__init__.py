@@ -41,7 +41,7 @@ from vitlab.testing.parts import check_part
 if TYPE_CHECKING:
     from pytest import MarkDecorator
 
-MODEL_SIDE = ("patch", "position", "attention", "mlp", "norm", "head", "init", "model")
+MODEL_SIDE = ("patch", "position", "block", "attention", "mlp", "norm", "head", "init", "model")
 """Slots of models and their parts."""
 
 CHECKED = (*MODEL_SIDE, "metric", "executor")

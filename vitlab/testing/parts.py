@@ -1,4 +1,4 @@
-"""Contract tests of a model's parts: patch embeddings, positions, attentions, MLPs, norms and heads.
+"""Contract tests of a model's parts: patch embeddings, positions, blocks, attentions, MLPs, norms and heads.
 
 B images, C channels, H and W pixels, T tokens, N patches, D width, K members of a stack.
 """
@@ -100,6 +100,8 @@ class _Probe(nn.Module):
         if self.slot == "attention":
             rotation, bias = _hints(self.part, self.g, x)
             return {"tokens": self.part(x, rotation, bias)}
+        if self.slot == "block":
+            return {"tokens": self.part(x, *_hints(self.part.attn, self.g, x))}
         if self.slot == "head":
             output = self.part(x)
             return {f"view '{name}'": view for name, view in self.part.logits_by_head(output).items()}
@@ -319,7 +321,20 @@ def _check_attention(who: str, g: Geometry, attention: Any, x: Tensor) -> None:
 
 
 def _build(choice: Resolved, g: Geometry) -> Any:
+    if choice.slot == "block":
+        return _block(choice, g)
     return slot(choice.slot).build(choice, g.dim if choice.slot == "norm" else g)
+
+
+def _block(choice: Resolved, g: Geometry) -> Any:
+    """Build a block with the parts that the model has by default, layer scale and drop path."""
+    from vitlab.components.block import Place
+
+    block = slot("block").build(choice, Place(g, index=1, layer_scale=0.5, drop_path=0.3))
+    for name, role in block.parts.items():
+        default = {"norm": "layernorm", "attention": "auto", "mlp": "gelu"}[role]
+        block.add_module(name, slot(role).build(default, g.dim if role == "norm" else g))
+    return block
 
 
 def _probe(choice: Resolved, g: Geometry, seed: int = 0) -> _Probe:

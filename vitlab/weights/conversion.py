@@ -317,7 +317,7 @@ def _places(model: Architecture, head: bool) -> dict[tuple[int, str], dict[str, 
         if table[-1, "head"].get(".pool") != "map":
             table[-1, "head"].pop(".approximate", None)
     for index, block in enumerate(anatomy.blocks):
-        for name, choice in (("attention", block.attention), ("mlp", block.mlp), ("norm", block.norm)):
+        for name, choice in vars(block).items():
             table[index, name] = dict(options_of(choice))
     return table
 

@@ -109,8 +109,8 @@ def _option_differences(model: Model, source: Model, how: InitFrom) -> list[str]
         one, other = (dict(options_of(each.component_choices[path])) for each in (model, source))
         block, name = -1, path
         if path.startswith("blocks."):
-            _, number, name = path.split(".")
-            block = int(number)
+            _, number, *rest = path.split(".")
+            block, name = int(number), ".".join(rest) or "block"
             depth = max(depth, block + 1)
         rows += [
             (block, f"{name}{option}", format_value(one.get(option)), format_value(other.get(option)))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention import Attention
+from vitlab.components.block.prenorm import PreNorm
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.anatomy import Anatomy
@@ -116,7 +117,10 @@ class TrialModel:
             return f"patch '{patch}' exists in vitlab alone"
         if self.options["head"]["type"] not in ("linear", "mlp", "distilled"):
             return f"head '{self.options['head']['type']}' exists in vitlab alone"
-        norms = [block.norm.type for block in self._anatomy().blocks]
+        blocks = self._anatomy().blocks
+        if other := next((block.block.type for block in blocks if block.block.component is not PreNorm), None):
+            return f"block '{other}' is stored under names of vitlab alone"
+        norms = [block.norm.type for block in blocks]
         if other := next((norm for norm in norms if norm not in ("layernorm", "rmsnorm")), None):
             return f"norm '{other}' of a block exists in vitlab alone"
         foreign = [type(part).__name__ for part in self.model.modules() if not type(part).__module__.startswith(_OURS)]

@@ -1,0 +1,16 @@
+"""Blocks: how attention and the MLP are normalised, and joined to the path around them.
+
+contract.py     the parts of a block, its place in the model, layer scale
+prenorm.py      prenorm, the default
+postnorm.py     postnorm, respostnorm, sandwich: norms after the branches
+parallel.py     parallel: attention and MLP side by side
+"""
+
+from vitlab.components.block import parallel, postnorm, prenorm
+from vitlab.components.block.contract import Block as Block
+from vitlab.components.block.contract import LayerScale as LayerScale
+from vitlab.components.block.contract import Place as Place
+from vitlab.components.block.contract import Role as Role
+from vitlab.components.block.contract import block as block
+
+__all__ = ["Block", "LayerScale", "Place", "Role", "block", "parallel", "postnorm", "prenorm"]

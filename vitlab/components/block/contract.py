@@ -1,0 +1,88 @@
+"""The contract of blocks, and layer scale.
+
+B images, T tokens, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.components.attention import Attention, Rotation
+from vitlab.components.base import DropPath, Part
+from vitlab.geometry import Geometry
+from vitlab.registry import Slot
+
+Role = Literal["norm", "attention", "mlp"]
+"""The slot of a part that the model builds for a block; norms are built for ``g.dim`` channels."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a block in its model."""
+
+    geometry: Geometry
+    index: int = 0  #: of the block, from 0
+    layer_scale: float | None = None  #: start of the layer scale of each branch; None without one
+    drop_path: float = 0.0  #: probability with which a branch is dropped
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel at the end of a residual branch.  Reference: arXiv:2103.17239."""
+
+    def __init__(self, dim: int, start: float) -> None:
+        super().__init__()
+        self.start = start
+        self.gamma = nn.Parameter(torch.full((dim,), start))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Scale each channel."""
+        return x_BTD * self.gamma
+
+
+class Block(Part):
+    """Contract: ``Block(place, *, options)``; (B, T, D) to (B, T, D).
+
+    A subclass declares its parts, which the model builds from the choices for this block and assigns, and defines
+    ``forward``.  The constructor creates ``ls1`` and ``drop_path1``, ``ls2`` and ``drop_path2``, the end of each
+    residual branch.
+    """
+
+    parts: ClassVar[Mapping[str, Role]] = {"norm1": "norm", "attn": "attention", "norm2": "norm", "mlp": "mlp"}
+    """Attribute to the slot of the part there.  Exactly one is an attention, and it is called ``attn``."""
+
+    branches: ClassVar[int] = 2  #: number of residual branches
+
+    norm1: nn.Module
+    attn: Attention
+    ls1: nn.Module
+    drop_path1: nn.Module
+    norm2: nn.Module
+    mlp: nn.Module
+    ls2: nn.Module
+    drop_path2: nn.Module
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        for branch in range(1, self.branches + 1):
+            scale = nn.Identity() if place.layer_scale is None else LayerScale(place.geometry.dim, place.layer_scale)
+            self.add_module(f"ls{branch}", scale)
+            self.add_module(f"drop_path{branch}", DropPath(place.drop_path))
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Return the tokens after this block, BTD to BTD."""
+        raise NotImplementedError
+
+
+def _fault(component: type[Block]) -> str | None:
+    attentions = [name for name, role in component.parts.items() if role == "attention"]
+    if attentions != ["attn"]:
+        return f"its parts have the attentions {attentions}; declare one attention, called attn"
+    return None
+
+
+block = Slot("block", Block, fault=_fault)
