@@ -120,11 +120,9 @@ def _index(stored: list[str]) -> Iterator[str]:
         "No results of these studies are stored here yet. Where the header of a study (`vitlab show study NAME`) has "
         "numbers, they are of a run whose results were not kept.\n"
     )
-    rows = [(name, header(file)) for name, file in packaged_studies().items() if name not in stored]
-    yield "| study | question | cost | results |\n| --- | --- | --- | --- |"
-    for name, head in rows:
-        state = "in the header" if "Found" in head else "not run yet"
-        yield f"| `{name}` | {markdown(head['Question'])} | {markdown(_first(head['Cost']))} | {state} |"
+    for name, head in ((name, header(file)) for name, file in packaged_studies().items() if name not in stored):
+        state = "Numbers are in the header." if "Found" in head else "Not run yet."
+        yield f"- `{name}`: {markdown(head['Question'])} {state} Cost: {markdown(_first(head['Cost']))}"
     yield ""
 
 
@@ -147,7 +145,8 @@ def _page(study: str) -> Iterator[str]:
     yield from (f"{figure}\n" for figure in figures[1:])
     if (FOLDER / study / "attention.png").is_file():
         yield "## What models look at\n"
-        yield f"![A test image and, for every arm, the attention of its first seed to it]({study}/attention.png)\n"
+        picture = f"{study}/attention.png"
+        yield f"[![A test image and, for every arm, the attention of its first seed to it]({picture})]({picture})\n"
         yield (
             "Attention rolled out over all blocks, for one seed and one test image (`vitlab explain`): an "
             "illustration, on which no number of this page rests.\n"

@@ -166,7 +166,7 @@ def test_maker_writes_equal_files_twice(tmp_path: Path, monkeypatch: pytest.Monk
 def test_index_lists_every_study_once(pages: dict[str, str]) -> None:
     index = pages["gallery/index.md"]
     with_page = re.findall(r"(?m)^## \[(\w+)\]\(\1\.md\)", index)
-    without = re.findall(r"(?m)^\| `([\w/]+)` \|", index)
+    without = re.findall(r"(?m)^- `([\w/]+)`: .*Cost: ", index)
     assert with_page == [name for name in packaged_studies() if name in STUDIES] and "quickstart" in with_page
     assert sorted([*with_page, *without]) == sorted(packaged_studies())
     assert {f"gallery/{name}.md" for name in with_page} | {"gallery/index.md"} == pages.keys()
