@@ -1,6 +1,6 @@
 """Gallery of results: a page per packaged study whose results are stored in ``pages/gallery/STUDY``.
 
-``python docs/gallery.py STUDY [STORE] [PICTURE]`` writes that folder from an output folder of vitlab:
+``python docs/gallery.py STUDY STORE [PICTURE]`` writes that folder from an output folder of vitlab:
 
 - ``results.parquet``, ``history.parquet``: the final values and the curves, see :func:`vitlab.results` and
   :func:`vitlab.history`;
@@ -239,4 +239,6 @@ def without_places(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit("usage: python docs/gallery.py STUDY STORE [PICTURE], with the name of a packaged study")
     print(store_results(sys.argv[1], Path(sys.argv[2]), *map(Path, sys.argv[3:4])))
