@@ -144,20 +144,17 @@ def test_files_are_small_and_of_no_machine(study: str, pages: dict[str, str]) ->
     assert figures.count('class="picture page"') == figures.count('class="picture phone"') >= 1
 
 
-def test_maker_writes_equal_files_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maker_writes_what_a_page_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery, file = docs_module("gallery"), tmp_path / "positions.yaml"
     file.write_text(
         "# Question   Where?\n# Expect     A loss.\n# Cost       Little.\n# Run        vitlab run positions\n"
     )
     monkeypatch.setattr(gallery, "packaged_studies", lambda: {"positions": file})
-    synthetic_studies.study(tmp_path / "out")
-    written = []
-    for name in ("first", "second"):
-        monkeypatch.setattr(gallery, "FOLDER", tmp_path / name)
-        folder = gallery.store_results("positions", tmp_path / "out")
-        written.append({path.name: path.read_bytes() for path in folder.iterdir()} | gallery.pages())
-    assert written[0] == written[1] and written[0].keys() >= gallery.DOWNLOADS.keys()
-    page = written[0]["gallery/positions.md"]
+    synthetic_studies.study(tmp_path / "out", {"baseline": [0.9, 0.91, 0.93], "position=none": [0.6, 0.62, 0.63]})
+    monkeypatch.setattr(gallery, "FOLDER", tmp_path / "gallery")
+    folder = gallery.store_results("positions", tmp_path / "out")
+    assert {path.name for path in folder.iterdir()} == gallery.DOWNLOADS.keys() | {"figures.html"}
+    page = gallery.pages()["gallery/positions.md"]
     assert page.count("<figure>") == 2 and "A loss." in page and "vitlab run positions" in page
     root = '{"root": "/home/me", "set": "--set data.root=/home/me"}'
     assert gallery.without_places(root) == root.replace("/home/me", "FOLDER")
