@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+import json
 
 import numpy as np
 import pandas as pd
@@ -367,5 +368,10 @@ def test_study_is_judged_by_mean_corruption_error(tmp_path):
     facts = lab.plan_study(study(), out=tmp_path / "out")[1].metrics["mce"]
     assert (facts.goal, facts.unit, facts.chance) == ("min", "share", dict.fromkeys(facts.chance, 5 / 6))
     lab.run(study(), out=tmp_path / "out")
+    report = json.loads(next(tmp_path.rglob("report.json")).read_text())["corrupted"]
+    errors = np.array([[row[f"test/mce_{kind}"] for kind in KINDS] for row in report])
+    assert [row["arm"] for row in report] == ["baseline", "position=none"]
+    assert [row["mean"] for row in report] == pytest.approx(errors.mean(1)) and report[0]["relative"] is None
+    assert report[1]["relative"] == pytest.approx((errors[1] / errors[0]).mean())
     rows = pd.read_csv(next(tmp_path.rglob("results.csv")))
     assert rows["test/mce"].to_numpy() == pytest.approx(rows[[f"test/mce_{kind}" for kind in KINDS]].mean(axis=1))

@@ -43,6 +43,7 @@ class Between:
             **{
                 "tuning": [],
                 "heads": [],
+                "corrupted": [],
                 "scaling": [],
                 "fronts": {},
                 "front_shares": {},

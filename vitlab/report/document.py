@@ -20,6 +20,7 @@ from vitlab.plan import versions
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import attention_pictures, costs, phrasing, tradeoff
+from vitlab.report.corruptions import corruptions
 from vitlab.report.frame import StoredTrial, prerequisites, rivals
 from vitlab.report.notes import notes
 from vitlab.store.folders import Store
@@ -28,7 +29,7 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 13  #: version of this document; a stored one of another version is rendered anew
+FORM = 14  #: version of this document; a stored one of another version is rendered anew
 BUILT_IN = "vitlab"
 
 
@@ -52,6 +53,7 @@ def document(
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
         "heads": heads(plan, frame),
+        "corrupted": corruptions(plan, frame),
         **tradeoffs,
         "cost": cost,
         "explained": attention_pictures.rollouts(plan, store),

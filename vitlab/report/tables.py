@@ -10,6 +10,7 @@ from typing import Any
 
 from vitlab.errors import count
 from vitlab.report.column import Column
+from vitlab.report.corruptions import corruption_columns
 from vitlab.report.cost_tables import cost_caption, cost_columns, front_columns, scaling_columns
 from vitlab.report.labels import short_labels
 from vitlab.report.phrasing import (
@@ -281,6 +282,12 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
         ),
         ("Cost", cost_caption(doc["cost"]), cost_columns(doc["cost"])),
         ("Heads", "Mean metric of each head alone, and of their fusion.", head_columns(doc["heads"], doc["units"])),
+        (
+            "Corrupted test images",
+            "Mean error over corruptions and severities with the interval of the seeds, uncorrected for other "
+            "arms; as a share of the baseline's, averaged over corruptions; and the mean over severities of each.",
+            corruption_columns(doc["corrupted"], analysis.alpha, doc["units"]),
+        ),
         ("Tuning", "Candidates of each tuning.", tuning_columns(doc["tuning"], doc["units"])),
     ]
     return [table for table in entries if table[2]]
