@@ -13,14 +13,14 @@ from PIL import Image
 from scipy import ndimage
 
 from vitlab import lab, noise
+from vitlab.data import further
 from vitlab.data.corruption import NAMES, SEVERITIES, corrupt
-from vitlab.data.corruption import splits as module_of_splits
 from vitlab.data.corruption.kinds import Draws
 from vitlab.data.corruption.tables import parameters
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
 from vitlab.engines import ENGINES, base
 from vitlab.errors import SpecError, UserError
-from vitlab.plan.key import CORRUPTION, modules_beside
+from vitlab.plan.key import FURTHER_TESTS, modules_beside
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.training.evaluation import forward_logits
@@ -293,11 +293,11 @@ def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypa
     ten, twenty, again = splits(0, 10), splits(0, 20), splits(1, 20)
     assert set(ten.id_N.tolist()) < set(twenty.id_N.tolist()) and torch.equal(twenty.id_N, again.id_N)
     assert len(splits(0, None).id_N) == len(splits(0, 100).id_N) == 30
-    calls, original = [], module_of_splits.corrupt
-    monkeypatch.setattr(module_of_splits, "corrupt", lambda *args: calls.append(args[1:3]) or original(*args))
+    calls, original = [], further.corrupt
+    monkeypatch.setattr(further, "corrupt", lambda *args: calls.append(args[1:3]) or original(*args))
     assert torch.equal(twenty.at(slice(0, 20)), again.at(slice(0, 20)))
     assert calls == [("fog", 3)]
-    monkeypatch.setattr(module_of_splits, "MAX_MEMORY_SHARE", 0)
+    monkeypatch.setattr(further, "MAX_MEMORY_SHARE", 0)
     ten.at(slice(0, 10)), ten.at(slice(0, 10))
     assert len(calls) == 3
 
@@ -311,8 +311,8 @@ def test_corrupted_sets_without_effect_leave_key_and_code_of_trial():
     assert resolved(corrupted="all").hashed() == resolved(corrupted=every).hashed() != resolved().hashed()
     assert resolved(corrupted=["snow", "fog"]).hashed() == resolved(corrupted=["fog", "snow"]).hashed()
     spec = {"model": {"type": "vit"}, "train": {"steps": 1}}
-    assert CORRUPTION not in modules_beside(TrialSpec.model_validate({**spec, "data": DATA}))
-    assert CORRUPTION in modules_beside(TrialSpec.model_validate({**spec, "data": {**DATA, "corrupted": "all"}}))
+    assert FURTHER_TESTS not in modules_beside(TrialSpec.model_validate({**spec, "data": DATA}))
+    assert FURTHER_TESTS in modules_beside(TrialSpec.model_validate({**spec, "data": {**DATA, "corrupted": "all"}}))
 
 
 @pytest.mark.parametrize(
@@ -375,3 +375,73 @@ def test_study_is_judged_by_mean_corruption_error(tmp_path):
     assert report[1]["relative"] == pytest.approx((errors[1] / errors[0]).mean())
     rows = pd.read_csv(next(tmp_path.rglob("results.csv")))
     assert rows["test/mce"].to_numpy() == pytest.approx(rows[[f"test/mce_{kind}" for kind in KINDS]].mean(axis=1))
+
+
+# -- published folders -------------------------------------------------------------------------------------------------
+
+
+def write_pictures(folder, labels, each=2):
+    """Write pictures of one colour per class and folder, as large as the model's."""
+    for label in labels:
+        (folder / label).mkdir(parents=True)
+        for index in range(each):
+            colour = (10 * int(label[1:]), index * 50, len(folder.parts[-1]) * 9 % 255)
+            Image.new("RGB", (8, 8), colour).save(folder / label / f"{index}.png")
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A training set of five classes, with folders as those of ImageNet-C and ImageNet-R."""
+    labels = ["n01", "n02", "n05", "n07", "n20"]
+    write_pictures(tmp_path / "imagenet" / "train", labels, each=4)
+    write_pictures(tmp_path / "imagenet" / "val", labels)
+    for place in ("fog/1", "fog/3", "blur/glass_blur/1", "blur/glass_blur/3"):
+        write_pictures(tmp_path / "c" / place, labels, each=3)
+    write_pictures(tmp_path / "r", ["n20", "n02"], each=3)
+    return {
+        "type": "image_folder",
+        "root": str(tmp_path / "imagenet"),
+        "image_size": 8,
+        "corrupted_root": str(tmp_path / "c"),
+        "corrupted": {"corruptions": ["fog", "glass_blur"], "severities": [1, 3]},
+        "shifted": {"imagenet_r": str(tmp_path / "r")},
+    }
+
+
+def test_published_folders_are_evaluated_among_their_classes(published):
+    one, prepared = training(data=published)
+    (result,) = base.train([one])
+    assert set(prepared.further) == {
+        *(f"corrupted/{kind}/{severity}" for kind in ("fog", "glass_blur") for severity in (1, 3)),
+        "shifted/imagenet_r",
+    }
+    normalize = Normalize(prepared.mean, prepared.std)
+
+    def logits_of(split):
+        return forward_logits(one.model.eval(), normalize(split.at(slice(0, 99))), "fp32")[""]
+
+    drawings = prepared.further["shifted/imagenet_r"]
+    assert drawings.y_N.tolist() == [1, 1, 1, 4, 4, 4], "classes n02 and n20 of the five of the training split"
+    colours = drawings.at(slice(2, 4))[:, :, 0, 0].tolist()
+    assert colours == [[20, 100, 9], [200, 0, 9]], "the pictures of these classes"
+    predicted = torch.tensor([1, 4])[logits_of(drawings)[:, [1, 4]].argmax(1)]
+    accuracy = float((predicted == drawings.y_N).double().mean())
+    assert result.metrics["test/shifted_accuracy_imagenet_r"] == accuracy == result.metrics["test/shifted_accuracy"]
+    fogs = [prepared.further[f"corrupted/fog/{severity}"] for severity in (1, 3)]
+    errors = [float((logits_of(fog).argmax(1) != fog.y_N).double().mean()) for fog in fogs]
+    assert result.metrics["test/mce_fog"] == pytest.approx(sum(errors) / 2)
+
+
+def test_published_folders_are_part_of_identity_and_missing_ones_are_refused(published, tmp_path):
+    before = data_info(published).identity
+    plain = {name: published[name] for name in ("type", "root", "image_size")}
+    assert before.startswith(data_info(plain).identity + "+")
+    write_pictures(tmp_path / "r", ["n07"])
+    assert data_info(published).identity != before
+    with pytest.raises(UserError, match="no folder snow/1; add it, or leave it out"):
+        prepare({**published, "corrupted": {"corruptions": ["snow"]}}, dict.fromkeys(STREAMS, 0))
+    write_pictures(tmp_path / "r", ["n99"])
+    with pytest.raises(UserError, match="has a class 'n99' that"):
+        prepare(published, dict.fromkeys(STREAMS, 0))
+    with pytest.raises(UserError, match="there is no folder"):
+        data_info({**published, "shifted": {"a": str(tmp_path / "nowhere")}})

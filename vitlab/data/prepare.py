@@ -42,7 +42,7 @@ from vitlab.data.splits import Subset as Subset
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.plan import source
-from vitlab.plan.key import CORRUPTION, closure, key_of, modules_of_class
+from vitlab.plan.key import FURTHER_OPTIONS, FURTHER_TESTS, closure, key_of, modules_of_class
 from vitlab.registry import BUILT_IN, Resolved, slot
 from vitlab.spec import Choice
 
@@ -319,12 +319,14 @@ def _check_cuts(resolved: Resolved) -> None:
 
 def _further(resolved: Resolved, raw: _Raw) -> Mapping[str, FurtherSplit]:
     """Return the further splits on which a training is evaluated at its end, by name."""
-    corrupted = resolved.options["corrupted"]
-    if corrupted is None:
+    if not any(resolved.options.get(name) for name in FURTHER_OPTIONS):
         return {}
     # Imported by name, so that the code digest of other trials does not cover the module.
-    corruption: Any = importlib.import_module(CORRUPTION)
-    result: Mapping[str, FurtherSplit] = corruption.corrupted_splits(raw.test, corrupted, raw.corrupted)
+    further: Any = importlib.import_module(FURTHER_TESTS)
+    with _reading(resolved):
+        result: Mapping[str, FurtherSplit] = further.further_splits(
+            _build(resolved), resolved.options, raw.test, raw.info, raw.corrupted
+        )
     return result
 
 

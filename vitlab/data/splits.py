@@ -170,14 +170,18 @@ class FurtherSplit(ABC):
     """Images on which a training is evaluated once more, at its end, such as corrupted ones.
 
     Attributes:
-        kind: Kind of the images; errors of one kind are averaged, and reported under its name.
+        metric: Name of its metric.
+        kind: Kind of the images; values of one kind are averaged, and reported under its name.
+        classes: Classes that predictions are among; empty for all.
         y_N: int64, class indices.
         id_N: int64, identities of the images.
     """
 
+    metric: str
     kind: str
     y_N: Tensor
     id_N: Tensor
+    classes: tuple[int, ...] = ()
 
     @abstractmethod
     def at(self, part: slice) -> Tensor:

@@ -41,10 +41,12 @@ MIXING = "vitlab.training.mixup"
 """Module of mixup and cutmix."""
 AVERAGING = "vitlab.training.ema"
 """Module of the moving average of weights."""
-CORRUPTION = "vitlab.data.corruption.splits"
-"""Module of corrupted test images."""
 SCALING = "vitlab.training.scaling"
 """Module of loss scaling."""
+FURTHER_TESTS = "vitlab.data.further"
+"""Module of further test images, such as corrupted ones."""
+FURTHER_OPTIONS = ("corrupted", "shifted")
+"""Options of a data set that add them."""
 
 NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 """Names under which Hugging Face's hub stores weights; such a file is read together with :data:`DESCRIPTIONS`."""
@@ -103,10 +105,11 @@ def requirements_of(spec: TrialSpec) -> dict[str, str]:
 def modules_beside(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's optional features, such as distillation, that its spec uses."""
     options = {DISTILLATION: spec.distill, MIXING: spec.train.mix, AVERAGING: spec.train.ema}
-    options[CORRUPTION] = spec.data.options.get("corrupted")
     modules = {module for module, option in options.items() if option is not None}
     if spec.train.precision == "fp16":
         modules.add(SCALING)
+    if any(spec.data.options.get(name) for name in FURTHER_OPTIONS):
+        modules.add(FURTHER_TESTS)
     if spec.init_from is not None and spec.init_from.head == "fitted":
         modules.add(PROBE)
     if any(source.trial is None for source in spec.sources().values()):

@@ -26,10 +26,10 @@ def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
     train, key = METRICS
     choices = plain[train].get(key, ()) if isinstance(plain.get(train), Mapping) else ()
     data = plain.get("data")
-    return _metrics(info, choices, isinstance(data, Mapping) and data.get("corrupted") is not None)
+    return _metrics(info, choices, data if isinstance(data, Mapping) else {})
 
 
-def _metrics(data: DataInfo, choices: Iterable[Any], corrupted: bool) -> dict[str, Any]:
+def _metrics(data: DataInfo, choices: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     components = []
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
@@ -37,7 +37,7 @@ def _metrics(data: DataInfo, choices: Iterable[Any], corrupted: bool) -> dict[st
     # Imported by name, because planning does not import components.
     room: Any = importlib.import_module(SLOT_MODULES["metric"])
     results: dict[str, Any] = room.metrics_of(data, components)
-    return {**results, **room.further_metrics()} if corrupted else results
+    return {**results, **room.further_metrics(options)}
 
 
 def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
@@ -52,10 +52,10 @@ def with_facts(plan: Plan) -> Plan:
     reported = []
     for arm in plan.arms:
         choices: tuple[Choice, ...] = specs[arm.name].train.metrics if arm.name in specs else ()
-        corrupted = arm.name in specs and specs[arm.name].data.options.get("corrupted") is not None
+        options = specs[arm.name].data.options if arm.name in specs else {}
         for task in tasks if arm.classes else ():
             data = DataInfo(image=(1, 1), channels=1, classes=arm.classes or 0, task=task)
-            reported.append((arm.name, data, _metrics(data, choices, corrupted)))
+            reported.append((arm.name, data, _metrics(data, choices, options)))
     return replace(plan, metrics=_facts(reported))
 
 

@@ -29,7 +29,7 @@ from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate, forward_logits
 from vitlab.training.losses import Loss, Value
-from vitlab.training.metrics import Metric, further_metrics, further_values, mean, metrics_of
+from vitlab.training.metrics import Metric, further_values, mean, metrics_of, metrics_of_further
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
@@ -122,7 +122,7 @@ class Training:
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
         self.metrics = metrics_of(feed.info, spec.metrics)
-        self.further_metrics = further_metrics() if feed.further else {}
+        self.further_metrics = {name: metrics_of_further(split) for name, split in feed.further.items()}
         self.mixing: Mixing | None = None
         if spec.mix is not None:
             self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, seeds["mixup"], feed.info.classes)
@@ -242,7 +242,7 @@ class Training:
 
     def metrics_of(self, split: Split) -> Mapping[str, Metric]:
         """Return the metrics of a split by name."""
-        return self.further_metrics if split in self.feed.further else self.metrics
+        return self.further_metrics.get(split, self.metrics)
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> tuple[Measurement, dict[str, Columns]]:
         """Close the interval since the last measurement and return its metrics and predictions.

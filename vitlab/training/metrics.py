@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -25,6 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
+from vitlab.data.splits import FurtherSplit
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import BUILT_IN, Resolved, Slot
 from vitlab.spec import Choice
@@ -331,6 +333,32 @@ class MeanCorruptionError(Metric):
         return "it is a metric of corrupted test images, which another option adds: write base.data.corrupted: all"
 
 
+@metric.register("shifted_accuracy")
+class ShiftedAccuracy(Metric):
+    """Share of correctly classified images of further test sets, such as ImageNet-R, as ``test/shifted_accuracy``.
+
+    It is reported by trials with ``data.shifted``, at the end of the training: of each set
+    (``test/shifted_accuracy_NAME``) and as the mean over the sets.  Predictions are among the classes that occur in the
+    set alone.  Reference: arXiv:2006.16241 (ImageNet-R), arXiv:1907.07174 (ImageNet-A).
+    """
+
+    splits = ("test",)
+    option = "data.shifted: {NAME: FOLDER}"
+    classes: tuple[int, ...] = ()  #: classes that occur; empty for all
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return True for each correctly classified image, (B,)."""
+        if not self.classes:
+            return logits.argmax(1) == target
+        classes_K = torch.tensor(self.classes, device=logits.device)
+        return classes_K[logits[:, classes_K].argmax(1)] == target
+
+    @classmethod
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str:
+        """Return the sentence that names the option of the data that adds this metric."""
+        return "it is a metric of further test images, which another option adds: write base.data.shifted"
+
+
 # -- metrics of a confusion matrix -------------------------------------------------------------------------------------
 
 
@@ -377,23 +405,32 @@ def metrics_of(data: DataInfo, chosen: Sequence[Choice] = ()) -> dict[str, Metri
     return {_name(choice): metric.build(choice) for choice in [*_standard(data), *map(metric.resolve, chosen)]}
 
 
-def further_metrics() -> dict[str, Metric]:
-    """Return the metrics of further splits by name, see :class:`~vitlab.data.splits.FurtherSplit`."""
-    return {"mce": metric.build(f"{BUILT_IN}:mce")}
+def further_metrics(options: Mapping[str, Any]) -> dict[str, Metric]:
+    """Return the metrics of further test images by name, from the options of a data set that add them."""
+    names = {"corrupted": "mce", "shifted": "shifted_accuracy"}
+    return {name: metric.build(f"{BUILT_IN}:{name}") for option, name in names.items() if options.get(option)}
+
+
+def metrics_of_further(split: FurtherSplit) -> dict[str, Metric]:
+    """Return the metrics of a further split by name."""
+    one = metric.build(f"{BUILT_IN}:{split.metric}")
+    if isinstance(one, ShiftedAccuracy):
+        one.classes = split.classes
+    return {split.metric: one}
 
 
 def further_values(by_kind: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
     """Return the metrics of all further splits: the mean of each kind, and the mean over kinds.
 
     Args:
-        by_kind: Kind to the metrics of its splits.
+        by_kind: Kind to the metrics of its splits, which are the same for each of them.
     """
-    values: dict[str, float] = {}
-    for name in further_metrics() if by_kind else ():
-        means = {kind: math.fsum(one[name] for one in each) / len(each) for kind, each in by_kind.items()}
-        values |= {name: math.fsum(means.values()) / len(means)}
-        values |= {f"{name}_{kind}": value for kind, value in means.items()}
-    return values
+    values: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for kind, each in by_kind.items():
+        for name in each[0]:
+            values[name][kind] = math.fsum(one[name] for one in each) / len(each)
+    means = {name: math.fsum(of_kind.values()) / len(of_kind) for name, of_kind in values.items()}
+    return means | {f"{name}_{kind}": value for name, of_kind in values.items() for kind, value in of_kind.items()}
 
 
 def resolve_metrics(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list[tuple[int, str]]]:

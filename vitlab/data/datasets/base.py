@@ -231,6 +231,22 @@ class Dataset(ABC):
         """
         return None
 
+    def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
+        """Return published pictures of a corruption of the test split; None to compute them.
+
+        Raises:
+            DataError: as :meth:`read`.
+        """
+        return None
+
+    def shifted(self) -> Mapping[str, Pictures]:
+        """Return further test pictures of some of the classes by name, such as drawings of them.
+
+        Raises:
+            DataError: as :meth:`read`.
+        """
+        return {}
+
     def groups(self) -> Tensor | None:
         """Return the group of each training image, int64 (N,); None if images are independent.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ import torch
 from pydantic import Field
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import SPLITS, Dataset, Images, Size, Split, dataset
+from vitlab.data.datasets.base import SPLITS, CorruptionName, Dataset, Images, Size, Split, dataset
 from vitlab.data.datasets.pictures import Decoded, Fit, Pictures, check_memory
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
@@ -45,6 +46,10 @@ class ImageFolder(Dataset):
         decoded: place for decoded pictures: ``memory``, of every worker; ``disk``, one copy for all workers in the
             user's cache; or ``never``: each batch is decoded anew by the trial's threads.  ``auto``: memory if the
             set fits into a quarter of it, else never.  Batches do not depend on it.
+        corrupted_root: folder of published corrupted test pictures, ``CORRUPTION/SEVERITY/CLASS/*`` as in ImageNet-C,
+            which ``corrupted`` reads instead of corrupting the test split.
+        shifted: further test sets: name to a folder ``CLASS/*`` with some of the classes of ``train``, such as
+            ImageNet-R and ImageNet-A.
     """
 
     def __init__(
@@ -55,12 +60,16 @@ class ImageFolder(Dataset):
         fit: Fit = "crop",
         num_classes: Annotated[int, Field(ge=2)] | None = None,
         decoded: Annotated[Decoded, Unhashed()] = "auto",
+        corrupted_root: Annotated[str | None, Unhashed()] = None,
+        shifted: Annotated[dict[Annotated[str, Field(pattern=r"^\w+$")], str], Unhashed()] = {},
     ) -> None:
         self.root = Path(os.path.expanduser(root))
         self.image_size: Pair = image_size
         self.fit: Fit = fit
         self.num_classes = num_classes
         self.decoded: Decoded = decoded
+        self.corrupted_root = None if corrupted_root is None else Path(os.path.expanduser(corrupted_root))
+        self.shifted_roots = {name: Path(os.path.expanduser(folder)) for name, folder in (shifted or {}).items()}
 
     def missing(self) -> str | None:
         """Return a sentence that names the missing folder; None if all exist."""
@@ -84,7 +93,11 @@ class ImageFolder(Dataset):
             return DataInfo(image=self.image_size, channels=3, classes=self.num_classes)
         labels = self._labels()
         return DataInfo(
-            image=self.image_size, channels=3, classes=len(labels), identity=self._identity(), labels=tuple(labels)
+            image=self.image_size,
+            channels=3,
+            classes=len(labels),
+            identity=self._identity() + self._further_identity(),
+            labels=tuple(labels),
         )
 
     def read(self, split: Split) -> Images:
@@ -107,6 +120,32 @@ class ImageFolder(Dataset):
         y_N = torch.tensor([index[label] for label, _ in files_of_split], dtype=torch.int64)
         return Pictures([path for _, path in files_of_split], y_N, self.image_size, self.fit, self.decoded)
 
+    def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
+        """Return the paths and labels of a published corruption, in a folder ``corrupted_root`` or one below it."""
+        if self.corrupted_root is None:
+            return None
+        name = Path(kind, str(severity))
+        folders = [self.corrupted_root / name, *sorted(self.corrupted_root.glob(f"*/{name}"))]
+        folder = next((folder for folder in folders if folder.is_dir()), None)
+        if folder is None:
+            raise DataError(
+                f"image_folder: {self.corrupted_root} has no folder {name}; add it, or leave it out of 'corrupted'"
+            )
+        return self._labelled(folder)
+
+    def shifted(self) -> Mapping[str, Pictures]:
+        """Return the paths and labels of the further test sets."""
+        return {name: self._labelled(folder) for name, folder in self.shifted_roots.items()}
+
+    def _labelled(self, folder: Path) -> Pictures:
+        """Return the pictures of a folder with a folder for each of some classes."""
+        if not folder.is_dir():
+            raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
+        pictures = [(label, path) for label in self._classes_in(folder) for path in _walk(os.path.join(folder, label))]
+        index = {label: i for i, label in enumerate(self._labels())}
+        y_N = torch.tensor([index[label] for label, _ in pictures], dtype=torch.int64)
+        return Pictures([path for _, path in pictures], y_N, self.image_size, self.fit)
+
     def _test(self) -> Path | None:
         return next((self.root / name for name in TEST_FOLDERS if (self.root / name).is_dir()), None)
 
@@ -127,6 +166,12 @@ class ImageFolder(Dataset):
         """Return class and path of each picture, sorted by class and relative path."""
         base = self.root / "train" if split == "train" else self._test()
         assert base is not None  # callers check missing() first
+        self._classes_in(base)
+        # Paths stay strings, because there may be a million of them.
+        return [(label, path) for label in self._labels() for path in _walk(os.path.join(base, label))]
+
+    def _classes_in(self, base: Path) -> list[str]:
+        """Return the class folders of a folder, each of which is one of the training split."""
         labels = self._labels()
         names = [_check_name(path.name, path) for path in base.iterdir() if path.is_dir()]
         unknown = sorted(name for name in names if name not in labels)
@@ -135,8 +180,7 @@ class ImageFolder(Dataset):
                 f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} does not have; move it or "
                 "add it there"
             )
-        # Paths stay strings, because there may be a million of them.
-        return [(label, path) for label in labels for path in _walk(os.path.join(base, label))]
+        return sorted(names)
 
     def _identity(self) -> str:
         """Return a digest over content, cached by names, sizes, inodes and modification times."""
@@ -159,6 +203,25 @@ class ImageFolder(Dataset):
         if latest < start - SETTLED_S:  # measured from the start, as reading may take longer than that
             files.write_note(note, identity)
         return identity
+
+    def _further_identity(self) -> str:
+        """Return a digest over names and sizes of the further test pictures; empty without any.
+
+        Their content is not read: there are 75 times as many corrupted pictures as there are test pictures.
+        """
+        roots = {f"shifted/{name}": folder for name, folder in self.shifted_roots.items()}
+        if self.corrupted_root is not None:
+            roots["corrupted"] = self.corrupted_root
+        if not roots:
+            return ""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, folder in sorted(roots.items()):
+            if not folder.is_dir():
+                raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
+            for path in _walk(str(folder)):
+                entry = os.path.relpath(path, folder).replace(os.sep, "/")
+                digest.update(f"{name}\0{entry}\0{os.stat(path).st_size}\n".encode())
+        return f"+{digest.hexdigest()}"
 
 
 def _check_name(name: str, path: os.PathLike[str] | str) -> str:
