@@ -292,7 +292,7 @@ def test_weight_averages_follow_stack(engine: str, count: int) -> None:
 
 def test_training_with_teacher_is_not_stacked() -> None:
     one = training()
-    one.distillation = object()  # type: ignore[assignment]
+    one.objective.distillation = object()  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="does not support distillation"):
         ENGINES["vmap"]([one])
 

@@ -32,8 +32,7 @@ from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
 from vitlab.store.folders import TrialFolder
 from vitlab.training.ema import Average
-from vitlab.training.evaluation import evaluate
-from vitlab.training.loop import TrainingResult
+from vitlab.training.loop import Training, TrainingResult
 from vitlab.training.mixup import Mixing
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -316,10 +315,10 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
         assert entry.metrics["train/loss"] == without.metrics["train/loss"]
         average = {name: 0.8 * value + 0.2 * now[name].double() for name, value in average.items()}
         peer.load_state_dict({name: value.float() for name, value in average.items()})
-        metrics, _ = evaluate(peer, feed, "val", "classification", "fp32")
+        metrics = Training(peer, feed, spec(), SEEDS, "classification").evaluate("val").metrics
         assert entry.metrics["val/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
         assert abs(entry.metrics["val/loss"] - without.metrics["val/loss"]) > 1e-4
-    metrics, _ = evaluate(peer, feed, "test", "classification", "fp32")
+    metrics = Training(peer, feed, spec(), SEEDS, "classification").evaluate("test").metrics
     assert actual.metrics["test/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, average[name].float(), rtol=1e-5, atol=1e-6)
@@ -477,5 +476,5 @@ def test_trial_with_all_options_resumes_and_keeps_evaluations(tmp_path: Path) ->
     prepared = prepare(data, SEEDS)
     model, _ = load_model(folder)
     for split in ("val", "test"):
-        metrics, _ = evaluate(model, Feed(prepared, [], SEEDS), split, "classification", "fp32")  # type: ignore[arg-type]
+        metrics = Training(model, Feed(prepared, [], SEEDS), spec(), SEEDS, "classification").evaluate(split).metrics
         assert metrics["loss"] == whole.outcome.metrics[f"{split}/loss"]

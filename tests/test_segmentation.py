@@ -32,6 +32,7 @@ from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.training import evaluation
 from vitlab.training.evaluation import MetricAccumulator
+from vitlab.training.loop import Training
 from vitlab.training.metrics import confusion, mean_iou, metrics_of
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -560,6 +561,6 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     sizes = []
     cut = feed.evaluation
     monkeypatch.setattr(feed, "evaluation", lambda split, size: sizes.append(size) or cut(split, size))
-    again, _ = evaluation.evaluate(built, feed, "test", "segmentation", "fp32")
+    again = Training(built, feed, spec, SEEDS, "segmentation").evaluate("test").metrics
     assert sizes == [3]
     assert again == pytest.approx({name: trained.metrics[f"test/{name}"] for name in again}, rel=1e-5)

@@ -30,8 +30,8 @@ from vitlab.store.damage import Damaged
 from vitlab.store.result import Measurement
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
-from vitlab.training.evaluation import EVALUATION_BATCH, evaluate
-from vitlab.training.loop import TrainingResult, peak_memory, steps_of
+from vitlab.training.evaluation import EVALUATION_BATCH
+from vitlab.training.loop import Training, TrainingResult, peak_memory, steps_of
 from vitlab.weights.files import write_file
 
 DATA = {
@@ -203,7 +203,8 @@ def test_evaluation_does_not_depend_on_training_batch() -> None:
 
 def test_evaluation_in_many_batches_counts_every_image_once() -> None:
     data = prepare({**DATA, "test_images": EVALUATION_BATCH + 5}, SEEDS)
-    metrics, columns = evaluate(built(data), Feed(data, [], SEEDS), "test", "classification", "fp32")
+    training = Training(built(data), Feed(data, [], SEEDS), spec(), SEEDS, "classification")
+    _, metrics, columns = training.evaluate("test")
     assert columns["id"].tolist() == list(range(EVALUATION_BATCH + 5))
     assert metrics["accuracy"] == float((columns["prediction"] == data.test.y_N).double().mean())
 
@@ -211,8 +212,10 @@ def test_evaluation_in_many_batches_counts_every_image_once() -> None:
 def test_evaluation_restores_training_mode() -> None:
     data = prepared()
     for training in (True, False):
-        model = built(data).train(training)
-        evaluate(model, Feed(data, [], SEEDS), "val", "classification", "fp32")
+        model = built(data)
+        one = Training(model, Feed(data, [], SEEDS), spec(), SEEDS, "classification")
+        model.train(training)
+        one.evaluate("val")
         assert model.training is training
 
 
@@ -220,7 +223,7 @@ def test_bf16_is_autocast_over_float32_weights() -> None:
     data = prepared()
     model = built(data)
     feed = Feed(data, [], SEEDS)
-    metrics, _ = evaluate(model, feed, "val", "classification", "bf16")
+    metrics = Training(model, feed, spec(precision="bf16"), SEEDS, "classification").evaluate("val").metrics
     x, y, *_ = next(feed.evaluation("val", 100))
     model.eval()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -88,6 +88,13 @@ KINDS = {
         "train.schedule: [cosine, {type: NAME, cooldown: 0.1}]",
     ),
     "loss": _swap("train.loss", "Loss", "cross-entropy with another weight on its first term", "cross_entropy"),
+    "objective": Kind(
+        "Objective",
+        "a loss on labels, and equal predictions for mirrored images",
+        "Does objective NAME help on 8x8 digits?",
+        "one_at_a_time: {train.objective: [NAME]}",
+        "train.objective: [supervised, NAME, {type: NAME, share: 0.1}]",
+    ),
     "metric": Kind(
         "Metric",
         "the correlation of labels and predictions",

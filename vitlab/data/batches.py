@@ -93,7 +93,9 @@ class Feed:
         """Return the number of images in a training batch: ``batch_size``, or all images if there are fewer."""
         return min(batch_size, self.count())
 
-    def batch(self, step: int, batch_size: int, repeats: int = 1, rows: Sequence[range] | None = None) -> Batch:
+    def batch(
+        self, step: int, batch_size: int, repeats: int = 1, rows: Sequence[range] | None = None, views: int = 1
+    ) -> Batch:
         """Return a training batch, or part of it.
 
         Args:
@@ -101,10 +103,12 @@ class Feed:
             batch_size: images in the batch, repeats included.
             repeats: consecutive copies of each image in an epoch; with 3, an epoch shows a third of the images.
             rows: ranges of positions in the batch, concatenated; all by default.
+            views: consecutive copies of each image of the batch, augmented differently, in addition to its size.
         """
         train = self._subsets["train"]
-        epoch, position_B, id_B = self._select(step, batch_size, repeats, rows)
-        x_BCHW, y_B = self._pixels(step, batch_size, repeats, rows, position_B), self._to_device(train.y_N[position_B])
+        epoch, position_B, id_B = self._select(step, batch_size, repeats, rows, views)
+        x_BCHW = self._pixels(step, batch_size, repeats, rows, views, position_B)
+        y_B = self._to_device(train.y_N[position_B])
         id_B = self._to_device(id_B)
         for normalized in (False, True):
             if normalized:
@@ -146,7 +150,7 @@ class Feed:
             yield Batch(self._normalize(pixels_BCHW), _labels(y_B), id_B, 0)
 
     def _select(
-        self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None
+        self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int
     ) -> tuple[int, Tensor, Tensor]:
         """Return the epoch of a step, and the positions and identities of the images in its batch."""
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
@@ -162,10 +166,19 @@ class Feed:
             id_B = train.id_N[position_B] + (slot_B % repeats << 32)
         if rows is not None and list(rows) != [range(stop - begin)]:
             position_B, id_B = (torch.cat([all_B[r.start : r.stop] for r in rows]) for all_B in (position_B, id_B))
+        if views > 1:
+            view_B = torch.arange(views, device=id_B.device).repeat(len(id_B))
+            position_B, id_B = position_B.repeat_interleave(views), id_B.repeat_interleave(views) + (view_B << 32)
         return epoch, position_B, id_B
 
     def _pixels(
-        self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, position_B: Tensor
+        self,
+        step: int,
+        batch_size: int,
+        repeats: int,
+        rows: Sequence[range] | None,
+        views: int,
+        position_B: Tensor,
     ) -> Tensor:
         """Return the pixels, uint8 (B, C, H, W), on the device."""
         train = self._subsets["train"]
@@ -173,10 +186,10 @@ class Feed:
             return train.at(position_B)
 
         def request(at: int) -> ReadRequest:
-            epoch, position_B, id_B = self._select(at, batch_size, repeats, rows)
+            epoch, position_B, id_B = self._select(at, batch_size, repeats, rows, views)
             return ReadRequest(train.row_N[position_B], id_B, self._crop_request(epoch))
 
-        part = (batch_size, repeats, None if rows is None else tuple(rows))
+        part = (batch_size, repeats, None if rows is None else tuple(rows), views)
         return self._prefetcher.take(step, part, request)
 
     def _crop_request(self, epoch: int) -> CropRequest | None:

@@ -37,6 +37,7 @@ from vitlab.models.vit import ViT
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
+from vitlab.training.objective.supervised import Supervised
 
 SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
 """Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
@@ -73,16 +74,19 @@ class BatchLast(Vmap):
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
         """Return why the training is no small ViT of supported parts on a CPU, or None."""
+        if type(training.objective) is not Supervised:
+            return f"engine batch_last does not support objective '{training.objective.name}'"
         return super().incompatibility(training) or incompatibility(
             training.model, training.spec.precision, training.feed.device
         )
 
     def _losses(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
-        first, head = self.trainings[0], HeadOnly(self.model)
+        first, head = self.trainings[0], HeadOnly(self.module)
+        criterion = cast(Supervised, first.objective).criterion
 
         def loss(rows: Rows, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
             with noise.drawing(draws):
-                return first.loss(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
+                return criterion(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
 
         x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW)
         losses: Value = vmap(loss)(head.own(rows), x_KBTD, y_KB, draws)

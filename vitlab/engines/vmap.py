@@ -28,13 +28,11 @@ from vitlab import noise
 from vitlab.components.base import Part
 from vitlab.engines.base import Engine
 from vitlab.models.contract import State
-from vitlab.training.evaluation import EvaluationResult, MetricAccumulator, Split, evaluation_batches, forward_logits
+from vitlab.training.evaluation import EvaluationResult, MetricAccumulator, Split, evaluation_batches
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.microbatch import WeightedLoss
 from vitlab.training.optim import Joint
-
-NO_DISTILLATION = "engine vmap does not support distillation"
 
 
 class Vmap(Engine):
@@ -44,8 +42,9 @@ class Vmap(Engine):
     fallback = "loop"
 
     def __init__(self, trainings: Sequence[Training]) -> None:
-        if any(training.distillation is not None for training in trainings):
-            raise ValueError(NO_DISTILLATION)
+        for training in trainings:
+            if reason := training.objective.stacking_incompatibility():
+                raise ValueError(reason)
         super().__init__(trainings)
         with self._falling_back():
             self._stack_weights()
@@ -53,13 +52,14 @@ class Vmap(Engine):
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
         """Return why the training cannot be vectorised, or None."""
-        if training.distillation is not None:
-            return NO_DISTILLATION
+        if reason := training.objective.stacking_incompatibility():
+            return reason
         if training.scaling is not None:
             return "engine vmap does not scale losses, as precision fp16 requires"
-        if training.model.vmap_safe:
+        if training.module.vmap_safe:
             return None
-        parts = [path for path, part in training.model.named_modules() if isinstance(part, Part) and not part.vmap_safe]
+        modules = training.module.named_modules()
+        parts = [path for path, part in modules if isinstance(part, Part) and not part.vmap_safe]
         return f"{', '.join(parts) or 'the model'} does not support engine vmap"
 
     def _train_step(self) -> None:
@@ -97,7 +97,7 @@ class Vmap(Engine):
             sample_B=torch.stack([batch.id_B for batch, _ in stacked]),
         )
         loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
-        weight = first.parts.weights(first.loss, y_KB.unbind())
+        weight = first.parts.weights(first.objective, y_KB.unbind())
         gradients = torch.autograd.grad((loss.total * weight).sum(), list(self.trainable.values()))
         # Fused optimizers read memory in the order of the weights and ignore the strides of a gradient.
         return WeightedLoss(loss.detached(), weight), [gradient.contiguous() for gradient in gradients]
@@ -108,21 +108,21 @@ class Vmap(Engine):
         first = self.trainings[0]
         rows = {**self.trainable, **self.frozen}
         results: list[list[EvaluationResult]] = [[] for _ in self.trainings]
-        self.model.eval()
+        self.module.eval()
         with ExitStack() as averages:
             for training in self.trainings:  # each copies its averaged weights into its row of the stack
                 averages.enter_context(training.averaged())
             for split in splits:
                 accumulators = [MetricAccumulator(training.metrics_of(split)) for training in self.trainings]
                 for batch in evaluation_batches(first.feed, split, first.task):
-                    views = vmap(forward_logits, in_dims=(None, None, None, 0))(
-                        self.model, batch.x_BCHW, first.spec.precision, rows
-                    )
+                    batch = first.objective.evaluation_batch(batch)
+                    views = vmap(first.objective.views, in_dims=(None, None, 0))(batch.x_BCHW, batch.y_B, rows)
                     for row, accumulator in enumerate(accumulators):
                         accumulator.add({name: view[row] for name, view in views.items()}, batch.y_B, batch.id_B)
-                for evaluations, accumulator in zip(results, accumulators, strict=True):
-                    evaluations.append(EvaluationResult(split, accumulator.metrics(), accumulator.columns()))
-        self.model.train()
+                for training, evaluations, accumulator in zip(self.trainings, results, accumulators, strict=True):
+                    result = EvaluationResult(split, accumulator.metrics(), accumulator.columns())
+                    evaluations.append(training.with_features(result))
+        self.module.train()
         for training in self.trainings:
             training.exclude_time(time.perf_counter() - began)
         return results
@@ -133,8 +133,7 @@ class Vmap(Engine):
 
         def loss(rows: State, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
             with noise.drawing(draws):
-                views = forward_logits(self.model, x_BCHW, first.spec.precision, rows)
-            return first.loss(views, y_B)
+                return first.objective.loss(x_BCHW, y_B, rows)
 
         losses: Value = vmap(loss)(rows, x_KBCHW, y_KB, draws)
         return losses
@@ -142,16 +141,16 @@ class Vmap(Engine):
     def _stack_weights(self) -> None:
         count = len(self.trainings)
         self.rows = range(count) if count > 1 else [0, 0]  # the trial of each row
-        models = [training.model for training in self.trainings]
-        self.model = models[0]
+        models = [training.module for training in self.trainings]
+        self.module = models[0]
         self.trainable: dict[str, Tensor] = {}
         self.frozen: dict[str, Tensor] = {}  # frozen parameters and buffers
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.module.named_parameters():
             rows = self._stacked([model.get_parameter(name) for model in models])
             (self.trainable if parameter.requires_grad else self.frozen)[name] = rows.requires_grad_(
                 parameter.requires_grad
             )
-        for name, _ in self.model.named_buffers():
+        for name, _ in self.module.named_buffers():
             self.frozen[name] = self._stacked([model.get_buffer(name) for model in models])
         self.parameters = {name: [model.get_parameter(name) for model in models] for name in self.trainable}
         self.optimizers = Joint([training.optimizer for training in self.trainings])

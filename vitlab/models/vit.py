@@ -155,14 +155,18 @@ class ViT(Model):
         """Return the output of the head."""
         return self.forward_head(self.forward_features(x_BCHW))
 
-    def forward_features(self, x_BCHW: Tensor) -> Tensor:
-        """Return the tokens (B, T, D) after the last block and, unless it follows pooling, the last norm."""
+    def forward_features(self, x_BCHW: Tensor, position: Position | None = None) -> Tensor:
+        """Return the tokens (B, T, D) after the last block and, unless it follows pooling, the last norm.
+
+        ``position``, if given, takes the place of the model's own, such as one that leaves out tokens.
+        """
+        position = self.position if position is None else position
         x_BTD = self._with_prefix(self.patch_embed(x_BCHW))
-        x_BTD = self.pos_drop(self.position.add(x_BTD, 0))
+        x_BTD = self.pos_drop(position.add(x_BTD, 0))
         for layer, block in enumerate(self.blocks, 1):
-            x_BTD = self.position.add(x_BTD, layer)
-            x_BTD = block(x_BTD, self.position.rotation(layer), self.position.bias(layer))
-            x_BTD = self.position.mix(x_BTD, layer)
+            x_BTD = position.add(x_BTD, layer)
+            x_BTD = block(x_BTD, position.rotation(layer), position.bias(layer))
+            x_BTD = position.mix(x_BTD, layer)
         return cast(Tensor, self.norm(x_BTD))
 
     def forward_head(self, x_BTD: Tensor) -> NamedTuple:

@@ -15,10 +15,11 @@ from itertools import pairwise
 from typing import Any
 
 from vitlab.geometry import Work
-from vitlab.plan.key import key_of
+from vitlab.plan.key import key_of, objective_of
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Planned
-from vitlab.spec import Choice
+from vitlab.registry import slot
+from vitlab.spec import Choice, TrainSpec
 from vitlab.spec.run import EngineChoice
 from vitlab.spec.trial import LENGTHS, TrialSpec
 
@@ -38,6 +39,8 @@ AUGMENT = ("augment",)
 SINGLE = ("loop", "compiled")
 """Engines that train one trial at a time."""
 
+SUPERVISED = TrainSpec.model_fields["objective"].default
+
 Works = Callable[[Trial], Work | None]
 """Returns the work of a trial's model for one image; None if the model does not declare it."""
 
@@ -48,13 +51,14 @@ def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[
     The rule, which is defined here alone:
 
     1. ``run.engine`` ``loop`` and ``compiled`` are used as given.
-    2. A trial that starts from another trial, learns from a teacher, averages its weights or scales its loss (fp16)
-       uses ``loop``; for others ``vmap`` and ``batch_last`` are used as given.
+    2. A trial that starts from another trial, learns from a teacher, averages its weights, scales its loss (fp16), or
+       has an objective that is not vectorised over trials, uses ``loop``; for others ``vmap`` and ``batch_last`` are
+       used as given.
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
     4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers, or if the model
        does not declare its work; otherwise rule 5 applies.
-    5. The engine is ``batch_last`` in fp32 and fp64 if a head forms at most :data:`MAX_PRODUCTS` query-key products,
-       and ``vmap`` if there are more or the model does not declare them.
+    5. The engine is ``batch_last`` in fp32 and fp64 if the objective is the default one and a head forms at most
+       :data:`MAX_PRODUCTS` query-key products, and ``vmap`` if there are more or the model does not declare them.
 
     A worker falls back from ``batch_last`` to ``vmap``, and from that and ``compiled`` to ``loop``, where a training is
     not supported (:func:`vitlab.engines.supported_engine`), and writes the reason to the journal.
@@ -74,13 +78,20 @@ def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[
     work = works(trial)
     if work is None or work.values * trial.spec.train.batch_size > MAX_VALUES:
         return "loop"
-    precise = trial.spec.train.precision in ("fp32", "fp64")
+    precise = trial.spec.train.precision in ("fp32", "fp64") and trial.spec.train.objective == SUPERVISED
     return "batch_last" if precise and work.products is not None and work.products <= MAX_PRODUCTS else "vmap"
 
 
 def stackable(trial: Trial) -> bool:
     """Return True if a trial's spec allows it to be trained together with others."""
-    return not (trial.needs or trial.spec.distill or trial.spec.train.ema or trial.spec.train.precision == "fp16")
+    single = trial.needs or trial.spec.distill or trial.spec.train.ema or trial.spec.train.precision == "fp16"
+    return not single and _objective(trial).vmap_safe
+
+
+def _objective(trial: Trial) -> Any:
+    """Return the class of a trial's objective."""
+    choice = objective_of(trial.spec.train.objective)
+    return slot("objective").find(choice.type)[0]
 
 
 def shape(trial: Trial) -> str:

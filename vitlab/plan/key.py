@@ -27,7 +27,8 @@ from typing import Any
 from vitlab.imports import Stamp, stamp_of
 from vitlab.plan import source
 from vitlab.registry import Resolved, plugin_files, slot
-from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
+from vitlab.spec import Choice, TrainSpec
+from vitlab.spec.trial import OBJECTIVE, SLOTS_OF_A_TRIAL, TrialSpec
 
 RUNNER = "vitlab.runner.run"
 """Module that runs trials."""
@@ -37,6 +38,8 @@ DISTILLATION = "vitlab.training.distillation"
 """Module of distillation."""
 PROBE = "vitlab.training.linear_probe"
 """Module of heads fitted in closed form."""
+FEATURES = "vitlab.training.features"
+"""Module that computes metrics of features."""
 MIXING = "vitlab.training.mixup"
 """Module of mixup and cutmix."""
 AVERAGING = "vitlab.training.ema"
@@ -112,6 +115,8 @@ def modules_beside(spec: TrialSpec) -> frozenset[str]:
         modules.add(FURTHER_TESTS)
     if spec.init_from is not None and spec.init_from.head == "fitted":
         modules.add(PROBE)
+    if any(slot("metric").resolve(metric).component.reads == "features" for metric in spec.train.metrics):  # type: ignore[attr-defined]
+        modules.add(FEATURES)
     if any(source.trial is None for source in spec.sources().values()):
         modules.add(READER)
     return frozenset(modules)
@@ -146,9 +151,16 @@ def modules_of_class(component: type) -> frozenset[str]:
 def components(spec: TrialSpec) -> Iterator[Resolved]:
     """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
-        yield slot(name).resolve(attrgetter(".".join(path))(spec))
+        choice = attrgetter(".".join(path))(spec)
+        yield slot(name).resolve(objective_of(choice) if path == OBJECTIVE else choice)
     for metric in spec.train.metrics:
         yield slot("metric").resolve(metric)
+
+
+def objective_of(choice: Choice) -> Choice:
+    """Return the objective of a trial: the default is the built-in one even where a plugin offers one of its name."""
+    is_default = choice == TrainSpec.model_fields["objective"].default
+    return Choice(slot("objective").qualify_builtin(choice.type)) if is_default else choice
 
 
 @cache

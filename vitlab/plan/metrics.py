@@ -16,27 +16,35 @@ from vitlab.plan.values import MetricFacts, Plan, own_metric
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.spec import Analysis, Choice, Document, Study
 from vitlab.spec.choice import Goal, Unit
-from vitlab.spec.trial import METRICS
+from vitlab.spec.trial import METRICS, OBJECTIVE
 
 
 def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
     """Return name to metric, for the metrics that a trial reports of a split; empty if its data is unknown."""
     if info is None:
         return {}
-    train, key = METRICS
-    choices = plain[train].get(key, ()) if isinstance(plain.get(train), Mapping) else ()
-    data = plain.get("data")
-    return _metrics(info, choices, data if isinstance(data, Mapping) else {})
+    data, train = plain.get("data"), plain.get(METRICS[0])
+    options = data if isinstance(data, Mapping) else {}
+    if not isinstance(train, Mapping):
+        return _metrics(info, (), options)
+    return _metrics(info, train.get(METRICS[1], ()), options, train.get(OBJECTIVE[1]))
 
 
-def _metrics(data: DataInfo, choices: Iterable[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _metrics(
+    data: DataInfo, choices: Iterable[Any], options: Mapping[str, Any], objective: Any = None
+) -> dict[str, Any]:
+    """Return name to metric, for the named metrics and those of the objective, by default the built-in one."""
     components = []
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
             components.append(slot("metric").resolve(choice))
     # Imported by name, because planning does not import components.
     room: Any = importlib.import_module(SLOT_MODULES["metric"])
-    results: dict[str, Any] = room.metrics_of(data, components)
+    standard: dict[str, Any] | None = None
+    if objective is not None:
+        with suppress(OptionError, ValueError):  # as above
+            standard = slot("objective").resolve(objective).component.standard_metrics(data)  # type: ignore[attr-defined]
+    results: dict[str, Any] = room.metrics_of(data, components, standard)
     return {**results, **room.further_metrics(options)}
 
 

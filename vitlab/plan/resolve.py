@@ -14,14 +14,24 @@ from typing import Any, Literal
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.plan.design import put, value_at
-from vitlab.plan.key import NOTHING, READER, Surroundings, digests_of, identity_of, modules_beside, modules_of
+from vitlab.plan.key import (
+    NOTHING,
+    READER,
+    Surroundings,
+    digests_of,
+    identity_of,
+    modules_beside,
+    modules_of,
+    modules_of_class,
+    objective_of,
+)
 from vitlab.registry import SLOT_MODULES, Resolved, slot
 from vitlab.registry.options import is_choice
-from vitlab.spec import Choice, TrialSpec
+from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
 from vitlab.spec.study import STAND_INS
-from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[Resolved], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
@@ -136,7 +146,10 @@ class Resolver:
                     for options, message in error.faults
                     if not any(option in known for option in options)
                 ]
-        metrics = self._metrics(plain, identity, info, faults)
+        objective = self._objective(parts, wrong)
+        if objective is not None and info is not None and model_choice is not None and not incompatibility:
+            incompatibility = objective.incompatibility(info, model_choice, plain) or ""
+        metrics = self._metrics(plain, identity, info, objective, faults)
         if info is not None and info.task != "classification" and value_at(plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {info.task}; remove it"
             faults.append((("train", "mix"), sentence))
@@ -151,14 +164,17 @@ class Resolver:
             for role, prerequisite in needs.items():
                 reason = _other_split_below(Choice.of(plain["data"]), info.identity, role, prerequisite.trial)
                 faults += [(places[role], reason)] if reason else []
+        if objective is not None and not objective.labels:
+            faults += _without_labels(plain)
         if faults:
             raise Faults(faults, plain, info)
-        assert info is not None
+        assert info is not None and objective is not None
         model = parts["model",].choice
         all_parts = [*parts.values(), *metrics]
         origins = sorted(set().union(*(part.origins for part in all_parts)))
         resolved = TrialSpec.model_validate(plain)
         modules = modules_beside(resolved).union(self._surroundings.files, *(part.modules for part in all_parts))
+        modules |= modules_of_class(objective)  # the default one is no part of the key
         versions = self._surroundings.versions
         notes: frozenset[str] = frozenset().union(
             *(part.notes for part in all_parts), *(needed.trial.notes for needed in needs.values())
@@ -177,6 +193,18 @@ class Resolver:
             versions,
             notes,
         )
+
+    def _objective(
+        self, parts: Mapping[Path, _CachedChoice], wrong: Mapping[Path, Collection[str | int]]
+    ) -> type[Any] | None:
+        """Return the class of a trial's objective; None if its options are invalid."""
+        if OBJECTIVE in wrong:
+            return None
+        if OBJECTIVE in parts:
+            return parts[OBJECTIVE].choice.component
+        default, _ = self._choice("objective", objective_of(TrainSpec.model_fields["objective"].default).plain())
+        assert default is not None
+        return default.choice.component
 
     def _needs(
         self,
@@ -237,7 +265,12 @@ class Resolver:
         return needs, files
 
     def _metrics(
-        self, plain: dict[str, Any], identity: dict[str, Any], info: DataInfo | None, faults: list[tuple[Path, str]]
+        self,
+        plain: dict[str, Any],
+        identity: dict[str, Any],
+        info: DataInfo | None,
+        objective: type[Any] | None,
+        faults: list[tuple[Path, str]],
     ) -> list[_CachedChoice]:
         """Return the metrics that a trial names, without those that every trial reports.
 
@@ -254,10 +287,12 @@ class Resolver:
             elif choice is not None:
                 choices.append(choice)
         indices: list[int] = []
-        if choices and len(choices) == len(values) and info is not None:
+        if choices and len(choices) == len(values) and info is not None and objective is not None:
             # Imported by name, because planning does not import components.
             room: Any = importlib.import_module(SLOT_MODULES["metric"])
-            indices, metric_faults = room.resolve_metrics(info, [choice.choice for choice in choices])
+            without_labels = "" if objective.labels else str(value_at(plain, (*OBJECTIVE, "type")))
+            resolved = [choice.choice for choice in choices]
+            indices, metric_faults = room.resolve_metrics(info, resolved, without_labels)
             faults += [((*METRICS, index), sentence) for index, sentence in metric_faults]
         metrics = [choices[index] for index in indices]
         if metrics:
@@ -298,6 +333,24 @@ def _drop_unused_options(distill: dict[str, Any]) -> None:
     if distill.get("kind") != "soft":
         distill.pop("tau", None)
         distill.pop("reduction", None)
+
+
+def _without_labels(plain: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield the parts of a trial that need labels, which its objective does not read."""
+    name = plain["train"]["objective"]["type"]
+    if plain.get("distill"):
+        yield ("distill",), f"objective '{name}' learns without labels and without a teacher; remove distill"
+    if plain["train"].get("mix"):
+        yield ("train", "mix"), f"objective '{name}' learns without labels, which train.mix mixes; remove it"
+    for option in ("corrupted", "shifted"):
+        if plain["data"].get(option):
+            yield ("data", option), f"objective '{name}' trains no predictions to test on further images; remove it"
+    source = plain.get("init_from") or {}
+    if source.get("head") == "fitted":
+        message = f"objective '{name}' trains no head; fit it in a trial that starts from this one"
+        yield ("init_from", "head"), message
+    if source.get("freeze") == "body":
+        yield ("init_from", "freeze"), f"objective '{name}' trains the body alone; remove freeze"
 
 
 def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial | None) -> Iterator[str]:

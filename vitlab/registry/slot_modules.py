@@ -29,6 +29,7 @@ SLOT_MODULES = {
     "optimizer": "vitlab.training.optim",
     "schedule": "vitlab.training.optim",
     "loss": "vitlab.training.losses",
+    "objective": "vitlab.training.objective",
     "metric": "vitlab.training.metrics",
     "executor": "vitlab.executors",
     "tracker": "vitlab.trackers",

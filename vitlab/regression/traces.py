@@ -25,7 +25,7 @@ from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial, run
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store
-from vitlab.training.evaluation import evaluation_batches, forward_logits
+from vitlab.training.evaluation import evaluation_batches
 from vitlab.training.loop import Training
 
 EXACT_STEPS = 20
@@ -111,9 +111,12 @@ def _name(trial: Trial) -> str:
 
 @torch.no_grad()
 def _loss(training: Training) -> float:
-    """Return the mean cross-entropy on the first batch of validation images, as in an evaluation."""
-    batch = next(evaluation_batches(training.feed, "val", training.task))
-    training.model.eval()
-    logits = forward_logits(training.model, batch.x_BCHW, training.spec.precision)[""]
-    training.model.train()
-    return float(F.cross_entropy(logits, batch.y_B))  # its default ignore_index leaves out pixels without a label
+    """Return the mean loss on the first batch of validation images, as in an evaluation."""
+    objective = training.objective
+    batch = objective.evaluation_batch(next(evaluation_batches(training.feed, "val", training.task)))
+    objective.module.eval()
+    view = objective.views(batch.x_BCHW, batch.y_B)[""]
+    objective.module.train()
+    if not objective.labels:
+        return float(view.mean())
+    return float(F.cross_entropy(view, batch.y_B))  # its default ignore_index leaves out pixels without a label

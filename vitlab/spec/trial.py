@@ -65,6 +65,8 @@ class TrainSpec(Frozen):
     optimizer: Choice = Choice("adamw")  #: optimizer and its learning rate
     schedule: Choice = Choice("cosine")  #: learning rate over the training
     loss: Choice = Choice("cross_entropy")  #: training loss
+    objective: Annotated[Choice, Added()] = Choice("supervised")
+    """What is minimised: ``loss`` on labels, or a task that needs none; then the head is not trained."""
     mix: Mix | None = None
     ema: Ema | None = None
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -246,12 +248,16 @@ class TrialSpec(Frozen):
         return self.model_dump(mode="json", exclude_none=True)
 
 
+OBJECTIVE = ("train", "objective")
+"""Path of a trial's objective, which its spec leaves out at its default."""
+
 SLOTS_OF_A_TRIAL = {
     ("data",): "dataset",
     ("model",): "model",
     ("train", "optimizer"): "optimizer",
     ("train", "schedule"): "schedule",
     ("train", "loss"): "loss",
+    OBJECTIVE: "objective",
 }
 """Path of a component in a trial to its slot."""
 

@@ -18,6 +18,7 @@ from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
 from vitlab.testing.assertions import during, expect
 from vitlab.training.metrics import declaration_fault
+from vitlab.training.metrics.features import Features
 
 N, K = 40, 7
 CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
@@ -35,7 +36,9 @@ def check_metric(who: str, choice: Resolved) -> None:
     for task in cls.tasks:
         data = DataInfo(image=(4, 4), channels=1, classes=K, task=task)
         reason = cls.incompatibility(data, choice.options)
-        if reason is None:
+        if reason is None and cls.reads == "features":
+            _check_features(f"{who} of {task}", choice)
+        elif reason is None:
             level = slot("metric").build(choice).chance(data)
             expect(level is None or low <= level <= high, f"{who}: chance gives {level!r}, outside of {cls.bounds}")
             _check_on(f"{who} of {task}", choice, task)
@@ -82,6 +85,27 @@ def _check_on(who: str, choice: Resolved, task: str) -> None:
         hidden = torch.where((target == IGNORED)[:, None], random.flip(1), random)
         value = _evaluate(who, choice, hidden, target, CUTS[0])
         expect(_close(value, reference), f"{who} depends on predictions where there is no label; ignore these")
+
+
+def _check_features(who: str, choice: Resolved) -> None:
+    """Check a metric of features on random ones and on those that tell the classes apart."""
+    cls: Any = choice.component
+    metric: Any = slot("metric").build(choice)
+    generator = torch.Generator().manual_seed(1)
+    label_N = torch.arange(N) % K
+    random_ND = torch.randn(N, 2 * K, generator=generator, dtype=torch.float64)
+    apart_ND = torch.nn.functional.one_hot(label_N, 2 * K) + 0.01 * random_ND
+    for kind, x_ND in (("random", random_ND), ("apart", apart_ND)):
+        images = Features(x_ND, label_N)
+        with during(f"{who}: of_features", Exception):
+            value = float(metric.of_features(images, images if cls.needs_train else None))
+            order_N = torch.randperm(N, generator=generator)
+            again = Features(x_ND[order_N], label_N[order_N])
+            other = float(metric.of_features(again, again if cls.needs_train else None))
+        low, high = cls.bounds
+        expect(math.isfinite(value), f"{who} is {value} where features are {kind}")
+        expect(low - 1e-6 <= value <= high + 1e-6, f"{who} is {value:g}, and its bounds are {low:g} and {high:g}")
+        expect(_close(value, other), f"{who} is {other:g} with the images in another order, and was {value:g} before")
 
 
 def _targets(task: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from torch.func import functional_call
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
-from vitlab.training.metrics import Metric, metrics_of
+from vitlab.training.metrics import Metric
+
+if TYPE_CHECKING:
+    from vitlab.training.objective.contract import Objective
 
 EVALUATION_BATCH = 512
 """Images of an evaluation batch.  Constant, so that metrics do not depend on the batch size of training."""
@@ -42,18 +45,19 @@ class EvaluationResult(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    model: Model, feed: Feed, split: Split, task: Task, precision: str, metrics: Mapping[str, Metric] | None = None
+    objective: Objective, feed: Feed, split: Split, task: Task, metrics: Mapping[str, Metric]
 ) -> tuple[dict[str, float], Columns]:
-    """Return the metrics of a model on a split, by default those of its task, and the values per image.
+    """Return the metrics of an objective's module on a split, and the values per image.
 
-    The model keeps its mode.
+    The module keeps its mode.
     """
-    was_training = model.training
-    model.eval()
-    accumulator = MetricAccumulator(metrics_of(feed.info) if metrics is None else metrics)
-    for batch in evaluation_batches(feed, split, task):
-        accumulator.add(forward_logits(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
-    model.train(was_training)
+    module = objective.module
+    was_training = module.training
+    module.eval()
+    accumulator = MetricAccumulator(metrics)
+    for batch in map(objective.evaluation_batch, evaluation_batches(feed, split, task)):
+        accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
+    module.train(was_training)
     return accumulator.metrics(), accumulator.columns()
 
 
@@ -87,7 +91,7 @@ class MetricAccumulator:
     """Accumulates the metrics of an evaluation batch by batch; nothing is read back from the device before the end.
 
     Args:
-        metrics: Metrics by name, ``loss`` first; see :func:`metrics_of`.
+        metrics: Metrics by name, ``loss`` first; see :func:`vitlab.training.metrics.metrics_of`.
     """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
@@ -96,7 +100,7 @@ class MetricAccumulator:
         self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, views: Mapping[str, Tensor], target: Tensor, id_B: Tensor) -> None:
-        """Add a batch: logits by head (``""`` is the prediction), class indices and image identities."""
+        """Add a batch: the objective's views, such as logits by head, its targets and image identities."""
         self._columns["id"].append(id_B)
         if views[""].ndim == 2:
             probability_B, prediction_B = views[""].softmax(1).max(1)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
-from vitlab.training.evaluation import EVALUATION_BATCH, autocast, forward_logits
+from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits
 from vitlab.weights.transfer import head_names
 
 MIN_STD = 1e-5
@@ -45,27 +45,62 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
     was_training = model.training
     model.eval()
     layers = _classifiers(model, feed, precision)
-    features_of: dict[str, list[Tensor]] = {name: [] for name in layers}
+    if reason := _fitting_incompatibility(model, layers, feed):
+        raise WeightsError(
+            f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; write "
+            "init_from.head: new to train it"
+        )
+    features, y_N = _inputs_of(layers, model, feed, "train", precision)
+    for name, layer in layers.items():
+        weight_KD, bias_K = solve(features[name], y_N, layer.out_features, l2)
+        layer.weight.copy_(weight_KD)
+        layer.bias.copy_(bias_K)
+    model.train(was_training)
+
+
+@torch.no_grad()
+def features_of(model: Model, feed: Feed, split: Split, precision: str) -> tuple[Tensor, Tensor]:
+    """Return the features (N, D) and labels (N) of a split, on the CPU: the inputs of the model's linear classifier.
+
+    Of several classifiers, the first is meant.  The model keeps its mode.
+
+    Raises:
+        WeightsError: If there is no linear classifier.
+    """
+    was_training = model.training
+    model.eval()
+    layers = dict(list(_classifiers(model, feed, precision).items())[:1])
+    if not layers:
+        raise WeightsError(
+            f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
+            "remove them from train.metrics"
+        )
+    features, y_N = _inputs_of(layers, model, feed, split, precision)
+    model.train(was_training)
+    (x_ND,) = features.values()
+    return x_ND.cpu(), y_N.cpu()
+
+
+def _inputs_of(
+    layers: Mapping[str, nn.Linear], model: Model, feed: Feed, split: Split, precision: str
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the inputs of layers on a split, without augmentation, in float64, and its labels."""
+    inputs_by_name: dict[str, list[Tensor]] = {name: [] for name in layers}
     hooks = [
         layer.register_forward_pre_hook(
-            lambda _, inputs, features=features_of[name]: features.append(inputs[0].double())
+            lambda _, inputs, features=inputs_by_name[name]: features.append(inputs[0].double())
         )
         for name, layer in layers.items()
     ]
     labels = []
     try:
-        for batch in feed.evaluation("train", EVALUATION_BATCH):
+        for batch in feed.evaluation(split, EVALUATION_BATCH):
             forward_logits(model, batch.x_BCHW, precision)
             labels.append(batch.y_B)
     finally:
         for hook in hooks:
             hook.remove()
-    y_N = torch.cat(labels)
-    for name, layer in layers.items():
-        weight_KD, bias_K = solve(torch.cat(features_of[name]), y_N, layer.out_features, l2)
-        layer.weight.copy_(weight_KD)
-        layer.bias.copy_(bias_K)
-    model.train(was_training)
+    return {name: torch.cat(inputs) for name, inputs in inputs_by_name.items()}, torch.cat(labels)
 
 
 def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
@@ -101,15 +136,14 @@ def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Li
     finally:
         for hook in hooks:
             hook.remove()
-    classifiers = {
-        name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())
-    }
-    fitted = {f"{name}.{parameter}" for name, layer in classifiers.items() for parameter in ("weight", "bias")}
-    others = sorted(head_names(model) - fitted)
-    if not classifiers or others or batch.y_B.ndim > 1 or any(layer.bias is None for layer in classifiers.values()):
-        what = f"this one has {', '.join(others)}" if others else "this one is another head"
-        raise WeightsError(
-            f"init_from.head: fitted needs a head of linear layers on the features of an image, and {what}; write "
-            "init_from.head: new to train it"
-        )
-    return classifiers
+    return {name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())}
+
+
+def _fitting_incompatibility(model: Model, layers: Mapping[str, nn.Linear], feed: Feed) -> str | None:
+    """Return why these layers cannot be fitted as the model's head, as the end of a sentence; None if they can."""
+    fitted = {f"{name}.{parameter}" for name, layer in layers.items() for parameter in ("weight", "bias")}
+    if others := sorted(head_names(model) - fitted):
+        return f"this one has {', '.join(others)}"
+    if not layers or feed.info.task != "classification" or any(layer.bias is None for layer in layers.values()):
+        return "this one is another head"
+    return None

@@ -7,6 +7,7 @@ resumed training computes the same numbers as an uninterrupted one.
 from __future__ import annotations
 
 import importlib
+import math
 import resource
 import sys
 import time
@@ -21,23 +22,24 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.prepare import Batch, Feed
+from vitlab.errors import UserError
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
-from vitlab.plan.key import AVERAGING, MIXING, SCALING
+from vitlab.plan.key import AVERAGING, FEATURES, SCALING, objective_of
 from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
-from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate, forward_logits
-from vitlab.training.losses import Loss, Value
+from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
+from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric, further_values, mean, metrics_of, metrics_of_further
 from vitlab.training.microbatch import FullBatch, WeightedLoss
+from vitlab.training.objective.contract import Objective, Setup
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
 if TYPE_CHECKING:
     # Imported by name where they are used, so that the code digest of other trials does not cover these modules.
     from vitlab.training.distillation import Distillation
     from vitlab.training.ema import Average
-    from vitlab.training.mixup import Mixing
     from vitlab.training.scaling import LossScaling
 
 State = Mapping[str, Any]
@@ -90,7 +92,7 @@ class Training:
         spec: Length, optimizer and number of evaluations.  The last evaluation follows the last step and includes test.
         seeds: Seeds of the streams ``dropout``, ``drop_path`` and ``mixup``.
         task: The task of the labels.
-        distillation: The teacher, if any.
+        distillation: The teacher of the objective, if any.
         parts: How the batch of a step is split; by default it is not.
         emit: Called with every measurement, including ``system/*``.
         write: Called with every state that is to be saved.
@@ -114,30 +116,36 @@ class Training:
         self.spec = spec
         self.seeds = seeds
         self.task = task
-        self.distillation = distillation
         self.parts = parts if parts is not None else FullBatch()
-        self.parts.require(model, self.batch_images)
         self.emit = emit
         self.write = write
         self.steps = steps_of(spec, feed)
-        self.loss: Loss = slot("loss").build(spec.loss)
-        self.metrics = metrics_of(feed.info, spec.metrics)
+        self.objective: Objective = slot("objective").build(
+            objective_of(spec.objective), Setup(model, feed, spec, seeds, self.steps, distillation)
+        )
+        self.module = self.objective.module.train()
+        self.parts.require(self.module, self.batch_images)
+        if self.objective.whole_batch and type(self.parts) is not FullBatch:
+            raise UserError(
+                f"objective '{self.objective.name}' needs the images of a step in one piece; remove "
+                "run.micro_batch_size, and set run.resources so that one process trains a trial"
+            )
+        metrics = metrics_of(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
+        self.metrics = {name: one for name, one in metrics.items() if one.reads != "features"}
+        self.feature_metrics = {name: one for name, one in metrics.items() if one.reads == "features"}
         self.further_metrics = {name: metrics_of_further(split) for name, split in feed.further.items()}
-        self.mixing: Mixing | None = None
-        if spec.mix is not None:
-            self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, seeds["mixup"], feed.info.classes)
         self.average: Average | None = None
         if spec.ema is not None:
-            self.average = importlib.import_module(AVERAGING).Average(model, spec.ema)
+            self.average = importlib.import_module(AVERAGING).Average(self.module, spec.ema)
         self.scaling: LossScaling | None = None
         if spec.precision == "fp16":
             self.scaling = importlib.import_module(SCALING).LossScaling(feed.device)
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
-        groups = decay_groups(model, optimizer.weight_decay, model.no_weight_decay())
+        groups = decay_groups(self.module, optimizer.weight_decay, self.module.no_weight_decay())
         if spec.layer_decay is not None:
-            layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
+            layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
             groups = layer_groups(groups, layers, spec.layer_decay)
         self.optimizer = optimizer.build(groups)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -188,7 +196,7 @@ class Training:
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
         loss = self.compute_loss(batch.x_BCHW, batch.y_B, draws)
-        weight = self.parts.weight(self.loss, batch.y_B)
+        weight = self.parts.weight(self.objective, batch.y_B)
         weighted = loss.total * weight
         torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
         return WeightedLoss(loss.detached(), weight)
@@ -196,20 +204,11 @@ class Training:
     def _compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
         """Return the loss of some images of a step: the part of it that depends on the weights."""
         with noise.drawing(draws):
-            views = forward_logits(self.model, x_BCHW, self.spec.precision)
-        if self.distillation is None:
-            return self.loss(views, target)
-        return self.distillation(self.loss, views, target, x_BCHW)
+            return self.objective.loss(x_BCHW, target)
 
     def draw(self, rows: range) -> tuple[Batch, noise.Draws]:
         """Return ``rows`` of the step's batch and the random draws of its layers."""
-        if self.mixing is None:
-            batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats, [rows])
-        else:
-            ranges = self.mixing.rows(rows, self.batch_images)
-            batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats, ranges)
-            x_BCHW, y_B, id_B, epoch = self.mixing(batch, self.step)
-            batch = Batch(x_BCHW[: len(rows)], y_B[: len(rows)], id_B[: len(rows)], epoch)
+        batch = self.objective.batch(self.step, rows)
         draws = noise.Draws(
             dropout=noise.key(self.seeds["dropout"], "dropout", batch.epoch),
             drop_path=noise.key(self.seeds["drop_path"], "drop_path", batch.epoch),
@@ -224,21 +223,31 @@ class Training:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
 
     def after_step(self, loss: Value) -> None:
-        """Record the loss of an optimizer step, and update the average of the weights."""
+        """Record the loss of an optimizer step, and update what follows the weights."""
         self.losses["loss"].append(loss.total)
         for name, part in loss.parts.items():
             self.losses[name].append(part)
         self.step += 1
+        self.objective.after_step(self.step)
         if self.average is not None:
             self.average.update(self.step)
 
     def evaluate(self, split: Split) -> EvaluationResult:
         """Evaluate a split with the weights that the training will end with."""
-        with self.averaged(), self._extra_metrics() as extra:
-            metrics, columns = evaluate(
-                self.model, self.feed, split, self.task, self.spec.precision, self.metrics_of(split)
-            )
-        return EvaluationResult(split, {**metrics, **extra}, columns)
+        with self.averaged():
+            with self.objective.evaluation_metrics() as extra:
+                metrics, columns = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split))
+            return self.with_features(EvaluationResult(split, {**metrics, **extra}, columns))
+
+    def with_features(self, result: EvaluationResult) -> EvaluationResult:
+        """Add the metrics of features to an evaluation with the current weights, unless the training has diverged."""
+        if result.split in self.feed.further or not self.feature_metrics or not math.isfinite(result.metrics["loss"]):
+            return result
+        features: Any = importlib.import_module(FEATURES)
+        values = features.evaluate_features(
+            self.model, self.feed, result.split, self.spec.precision, self.feature_metrics
+        )
+        return result._replace(metrics={**result.metrics, **values})
 
     def metrics_of(self, split: Split) -> Mapping[str, Metric]:
         """Return the metrics of a split by name."""
@@ -281,10 +290,6 @@ class Training:
         system = {"system/images_per_s": speed, "system/memory_bytes": float(peak_memory(self.feed.device))}
         return Measurement(self.step, epoch, self.images, {**metrics, **system}), predictions
 
-    def _extra_metrics(self) -> AbstractContextManager[Mapping[str, float]]:
-        """Return a context whose value holds further metrics of the evaluation inside it."""
-        return self.distillation.evaluation_metrics(self.model) if self.distillation is not None else nullcontext({})
-
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated."""
         return self.average.applied() if self.average is not None else nullcontext()
@@ -300,7 +305,7 @@ class Training:
         began = time.perf_counter()
         self.write(
             {
-                "model": self.model.state_dict(),
+                "model": self.module.state_dict(),
                 "average": self.average.state_dict() if self.average is not None else None,
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
@@ -317,7 +322,7 @@ class Training:
 
     def load(self, state: State) -> None:
         """Restore the state that :meth:`save` wrote."""
-        self.model.load_state_dict(state["model"])
+        self.module.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -14,7 +14,7 @@ K trials trained together; ``...`` is (K,) for these, and empty for one training
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitlab.errors import UserError
 from vitlab.training.distributed import SingleProcess
-from vitlab.training.losses import Loss, Value
+from vitlab.training.losses import Value
 
 
 class WeightedLoss(NamedTuple):
@@ -30,6 +30,13 @@ class WeightedLoss(NamedTuple):
 
     loss: Value
     weight: Tensor | float
+
+
+class Weighted(Protocol):
+    """A loss or an objective: a mean over the decisions of a batch."""
+
+    def weight(self, target: Tensor) -> Tensor:
+        """Return the number of decisions in the mean, a scalar."""
 
 
 class FullBatch:
@@ -49,11 +56,11 @@ class FullBatch:
         """Return the ranges of a batch of ``count`` images that this process computes, in order."""
         return [range(count)]
 
-    def weight(self, loss: Loss, target: Tensor) -> Tensor | float:
+    def weight(self, loss: Weighted, target: Tensor) -> Tensor | float:
         """Return the weight of a microbatch; see :meth:`~vitlab.training.losses.Loss.weight`."""
         return 1.0
 
-    def weights(self, loss: Loss, targets: Sequence[Tensor]) -> Tensor | float:
+    def weights(self, loss: Weighted, targets: Sequence[Tensor]) -> Tensor | float:
         """Return the weight of a microbatch for each of K trials."""
         return 1.0
 
@@ -103,11 +110,11 @@ class MicroBatches(FullBatch):
         size = self.size or len(own)
         return [range(begin, min(begin + size, own.stop)) for begin in range(own.start, own.stop, size)]
 
-    def weight(self, loss: Loss, target: Tensor) -> Tensor:
+    def weight(self, loss: Weighted, target: Tensor) -> Tensor:
         """Return the loss's weight of a micro-batch."""
         return loss.weight(target)
 
-    def weights(self, loss: Loss, targets: Sequence[Tensor]) -> Tensor:
+    def weights(self, loss: Weighted, targets: Sequence[Tensor]) -> Tensor:
         """Return the loss's weight of each trial's micro-batch."""
         return torch.stack([loss.weight(target) for target in targets])
 

@@ -1,0 +1,120 @@
+"""Metrics of features: of the vectors that the classifier of a model reads, whether it is trained or not.
+
+N images of a split, M training images, D width, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vitlab.geometry import DataInfo
+from vitlab.training.metrics.contract import Metric, metric
+
+RANK_EPS = 1e-7
+"""Added to every share of the singular values, as in RankMe."""
+
+VOTERS = 128
+"""Images whose similarities to all training images are in memory at a time."""
+
+
+class Features(NamedTuple):
+    """The features of images and their labels, on the CPU."""
+
+    x_ND: Tensor  #: float64
+    y_N: Tensor
+
+
+class FeatureMetric(Metric):
+    """Base of metrics of features; ``of_features`` gets those of a whole split.
+
+    Features are the input of the model's linear classifier, in evaluation mode and without augmentation.
+    """
+
+    reads = "features"
+    needs_train: ClassVar[bool] = False  #: whether ``of_features`` gets those of the training images too
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the features of a batch, here called logits, and their labels as the last column."""
+        return torch.cat([logits.double(), target[:, None].double()], 1)
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return the metric of rows that need no training images."""
+        return self.of_features(Features(rows_N[:, :-1], rows_N[:, -1].long()), None)
+
+    @abstractmethod
+    def of_features(self, images: Features, train: Features | None) -> float:
+        """Return the metric of a split; ``train`` is None unless the metric needs it."""
+
+
+@metric.register("effective_rank")
+class EffectiveRank(FeatureMetric):
+    """The number of directions that features use: the exponential of the entropy of their singular values.
+
+    From 1, for features along one line, to the smaller of their width and number.  Reference: arXiv:2210.02885
+    (RankMe), equation 1.
+    """
+
+    bounds = (1.0, math.inf)
+
+    def of_features(self, images: Features, train: Features | None) -> float:
+        """Return exp(-sum p log p) of the shares p of the singular values of the features, not centred."""
+        sigma_D = torch.linalg.svdvals(images.x_ND)
+        share_D = sigma_D / sigma_D.sum().clamp(min=torch.finfo(sigma_D.dtype).tiny) + RANK_EPS
+        return max(1.0, float(torch.exp(-(share_D * share_D.log()).sum())))
+
+
+@metric.register("knn")
+class NearestNeighbours(FeatureMetric):
+    """Accuracy of the vote of the k training images with the most similar features, by cosine similarity.
+
+    Named ``knnK`` in results, such as ``knn20``, and ``knn20_uniform`` without a temperature.  It takes a pass over all
+    training images at every evaluation (``train.evaluations``).  Reference: arXiv:1805.01978, arXiv:2104.14294 (DINO).
+
+    Args:
+        k: Number of neighbours; all training images if there are fewer.
+        temperature: A neighbour's vote is exp(similarity / temperature); None for equal votes.
+    """
+
+    quantum = 1.0
+    needs_train = True
+
+    def __init__(
+        self, *, k: Annotated[int, Field(ge=1)] = 20, temperature: Annotated[float, Field(gt=0)] | None = 0.07
+    ) -> None:
+        self.k = k
+        self.temperature = temperature
+        self.name = f"knn{k}" + ("" if temperature == 0.07 else "_uniform" if temperature is None else "_t")
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the accuracy of guesses: 1 / classes."""
+        return 1 / data.classes
+
+    def of_features(self, images: Features, train: Features | None) -> float:
+        """Return the share of images for whose class the votes are most; of equal classes, the first is predicted."""
+        assert train is not None
+        predicted = nearest_classes(images.x_ND, train, self.k, self.temperature)
+        return float((predicted == images.y_N).double().mean())
+
+
+def nearest_classes(x_ND: Tensor, train: Features, k: int, temperature: float | None) -> Tensor:
+    """Return the class that the ``k`` most similar training images vote for, (N,)."""
+    z_MD, classes = F.normalize(train.x_ND, dim=1), int(train.y_N.max()) + 1
+    predicted = []
+    for part_BD in torch.split(F.normalize(x_ND, dim=1), VOTERS):
+        similarity_Bk, index_Bk = (part_BD @ z_MD.T).topk(min(k, len(z_MD)), 1)
+        # Relative to the largest, so that no vote overflows.
+        vote_Bk = (
+            torch.ones_like(similarity_Bk)
+            if temperature is None
+            else ((similarity_Bk - similarity_Bk[:, :1]) / temperature).exp()
+        )
+        votes_BK = vote_Bk.new_zeros(len(part_BD), classes).scatter_add_(1, train.y_N[index_Bk], vote_Bk)
+        predicted.append(votes_BK.argmax(1))
+    return torch.cat(predicted)

@@ -1,0 +1,106 @@
+"""Metrics of predictions: of the class of an image, and of every decision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vitlab.data.pixels import IGNORED
+from vitlab.geometry import DataInfo
+from vitlab.training.metrics.contract import TASKS, Metric, OfDecisions, mean, metric
+
+
+@metric.register("loss")
+class NegativeLogLikelihood(OfDecisions):
+    """Mean negative log-likelihood of the class, independent of the training loss, so that arms are comparable.
+
+    A training whose value is not finite has diverged.
+    """
+
+    tasks = TASKS
+    goal = "min"
+    bounds = (0.0, math.inf)
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the loss of a uniform prediction."""
+        return math.log(data.classes)
+
+    def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
+        """Return the cross-entropy of each decision."""
+        return F.cross_entropy(logits_MK, target_M, ignore_index=IGNORED, reduction="none")
+
+
+@metric.register("accuracy")
+class Accuracy(Metric):
+    """Share of images whose class has the largest logit."""
+
+    every_view = True
+    quantum = 1.0
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the accuracy of guesses: 1 / classes."""
+        return 1 / data.classes
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return True for each correctly classified image, (B,)."""
+        return logits.argmax(1) == target
+
+
+@metric.register("top_k")
+class TopK(Metric):
+    """Share of images whose class is among the k largest logits; named ``topK``, such as ``top5``, in results.
+
+    Args:
+        k: Number of largest logits.
+    """
+
+    quantum = 1.0
+
+    def __init__(self, *, k: Annotated[int, Field(ge=2)] = 5) -> None:
+        self.k = k
+        self.name = f"top{k}"
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the share of images whose class is among k guesses."""
+        return min(1.0, self.k / data.classes)
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return True for each image whose class is among its ``k`` largest logits, (B,)."""
+        top_BK = logits.topk(self.k, 1).indices
+        return (top_BK == target[:, None]).any(1)
+
+    @classmethod
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Return a sentence if the data has at most ``k`` classes, which makes all correct; None otherwise."""
+        k = options["k"]
+        return None if data.classes > k else f"k is {k}, and the data has {data.classes} classes; set a smaller k"
+
+
+@metric.register("balanced_accuracy")
+class BalancedAccuracy(Metric):
+    """Mean over the classes of the split of the share of their images that are predicted correctly.
+
+    A rare class counts as much as a frequent one.  Reference: Brodersen et al., The Balanced Accuracy and Its Posterior
+    Distribution, ICPR 2010.
+    """
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the accuracy of guesses: 1 / classes."""
+        return 1 / data.classes
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the class of each image and whether it was recognised, B2."""
+        return torch.stack([target, logits.argmax(1) == target], 1)
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return the mean of the accuracies of the classes."""
+        target_N, correct_N = rows_N.unbind(1)
+        count_K = torch.bincount(target_N)
+        correct_K = torch.bincount(target_N, weights=correct_N.double())
+        return mean(correct_K[count_K > 0] / count_K[count_K > 0])

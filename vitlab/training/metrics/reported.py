@@ -1,0 +1,92 @@
+"""The metrics of a trial: those that every trial reports, and those that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from vitlab.geometry import DataInfo, Task
+from vitlab.registry import BUILT_IN, Resolved
+from vitlab.spec import Choice
+
+# The standard metrics are found by name; the imports make them part of the code of every trial.
+from vitlab.training.metrics import calibration as calibration
+from vitlab.training.metrics import further as further
+from vitlab.training.metrics import predictions as predictions
+from vitlab.training.metrics import segmentation as segmentation
+from vitlab.training.metrics.contract import Metric, metric
+
+STANDARD: Mapping[Task, tuple[str, ...]] = {
+    "classification": ("loss", "accuracy", "top_k", "ece"),
+    "segmentation": ("loss", "pixel_accuracy", "miou", "miou_foreground"),
+}
+"""Metrics of every trial of a task, except those incompatible with its data, such as ``top5`` of five classes."""
+
+RESERVED = ("split", "id", "label", "prediction", "probability")
+"""Names of the other columns of ``predictions.parquet``."""
+
+
+def metrics_of(
+    data: DataInfo, chosen: Sequence[Choice] = (), standard: Mapping[str, Metric] | None = None
+) -> dict[str, Metric]:
+    """Return the metrics of a trial by name: the standard ones and the ``chosen`` ones.
+
+    Args:
+        data: What the model sees.
+        chosen: The metrics that the trial names.
+        standard: The metrics that every trial of its objective reports; by default those of the task.
+    """
+    if standard is None:
+        standard = {_name(choice): metric.build(choice) for choice in _standard(data)}
+    return {**standard, **{_name(choice): metric.build(choice) for choice in map(metric.resolve, chosen)}}
+
+
+def resolve_metrics(
+    data: DataInfo, chosen: Sequence[Resolved], without_labels: str = ""
+) -> tuple[list[int], list[tuple[int, str]]]:
+    """Return the indices of the metrics a trial adds to the standard ones, and the errors by index.
+
+    Standard metrics and duplicates are dropped, so that equal trials have equal keys.
+
+    Args:
+        data: What the model sees.
+        chosen: The metrics that the trial names.
+        without_labels: The trial's objective, if it trains no predictions.
+    """
+    standard = [] if without_labels else _standard(data)
+    components = [(choice.component, choice.options) for choice in standard]
+    names = {"loss", *map(_name, standard)}
+    indices: list[int] = []
+    faults = []
+    for index, choice in enumerate(chosen):
+        if (choice.component, choice.options) in components:
+            continue
+        component, name = choice.component, _name(choice)
+        assert issubclass(component, Metric)
+        if data.task not in component.tasks:
+            faults.append((index, f"metric '{choice.type}' is for {' and '.join(component.tasks)}, not {data.task}"))
+        elif without_labels and component.reads == "logits":
+            message = f"reads predictions, and objective '{without_labels}' trains none; remove it"
+            faults.append((index, f"metric '{choice.type}' {message}"))
+        elif reason := component.incompatibility(data, choice.options):
+            faults.append((index, f"metric '{choice.type}': {reason}"))
+        elif not re.fullmatch(r"\w+", name) or name in RESERVED:
+            message = f"its name in results, '{name}', is reserved or not of letters, digits and _; rename it"
+            faults.append((index, f"metric '{choice.type}': {message}"))
+        elif name in names:
+            message = f"another metric of the trial is called '{name}' in results; remove one of the two"
+            faults.append((index, f"metric '{choice.type}': {message}"))
+        indices.append(index)
+        components.append((component, choice.options))
+        names.add(name)
+    return indices, faults
+
+
+def _standard(data: DataInfo) -> list[Resolved]:
+    # By full name, since a plugin may register the same short name.
+    choices = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
+    return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]  # type: ignore[attr-defined]
+
+
+def _name(choice: Resolved) -> str:
+    return metric.build(choice).name or choice.type.rpartition(":")[2]

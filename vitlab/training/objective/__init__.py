@@ -1,0 +1,14 @@
+"""The slot ``objective``: what a training minimises, and what its evaluations measure.
+
+contract.py     the contract
+supervised.py   supervised: a loss on labels, with mixing and distillation
+dino.py         dino: self-distillation of views of an image
+mae.py          mae: hidden patches reconstructed from visible ones
+"""
+
+from vitlab.training.objective import dino as dino
+from vitlab.training.objective import mae as mae
+from vitlab.training.objective import supervised as supervised
+from vitlab.training.objective.contract import Objective as Objective
+from vitlab.training.objective.contract import Setup as Setup
+from vitlab.training.objective.contract import objective as objective

@@ -1,0 +1,255 @@
+"""The objective ``dino``: self-distillation of views of an image.
+
+B images, V views of each, of which the teacher sees the first G, C channels, H and W pixels, S pooled
+vectors, D width, K prototypes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Annotated, Any, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab import noise
+from vitlab.components.head import Head
+from vitlab.data.batches import Batch
+from vitlab.geometry import DataInfo
+from vitlab.models.contract import Model
+from vitlab.models.vit import ViT
+from vitlab.registry import Resolved
+from vitlab.training.evaluation import autocast
+from vitlab.training.losses import Value
+from vitlab.training.metrics import Metric
+from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weights, objective
+
+TEACHER_VIEWS = 2
+"""Views that the teacher sees."""
+
+Count = Annotated[int, Field(gt=0)]
+Temperature = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+@objective.register("dino")
+class DINO(Objective):
+    """Predict the teacher's output for another view of an image.  Reference: arXiv:2104.14294.
+
+    The views of an image are drawn by ``data.augment``, such as ``random_resized_crop``.  The teacher, an exponential
+    moving average of the student, sees two of them, and the student all; each predicts a distribution over prototypes
+    from what the head reads, through a projection.  The teacher's output is centred and sharpened, which prevents a
+    constant solution.  Differs from the paper: all views have the size of the image and one distribution, the last
+    layer of the projection is trained from the first step, and the teacher's temperature is constant.
+
+    Stored weights are the student's; at the end of a schedule that falls to 0 they are close to the teacher's.
+
+    Args:
+        setup: Parts of the training.
+        views: Number of views of an image.
+        prototypes: Outputs of the projection.
+        hidden: Width of the two hidden layers of the projection.
+        bottleneck: Width of the layer before the prototypes.
+        student_temperature: Temperature of the student's softmax.
+        teacher_temperature: Temperature of the teacher's softmax.
+        momentum: Share that the teacher keeps of itself in the first step; it grows to 1 along half a cosine.
+        centre_momentum: Share that the centre of the teacher's outputs keeps of itself in a step.
+    """
+
+    labels = False
+    whole_batch = True
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        views: Annotated[int, Field(ge=2)] = 2,
+        prototypes: Count = 1024,
+        hidden: Count = 256,
+        bottleneck: Count = 64,
+        student_temperature: Temperature = 0.1,
+        teacher_temperature: Temperature = 0.04,
+        momentum: Share = 0.996,
+        centre_momentum: Share = 0.9,
+    ) -> None:
+        super().__init__(setup)
+        model = setup.model
+        assert isinstance(model, ViT)
+        self.count = views
+        self.student_temperature = student_temperature
+        self.teacher_temperature = teacher_temperature
+        self.momentum = momentum
+        self.centre_momentum = centre_momentum
+        projection = Projection(model.geometry.dim, hidden, bottleneck, prototypes)
+        projection.initialise(setup.seeds["init"])
+        self.student = Projected(model, projection.to(next(model.parameters())))
+        self.module: SelfDistillation = SelfDistillation(self.student)
+
+    @classmethod
+    def incompatibility(cls, data: DataInfo, model: Resolved, trial: Mapping[str, Any]) -> str | None:
+        """Return a sentence if the model does not pool its tokens to one vector."""
+        if data.task != "classification":
+            return f"objective 'dino' is for images with one label each, and the task of this data is {data.task}"
+        if not issubclass(model.component, ViT):
+            return f"objective 'dino' trains a ViT, and model '{model.type}' is none; use model 'vit'"
+        head = model.component.anatomy(data, model.options).head
+        if head.component.forward is not Head.forward or head.type.endswith("distilled"):  # type: ignore[attr-defined]
+            return f"objective 'dino' reads one vector of an image, and head '{head.type}' pools to none; use 'linear'"
+        if not trial["data"]["augment"]:
+            return (
+                "objective 'dino' learns from views that data.augment draws, and it is empty; add random_resized_crop"
+            )
+        if trial["train"].get("repeats", 1) > 1:
+            return "objective 'dino' draws several views of every image itself; remove train.repeats"
+        if trial["train"].get("ema"):
+            return "objective 'dino' averages weights itself, for its teacher; remove train.ema"
+        return None
+
+    @classmethod
+    def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
+        """Return the cross-entropy of student and teacher on the same image alone."""
+        return {"loss": MeanLoss()}
+
+    def batch(self, step: int, rows: range) -> Batch:
+        """Return the views of the images, (B, V, C, H, W)."""
+        batch = self.setup.feed.batch(step, self.setup.spec.batch_size, views=self.count)
+        x_BVCHW: Tensor = batch.x_BCHW.unflatten(0, (-1, self.count))  # type: ignore[no-untyped-call]
+        return Batch(x_BVCHW, batch.y_B[:: self.count], batch.id_B[:: self.count], batch.epoch)
+
+    def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
+        """Return the mean cross-entropy over pairs of different views, and update the centre."""
+        views = x.unbind(1)
+        with torch.no_grad():
+            teacher = torch.stack([self._teacher(view) for view in views[:TEACHER_VIEWS]])
+            target_GBK = self._sharpened(teacher)
+            self.module.centre_K.lerp_(teacher.mean((0, 1)).to(self.module.centre_K), 1 - self.centre_momentum)
+        terms = []
+        for number, view in enumerate(views):
+            with self._draws_of(number), autocast(x.device, self.setup.spec.precision):
+                student_BK = self.student(view)
+            log_BK = (_wide(student_BK) / self.student_temperature).log_softmax(1)
+            terms += [
+                -(target_BK * log_BK).sum(1).mean() for other, target_BK in enumerate(target_GBK) if other != number
+            ]
+        return Value(torch.stack(terms).mean(), {})
+
+    @torch.no_grad()
+    def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
+        """Return the cross-entropy of student and teacher on each image, (B,)."""
+        with autocast(x.device, self.setup.spec.precision):
+            student_BK = _wide(self.student(x))
+        log_BK = (student_BK / self.student_temperature).log_softmax(1)
+        return {"": -(self._sharpened(self._teacher(x)) * log_BK).sum(1)}
+
+    def after_step(self, step: int) -> None:
+        """Move the teacher towards the student."""
+        progress = step / max(1, self.setup.steps)
+        share = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
+        self.module.update_teacher(1 - share)
+
+    def _teacher(self, x_BCHW: Tensor) -> Tensor:
+        with autocast(x_BCHW.device, self.setup.spec.precision):
+            return _wide(self.module.teacher(x_BCHW))
+
+    def _sharpened(self, teacher: Tensor) -> Tensor:
+        return ((teacher - self.module.centre_K) / self.teacher_temperature).softmax(-1)
+
+    def _draws_of(self, view: int) -> AbstractContextManager[None]:
+        """Return a context with random draws of its own for a view."""
+        draws = noise.current()
+        if draws is None:
+            return nullcontext()
+        dropout, drop_path = (noise.fold(key, view) for key in (draws.dropout, draws.drop_path))
+        return noise.drawing(noise.Draws(dropout, drop_path, draws.sample_B))
+
+
+class SelfDistillation(Model):
+    """Student, teacher and the centre of the teacher's outputs.
+
+    Args:
+        student: The model and its projection, which are trained.
+    """
+
+    centre_K: Tensor
+
+    def __init__(self, student: Projected) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = copy.deepcopy(student).requires_grad_(False)
+        like = student.projection.prototypes
+        self.register_buffer("centre_K", like.new_zeros(len(like)))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the student; the teacher stays in evaluation mode."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    @torch.no_grad()
+    def update_teacher(self, share: float) -> None:
+        """Move the weights of the teacher by a share towards those of the student."""
+        torch._foreach_lerp_(list(self.teacher.parameters()), list(self.student.parameters()), share)  # type: ignore[no-untyped-call,unused-ignore]
+
+    def layer_of(self, name: str) -> int:
+        """Return the model's layer; the projection is the last one, with the head."""
+        model, path = self.student.model, name.partition(".")[2]
+        return model.layer_of(path.removeprefix("model.")) if path.startswith("model.") else model.geometry.depth + 1
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters without weight decay."""
+        own = {f"student.model.{name}" for name in self.student.model.no_weight_decay()}
+        return super().no_weight_decay() | own
+
+
+class Projected(nn.Module):
+    """A ViT with a projection in the place of its classifier."""
+
+    def __init__(self, model: ViT, projection: Projection) -> None:
+        super().__init__()
+        self.model = model
+        self.projection = projection
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Return one score per prototype, (B, K), from the vector that the head pools."""
+        model = self.model
+        x_BSD = model.fc_norm(model.head.pool(model.forward_features(x_BCHW)))
+        scores_BK: Tensor = self.projection(x_BSD[:, 0])
+        return scores_BK
+
+
+class Projection(nn.Module):
+    """Three linear layers with GELU, then the cosine similarity with every prototype."""
+
+    def __init__(self, dim: int, hidden: int, bottleneck: int, prototypes: int) -> None:
+        super().__init__()
+        widths = (dim, hidden, hidden, bottleneck)
+        self.layers = nn.ModuleList([nn.Linear(*pair) for pair in pairwise(widths)])
+        self.prototypes = nn.Parameter(torch.empty(prototypes, bottleneck))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """Return the similarities, (B, K)."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            x_BD = F.gelu(layer(x_BD))
+        return F.normalize(last(x_BD), dim=1) @ F.normalize(self.prototypes, dim=1).T
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw every matrix from a truncated normal of deviation 0.02, keyed by name; biases are zero."""
+        for name, parameter in self.named_parameters():
+            g = torch.Generator().manual_seed(noise.key(seed, "init", f"projection.{name}"))
+            if parameter.ndim == 2:
+                nn.init.trunc_normal_(parameter, std=0.02, generator=g)
+            else:
+                nn.init.zeros_(parameter)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return a tensor in float32 or wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

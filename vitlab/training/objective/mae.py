@@ -1,0 +1,333 @@
+"""The objective ``mae``: a masked autoencoder.
+
+B images, C channels, H and W pixels, N patches in a random order, of which the first V are visible and the last M are
+hidden, F = C*h*w pixels of a patch, T tokens, P prefix tokens, D width, E width of the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from vitlab import noise
+from vitlab.components.attention import SOFTMAX
+from vitlab.components.patch import LinearPatches, cut
+from vitlab.components.position import Position, Rotation
+from vitlab.components.position.additive import Additive
+from vitlab.data.batches import Batch
+from vitlab.errors import GeometryError
+from vitlab.geometry import DataInfo, Geometry
+from vitlab.models.anatomy import Anatomy
+from vitlab.models.contract import Model
+from vitlab.models.vit import ViT
+from vitlab.registry import Resolved, slot
+from vitlab.training.evaluation import autocast
+from vitlab.training.losses import Value
+from vitlab.training.metrics import Metric
+from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weights, objective
+from vitlab.weights.transfer import head_names
+
+VARIANCE_EPS = 1e-6
+"""Added to the variance of a patch's pixels, as in the authors' code."""
+
+Count = Annotated[int, Field(gt=0)]
+
+
+@objective.register("mae")
+class MAE(Objective):
+    """Reconstruct hidden patches from the visible ones.  Reference: arXiv:2111.06377.
+
+    The model's blocks see the visible patches alone, each with the position of its place; a narrow decoder sees them
+    and a learned token at every hidden place, and predicts the pixels of these.  The loss is the mean squared error
+    over hidden patches.  Every image has the same number of visible patches, drawn per image and epoch; in evaluations
+    they are the same for all trials.
+
+    Args:
+        setup: Parts of the training.
+        mask_ratio: Share of the patches that is hidden.
+        dim: Width of the decoder.
+        depth: Blocks of the decoder.
+        heads: Attention heads of the decoder.
+        norm_pixels: Predict the pixels of each patch normalised by their mean and variance.
+    """
+
+    labels = False
+    vmap_safe = True
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.75,
+        dim: Count = 64,
+        depth: Count = 1,
+        heads: Count = 4,
+        norm_pixels: bool = True,
+    ) -> None:
+        super().__init__(setup)
+        model = setup.model
+        assert isinstance(model, ViT)
+        self.patches = model.geometry.patches
+        visible = visible_patches(self.patches, mask_ratio)
+        decoder = Decoder(model.geometry, dim, depth, heads)
+        decoder.initialise(setup.seeds["init"])
+        self.module = MaskedAutoencoder(model, decoder.to(next(model.parameters())), visible, norm_pixels)
+
+    @classmethod
+    def incompatibility(cls, data: DataInfo, model: Resolved, trial: Mapping[str, Any]) -> str | None:
+        """Return a sentence if the model does not treat its patches one by one, or nothing would be hidden."""
+        if data.task != "classification":
+            return f"objective 'mae' is for images with one label each, and the task of this data is {data.task}"
+        if getattr(model.component, "forward_features", None) is not ViT.forward_features:
+            return f"objective 'mae' hides patches of a ViT, and model '{model.type}' is none; use model 'vit'"
+        assert issubclass(model.component, ViT)
+        anatomy, options = model.component.anatomy(data, model.options), trial["train"]["objective"]
+        if visible_patches(anatomy.geometry.patches, options["mask_ratio"]) < 1:
+            return (
+                f"objective 'mae' leaves no patch visible: mask_ratio is {options['mask_ratio']:g}, and the model has "
+                f"{anatomy.geometry.patches} patches; use a smaller one"
+            )
+        try:
+            _geometry(anatomy.geometry, options["dim"], options["depth"], options["heads"])
+        except GeometryError as error:
+            return f"the decoder of objective 'mae': {error.faults[0][1]}"
+        return _partial_incompatibility(anatomy)
+
+    @classmethod
+    def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
+        """Return the mean squared error alone."""
+        return {"loss": MeanLoss()}
+
+    def batch(self, step: int, rows: range) -> Batch:
+        """Return the images, and a random order of the patches of each."""
+        batch = super().batch(step, rows)
+        return self._with_order(batch, noise.key(self.setup.seeds["augment"], "mae", batch.epoch))
+
+    def evaluation_batch(self, batch: Batch) -> Batch:
+        """Return the images, and an order of patches that is the same in every evaluation of every trial."""
+        return self._with_order(batch, noise.key(0, "mae", "evaluation"))
+
+    def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
+        """Return the mean over hidden patches; all images have as many."""
+        return Value(self.views(x, target, weights)[""].mean(), {})
+
+    def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
+        """Return the mean squared error of each image, (B,)."""
+        with autocast(x.device, self.setup.spec.precision):
+            if weights is None:
+                return {"": self.module(x, target)}
+            return {"": functional_call(self.module, dict(weights), (x, target))}
+
+    def _with_order(self, batch: Batch, key: noise.Key) -> Batch:
+        draw_BN = noise.uniform(key, batch.id_B, self.patches)
+        return batch._replace(y_B=draw_BN.argsort(dim=1, stable=True))
+
+
+def visible_patches(patches: int, mask_ratio: float) -> int:
+    """Return the number of visible patches of an image, rounded down as in the authors' code."""
+    return int(patches * (1 - mask_ratio))
+
+
+class MaskedAutoencoder(Model):
+    """A ViT on visible patches, and a decoder.
+
+    Args:
+        model: The encoder; its head is frozen, since nothing reads it.
+        decoder: The decoder.
+        visible: V.
+        norm_pixels: See :class:`MAE`.
+    """
+
+    def __init__(self, model: ViT, decoder: Decoder, visible: int, norm_pixels: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.decoder = decoder
+        self.visible = visible
+        self.norm_pixels = norm_pixels
+        for name in head_names(model) & dict(model.named_parameters()).keys():
+            model.get_parameter(name).requires_grad_(False)
+
+    def forward(self, x_BCHW: Tensor, order_BN: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the mean squared error over the hidden patches of each image, (B,), in float32 or wider.
+
+        Args:
+            x_BCHW: The images.
+            order_BN: A permutation of the patches of each; the first ones are visible.
+        """
+        position = PartialPosition(self.model.position, order_BN[:, : self.visible], self.model.geometry)
+        x_BTD = self.model.forward_features(x_BCHW, position)
+        predicted_BMF = self.decoder(x_BTD, order_BN)[:, self.visible :]
+        pixels_BNF = cut(x_BCHW, self.model.geometry.patch)
+        target_BMF = _select(pixels_BNF, order_BN[:, self.visible :])
+        target_BMF = target_BMF.to(torch.promote_types(target_BMF.dtype, torch.float32))
+        if self.norm_pixels:
+            centred_BMF = target_BMF - target_BMF.mean(2, keepdim=True)
+            target_BMF = centred_BMF / (target_BMF.var(2, keepdim=True) + VARIANCE_EPS).sqrt()
+        error_B: Tensor = (predicted_BMF.to(target_BMF.dtype) - target_BMF).square().mean((1, 2))
+        return error_B
+
+    def layer_of(self, name: str) -> int:
+        """Return the model's layer; the decoder is the last one, with the head."""
+        part, _, rest = name.partition(".")
+        return self.model.layer_of(rest) if part == "model" else self.model.geometry.depth + 1
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters without weight decay, the decoder's token included."""
+        return super().no_weight_decay() | {f"model.{name}" for name in self.model.no_weight_decay()} | {MASK_TOKEN}
+
+
+class Decoder(nn.Module):
+    """Transformer blocks on all patches, the hidden ones as one learned token with the position of their place.
+
+    Args:
+        g: Sizes of the model.
+        dim: E.
+        depth: Number of blocks.
+        heads: Attention heads.
+    """
+
+    def __init__(self, g: Geometry, dim: int, depth: int, heads: int) -> None:
+        super().__init__()
+        own = _geometry(g, dim, depth, heads)
+        self.prefix = len(g.prefix)
+        self.embed = nn.Linear(g.dim, dim)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.position = slot("position").build({"type": "vitlab:sincos2d", "convention": "mae"}, own)
+        self.blocks = nn.ModuleList([DecoderBlock(own) for _ in range(depth)])
+        self.norm = slot("norm").build("vitlab:layernorm", dim)
+        self.pred = nn.Linear(dim, g.channels * g.patch[0] * g.patch[1])
+
+    def forward(self, x_BTD: Tensor, order_BN: Tensor) -> Tensor:
+        """Return the predicted pixels of the patches in the given order, (B, N, F).
+
+        Args:
+            x_BTD: The prefix tokens, and the visible patches in this order.
+            order_BN: The order of the patches.
+        """
+        x_BTE = self.embed(x_BTD)
+        hidden = self.prefix + order_BN.shape[1] - x_BTE.shape[1]
+        x_BTE = torch.cat([x_BTE, self.mask_token.to(x_BTE.dtype).expand(len(x_BTE), hidden, -1)], 1)
+        # Attention does not depend on the order of its tokens, so they stay in the random one.
+        x_BTE = x_BTE + _rows_of(self.position.add(torch.zeros_like(x_BTE[:1]), 0), order_BN, self.prefix)
+        for block in self.blocks:
+            x_BTE = block(x_BTE)
+        y_BNF: Tensor = self.pred(self.norm(x_BTE[:, self.prefix :]))
+        return y_BNF
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw every matrix from a Xavier uniform and the token from a normal, keyed by name; biases are zero."""
+        for name, parameter in self.named_parameters():
+            g = torch.Generator().manual_seed(noise.key(seed, "init", f"decoder.{name}"))
+            if name == "mask_token":
+                nn.init.normal_(parameter, std=0.02, generator=g)
+            elif parameter.ndim == 2:
+                nn.init.xavier_uniform_(parameter, generator=g)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+
+class DecoderBlock(nn.Module):
+    """A pre-norm block of attention and MLP."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.norm1 = slot("norm").build("vitlab:layernorm", g.dim)
+        self.attn = slot("attention").build("vitlab:auto", g)
+        self.norm2 = slot("norm").build("vitlab:layernorm", g.dim)
+        self.mlp = slot("mlp").build("vitlab:gelu", g)
+
+    def forward(self, x_BTE: Tensor) -> Tensor:
+        """Apply attention and MLP, each normalised before and added to its input."""
+        x_BTE = x_BTE + self.attn(self.norm1(x_BTE), None, None)
+        x_BTE = x_BTE + self.mlp(self.norm2(x_BTE))
+        return x_BTE
+
+
+class PartialPosition(Position):
+    """The position encoding of some of the patches, which it selects in the stem.
+
+    Args:
+        whole: The encoding of all patches, for which :func:`_partial_incompatibility` finds no reason.
+        visible_BV: The patches of each image.
+        g: Sizes of the model.
+    """
+
+    def __init__(self, whole: Position, visible_BV: Tensor, g: Geometry) -> None:
+        super().__init__()
+        self.whole = [whole]  # not a submodule: its parameters are those of the model
+        self.visible_BV = visible_BV
+        self.g = g
+
+    def add(self, x_BTD: Tensor, layer: int) -> Tensor:
+        """Add the encoding and select the visible patches in the stem; add the rows of these in later layers."""
+        (whole,), prefix = self.whole, len(self.g.prefix)
+        if layer == 0:
+            return _rows_of(whole.add(x_BTD, 0), self.visible_BV, prefix)
+        zeros_1TD = x_BTD.new_zeros(1, self.g.tokens, self.g.dim)
+        rows_1TD = whole.add(zeros_1TD, layer)
+        return x_BTD if rows_1TD is zeros_1TD else x_BTD + _rows_of(rows_1TD, self.visible_BV, prefix)
+
+    def rotation(self, layer: int) -> Rotation | None:
+        """Return the cosines and sines of each image's tokens, (B, 1 or H, T, K/2)."""
+        rotation = self.whole[0].rotation(layer)
+        return None if rotation is None else (self._turns(rotation[0]), self._turns(rotation[1]))
+
+    def _turns(self, turn_HTK: Tensor) -> Tensor:
+        turn_1HTK = turn_HTK[None, None] if turn_HTK.ndim == 2 else turn_HTK[None]
+        turn_1THK = turn_1HTK.transpose(1, 2)
+        rows_BTX = _rows_of(turn_1THK.flatten(2), self.visible_BV, len(self.g.prefix))
+        rows_BTHK: Tensor = rows_BTX.unflatten(2, turn_1THK.shape[2:])  # type: ignore[no-untyped-call]
+        return rows_BTHK.transpose(1, 2)
+
+
+def _rows_of(x_BTD: Tensor, patches_BV: Tensor, prefix: int) -> Tensor:
+    """Return the rows of the prefix tokens and of the given patches; one image stands for all."""
+    x_BTD = x_BTD.expand(len(patches_BV), -1, -1)
+    return torch.cat([x_BTD[:, :prefix], _select(x_BTD[:, prefix:], patches_BV)], 1)
+
+
+def _select(x_BND: Tensor, index_BV: Tensor) -> Tensor:
+    """Return the rows of each image at its indices, (B, V, D)."""
+    return x_BND.gather(1, index_BV[:, :, None].expand(-1, -1, x_BND.shape[2]))
+
+
+def _geometry(g: Geometry, dim: int, depth: int, heads: int) -> Geometry:
+    """Return the sizes of the decoder.
+
+    Raises:
+        GeometryError: If they do not divide.
+    """
+    if dim % heads:
+        raise GeometryError((("heads", "dim"), f"dim {dim} is not a multiple of heads {heads}"))
+    if dim % 4:
+        raise GeometryError((("dim",), f"dim {dim} is not a multiple of 4, as its positions need"))
+    return replace(g, dim=dim, depth=depth, heads=heads)
+
+
+def _partial_incompatibility(anatomy: Anatomy) -> str | None:
+    """Return in one sentence why a part of a model needs all patches; None if every part can do with some."""
+    who = "objective 'mae' shows the model some of the patches, and"
+    if anatomy.patch.component is not LinearPatches:
+        return f"{who} patch '{anatomy.patch.type}' reads the pixels of others; use patch 'linear'"
+    for part in anatomy.position.parts():
+        component: Any = part.component
+        if part.slot != "position":
+            continue
+        if component.needs_bias or component.bias is not Position.bias:
+            return f"{who} position '{part.type}' adds a bias for every pair of them; use another position"
+        if component.mix is not Position.mix or component.add not in (Position.add, Additive.add):
+            return f"{who} position '{part.type}' is computed from all of them; use another position"
+    for block in anatomy.blocks:
+        if block.attention.component not in SOFTMAX:
+            return f"{who} attention '{block.attention.type}' may need all; use attention 'auto'"
+    return None
+
+
+MASK_TOKEN = "decoder.mask_token"

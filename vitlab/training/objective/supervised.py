@@ -1,0 +1,79 @@
+"""The objective ``supervised``: a loss on labels, optionally with mixed images or a teacher."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from vitlab.data.batches import Batch
+from vitlab.geometry import DataInfo
+from vitlab.plan.key import MIXING
+from vitlab.registry import slot
+from vitlab.training.evaluation import forward_logits
+from vitlab.training.losses import Loss, Value
+from vitlab.training.metrics import Metric, metrics_of
+from vitlab.training.objective.contract import Objective, Setup, Weights, objective
+
+if TYPE_CHECKING:
+    from vitlab.training.mixup import Mixing
+
+NO_DISTILLATION = "engine vmap does not support distillation"
+
+
+@objective.register("supervised")
+class Supervised(Objective):
+    """The loss ``train.loss`` on labels, of mixed images with ``train.mix``, and of a teacher with ``distill``."""
+
+    vmap_safe = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        spec, feed = setup.spec, setup.feed
+        self.criterion: Loss = slot("loss").build(spec.loss)
+        self.distillation = setup.distillation
+        self.mixing: Mixing | None = None
+        if spec.mix is not None:
+            self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)
+
+    @classmethod
+    def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
+        """Return the metrics of the task."""
+        return metrics_of(data)
+
+    def batch(self, step: int, rows: range) -> Batch:
+        """Return the images and their labels; class shares for mixed images."""
+        if self.mixing is None:
+            return super().batch(step, rows)
+        spec, feed = self.setup.spec, self.setup.feed
+        ranges = self.mixing.rows(rows, feed.batch_images(spec.batch_size))
+        x_BCHW, y_B, id_B, epoch = self.mixing(feed.batch(step, spec.batch_size, spec.repeats, ranges), step)
+        return Batch(x_BCHW[: len(rows)], y_B[: len(rows)], id_B[: len(rows)], epoch)
+
+    def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
+        """Return the loss on labels, and on the teacher if there is one."""
+        logits_by_head = self.views(x, target, weights)
+        if self.distillation is None:
+            return self.criterion(logits_by_head, target)
+        return self.distillation(self.criterion, logits_by_head, target, x)
+
+    def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
+        """Return the logits by head."""
+        return forward_logits(self.module, x, self.setup.spec.precision, weights)
+
+    def weight(self, target: Tensor) -> Tensor:
+        """Return the loss's weight of a microbatch."""
+        return self.criterion.weight(target)
+
+    def evaluation_metrics(self) -> AbstractContextManager[Mapping[str, float]]:
+        """Return the further metrics of distillation, if any."""
+        if self.distillation is None:
+            return super().evaluation_metrics()
+        return self.distillation.evaluation_metrics(self.module)
+
+    def stacking_incompatibility(self) -> str | None:
+        """Return a sentence for trainings with a teacher; None for others."""
+        return super().stacking_incompatibility() if self.distillation is None else NO_DISTILLATION
