@@ -3,6 +3,7 @@
 import colorsys
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,12 +18,17 @@ from vitlab.data import further
 from vitlab.data.corruption import NAMES, SEVERITIES, corrupt
 from vitlab.data.corruption.kinds import Draws
 from vitlab.data.corruption.tables import parameters
+from vitlab.data.datasets.base import Corrupted
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
 from vitlab.engines import ENGINES, base
 from vitlab.errors import SpecError, UserError
+from vitlab.geometry import DataInfo
 from vitlab.plan.key import FURTHER_TESTS, modules_beside
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
+from vitlab.spec.trial import Distill
+from vitlab.training.artifacts import InputSpec
+from vitlab.training.distillation import Distillation
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 
@@ -247,24 +253,33 @@ DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images":
 KINDS = ["fog", "gaussian_noise", "jpeg_compression"]
 
 
-def training(seed=0, data=DATA, **train):
+def training(seed=0, data=DATA, model={}, distillation=None, **train):
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
     spec = TrainSpec.model_validate({"steps": 2, "batch_size": 16, "evaluations": 1, **train})
     choice = slot("dataset").resolve(data)
     prepared = prepare(choice, seeds)
-    model = slot("model").build({"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2}, prepared.info)
+    sizes = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2}
+    model = slot("model").build({**sizes, **model}, prepared.info)
     model.initialise(seed)
-    return Training(model, Feed(prepared, [], seeds), spec, seeds, "classification"), prepared
+    if distillation is not None:
+        inputs = InputSpec(prepared.info, prepared.mean, prepared.std)
+        distillation = Distillation(Distill(kind=distillation), None, inputs, inputs, spec.precision)
+    return Training(model, Feed(prepared, [], seeds), spec, seeds, "classification", distillation), prepared
 
 
 @pytest.mark.parametrize(
     ("engine", "train"),
-    [("loop", {"ema": {"decay": 0.5}}), ("vmap", {"precision": "bf16"}), ("batch_last", {})],
-    ids=["loop", "vmap", "batch_last"],
+    [
+        ("loop", {"ema": {"decay": 0.5}}),
+        ("loop", {"distillation": "labels", "model": {"prefix": ["class", "distillation"], "head": "distilled"}}),
+        ("vmap", {"precision": "bf16"}),
+        ("batch_last", {}),
+    ],
+    ids=["loop", "distillation", "vmap", "batch_last"],
 )
 def test_mean_corruption_error_is_of_final_weights_in_every_engine(engine, train):
     data = {**DATA, "corrupted": {"corruptions": KINDS, "severities": [2, 5]}}
-    both = [training(seed, data, **train) for seed in range(2)]
+    both = [training(seed, data=data, **train) for seed in range(2)]
     results = base.train([one for one, _ in both], ENGINES[engine])
     plain = base.train([training(seed, **train)[0] for seed in range(2)], ENGINES[engine])
     for (one, prepared), result, without in zip(both, results, plain, strict=True):
@@ -445,3 +460,22 @@ def test_published_folders_are_part_of_identity_and_missing_ones_are_refused(pub
         prepare(published, dict.fromkeys(STREAMS, 0))
     with pytest.raises(UserError, match="there is no folder"):
         data_info({**published, "shifted": {"a": str(tmp_path / "nowhere")}})
+
+
+def test_arrays_of_cifar_c_are_read_by_severity(tmp_path):
+    g = np.random.default_rng(0)
+    x_NHWC, y_N = g.integers(0, 256, (50, 32, 32, 3), np.uint8), np.tile(np.arange(10, dtype=np.uint8), 5)
+    np.save(tmp_path / "fog.npy", x_NHWC)
+    np.save(tmp_path / "labels.npy", y_N)
+    cifar10 = slot("dataset").build({"type": "cifar10", "corrupted_root": str(tmp_path)})
+    options = {"corrupted": Corrupted(corruptions=["fog"], severities=[4], images=6), "classes": None}
+    info = DataInfo(image=(32, 32), channels=3, classes=10)
+    (split,) = further.further_splits(cifar10, options, None, info, {}).values()
+    assert (split.metric, split.kind, split.y_N.tolist()) == ("mce", "fog", split.id_N.tolist())
+    assert np.array_equal(split.at(slice(2, 9)).permute(0, 2, 3, 1), x_NHWC[30 + split.id_N[2:]])
+    grey = further.further_splits(cifar10, options, None, replace(info, channels=1, image=(16, 16)), {})
+    assert grey["corrupted/fog/4"].at(slice(0, 2)).shape == (2, 1, 16, 16)
+    np.save(tmp_path / "snow.npy", x_NHWC[:40])
+    for kind, message in (("frost", "there is no .*frost.npy"), ("snow", "are not of cifar10: shapes")):
+        with pytest.raises(UserError, match=message):
+            cifar10.corrupted(kind, 1)

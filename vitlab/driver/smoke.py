@@ -16,6 +16,9 @@ from vitlab.spec.trial import SOURCES
 from vitlab.store.folders import Store
 from vitlab.trackers import Untracked
 
+CORRUPTED_IMAGES = 32
+"""Test images of each corruption in a smoke test."""
+
 
 def smoke(
     file: str | Path,
@@ -57,9 +60,15 @@ def smoke(
     return len(distinct)
 
 
-def _two_steps(tree: Any, place: str = "") -> dict[str, int]:
+def _two_steps(tree: Any, place: str = "") -> dict[str, Any]:
     """Return the changes that shorten a trial and the trials whose weights it starts from to two steps."""
-    changes = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
+    changes: dict[str, Any] = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
+    data = tree.get("data") if isinstance(tree, Mapping) else None
+    corrupted = data.get("corrupted") if isinstance(data, Mapping) else None
+    if corrupted:
+        few = corrupted if isinstance(corrupted, Mapping) else {}
+        few = {"corruptions": corrupted} if isinstance(corrupted, list) else few
+        changes[f"{place}data.corrupted"] = {**few, "images": CORRUPTED_IMAGES}
     for path in SOURCES.values():
         source = tree
         for part in (*path, "trial"):

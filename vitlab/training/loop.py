@@ -235,7 +235,8 @@ class Training:
     def evaluate(self, split: Split) -> EvaluationResult:
         """Evaluate a split with the weights that the training will end with."""
         with self.averaged():
-            with self.objective.evaluation_metrics() as extra:
+            further = split in self.feed.further
+            with nullcontext({}) if further else self.objective.evaluation_metrics() as extra:
                 metrics, columns = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split))
             return self.with_features(EvaluationResult(split, {**metrics, **extra}, columns))
 

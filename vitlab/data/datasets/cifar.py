@@ -9,19 +9,25 @@ N images, C channels, H rows, W columns.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 
-from vitlab.data.datasets.base import Images, Split, dataset
+from vitlab.data.datasets import files
+from vitlab.data.datasets.base import CorruptionName, Images, Split, dataset
 from vitlab.data.datasets.files import Checksummed
+from vitlab.data.datasets.pictures import Pictures
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
+from vitlab.registry import Unhashed
 
 NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -41,14 +47,47 @@ class Cifar(Checksummed):
         root: folder that has the batches, or has them in the folder the published archive unpacks to.
             None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
         download: ``missing`` fetches batches that are not found, through torchvision, which verifies checksums.
+        corrupted_root: folder with the arrays of CIFAR-10-C or CIFAR-100-C, such as ``fog.npy`` and ``labels.npy``,
+            which ``corrupted`` reads instead of corrupting the test split.  The identity of the data covers their
+            names and sizes, not their content.
     """
 
     batches: ClassVar[Mapping[Split, tuple[str, ...]]]
     key: ClassVar[str]  #: of the labels in a batch
 
+    def __init__(
+        self,
+        *,
+        root: Annotated[str | None, Unhashed()] = None,
+        download: Annotated[files.Download, Unhashed()] = "never",
+        corrupted_root: Annotated[str | None, Unhashed()] = None,
+    ) -> None:
+        super().__init__(root=root, download=download)
+        self.corrupted_root = None if corrupted_root is None else Path(os.path.expanduser(corrupted_root))
+
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files."""
-        return self._info((32, 32), channels=3)
+        info = self._info((32, 32), channels=3)
+        if self.corrupted_root is None or info.identity is None:
+            return info
+        sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(self.corrupted_root.glob("*.npy"))]
+        digest = hashlib.blake2b("\n".join(sizes).encode(), digest_size=16).hexdigest()
+        return replace(info, identity=f"{info.identity}+{digest}")
+
+    def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
+        """Return the published images of a corruption, of which there are 10000 for each severity."""
+        if self.corrupted_root is None:
+            return None
+        file = self.corrupted_root / f"{kind}.npy"
+        x_NHWC, y_N = _array(file), _array(file.with_name("labels.npy"))
+        if x_NHWC.shape != (len(y_N), 32, 32, 3) or not len(y_N) or len(y_N) % 5 or y_N.max() >= len(self.labels):
+            raise DataError(
+                f"{file} and labels.npy beside it are not of {self.name}: shapes {x_NHWC.shape} and {y_N.shape}; "
+                "download them again"
+            )
+        count = len(y_N) // 5
+        part = slice(count * (severity - 1), count * severity)
+        return ArrayPictures((), torch.from_numpy(y_N[part].astype(np.int64)), (32, 32), "squash", x_NHWC=x_NHWC[part])
 
     def read(self, split: Split) -> Images:
         """Read a split, and download the files first where that is allowed."""
@@ -118,6 +157,39 @@ class CIFAR100(Cifar):
         "train": "16019d7e3df5f24257cddd939b257f8d",
         "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     }
+
+
+@dataclass(frozen=True)
+class ArrayPictures(Pictures):
+    """Images in an array, uint8 (N, H, W, C)."""
+
+    x_NHWC: np.ndarray = field(kw_only=True)
+
+    def __len__(self) -> int:
+        return len(self.y_N)
+
+    def image(self, index: int) -> torch.Tensor:
+        """Return an image, uint8 (C, H, W)."""
+        return torch.from_numpy(np.array(self.x_NHWC[index])).permute(2, 0, 1)
+
+
+def _array(file: Path) -> np.ndarray:
+    """Return an array of bytes in a file, mapped into memory.
+
+    Raises:
+        DataError: if it does not exist or is not such an array.
+    """
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no {file}; set 'corrupted_root' to its folder, or leave it out of 'corrupted'"
+        ) from None
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{file} is not an array of numpy: {error}; download it again") from None
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
+        raise DataError(f"{file} does not hold unsigned bytes; download it again")
+    return array
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
