@@ -257,15 +257,22 @@ def test_smoke_run_shortens_prerequisites_too(tmp_path: Path) -> None:
             "init_from": {"trial": before},
             "train": {**TRAIN, "steps": 900},
         },
-        "design": {"arms": {"tuned": {}, "probed": {"init_from.head": "fitted", "train.steps": 0}}},
+        "design": {
+            "arms": {
+                "tuned": {},
+                "probed": {"init_from.head": "fitted", "train.steps": 0},
+                "masked": {"init_from.trial.train.objective": {"type": "mae", "dim": 8}},
+                "masked more": {"init_from.trial.train.objective": {"type": "mae", "dim": 16}},
+            }
+        },
         "run": {"executor": "inline"},
     }
     (tmp_path / "probe.yaml").write_text(yaml.safe_dump(content))
-    assert smoke(tmp_path / "probe.yaml", out=tmp_path / "runs") == 2
+    assert smoke(tmp_path / "probe.yaml", out=tmp_path / "runs") == 3, "the last two have the same components"
     folders = [TrialFolder(path.parent) for path in (tmp_path / "runs").glob("trials/*/*/spec.json")]
     results = [folder.result() for folder in folders]
     steps = [result.outcome.steps for result in results if result is not None]
-    assert sorted(steps) == [0, 2, 2]
+    assert sorted(steps) == [0, 2, 2, 2, 2]
 
 
 def test_length_overrides_length_in_prerequisite() -> None:

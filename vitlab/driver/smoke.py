@@ -10,6 +10,7 @@ from vitlab.driver.planning import plan_study, read_data
 from vitlab.driver.scheduler import Watch, execute, with_prerequisites
 from vitlab.errors import TrialFailed, count
 from vitlab.plan.key import modules_beside
+from vitlab.plan.trial import Trial
 from vitlab.report.api import OUT
 from vitlab.spec import read_study
 from vitlab.spec.trial import SOURCES
@@ -41,10 +42,11 @@ def smoke(
     store = Store(Path(out).resolve())
     if read_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
-    distinct = {
-        (planned.trial.origins, modules_beside(planned.trial.spec), *planned.trial.needs): planned
-        for planned in reversed(plan.trials)
-    }.values()
+    by_name = {
+        f"{trial.key}/{trial.code}": trial
+        for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))
+    }
+    distinct = {_components(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.trial(item.trial.key, item.trial.code).done()]
     to_train = with_prerequisites(plan, missing, store)
     watch.planned(plan, to_train, store)
@@ -58,6 +60,12 @@ def smoke(
     if failed:
         raise TrialFailed(f"{failed} of {len(distinct)} combinations of components failed; the lines above say why")
     return len(distinct)
+
+
+def _components(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...]:
+    """Return a value that is equal for trials of the same components, as are those of their prerequisites."""
+    needs = [(role, _components(by_name[name], by_name)) for role, name in sorted(trial.needs.items())]
+    return (trial.origins, modules_beside(trial.spec), *needs)
 
 
 def _two_steps(tree: Any, place: str = "") -> dict[str, Any]:
