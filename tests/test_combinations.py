@@ -1,11 +1,12 @@
-"""Tests of all combinations of installed positions, attentions and poolings, plugins included.
+"""Tests of all combinations of installed positions, attentions and poolings, and of all pairs of parts of a block.
 
-A combination either works in full, or is refused beforehand with a reason.
+A combination either works in full, or is refused beforehand with a reason.  Plugins are included.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from vitlab.models import ViT, model
 from vitlab.registry import listing, slot
 
 TINY = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4, "prefix": ["class", "distillation"], "registers": 1}
+OTHER_FUNCTIONS = ("differential", "gated", "sigmoid")
+"""Built-in attentions that compute another function than softmax attention; they are tried in pairs."""
 BUILT_IN = {
     (name, entry.name)
     for name in ("position", "attention", "head")
@@ -70,7 +73,7 @@ def prediction(built: ViT) -> Tensor:
 
 
 @pytest.mark.parametrize(("head", "pool"), poolings(), ids=lambda value: str(value))
-@pytest.mark.parametrize("attention", slot("attention").names())
+@pytest.mark.parametrize("attention", [name for name in slot("attention").names() if name not in OTHER_FUNCTIONS])
 @pytest.mark.parametrize("position", slot("position").names())
 def test_combination_works_or_is_refused_with_reason(
     position: str, attention: str, head: str, pool: str | None
@@ -112,3 +115,61 @@ def test_combination_works_or_is_refused_with_reason(
         other.initialise(1)
         other.load_state_dict(through)
         assert torch.equal(prediction(other), expected)
+
+
+def covering(**values: list[Any]) -> list[dict[str, Any]]:
+    """Return rows in which every two values of different names occur together, chosen greedily."""
+    missing = {
+        pair
+        for one, two in combinations(values, 2)
+        for pair in product([(one, v) for v in values[one]], [(two, v) for v in values[two]])
+    }
+    rows = []
+    while missing:
+        row = dict(min(missing))
+        for name in values:
+            if name not in row:
+                row[name] = max(values[name], key=lambda v: sum(_holds({**row, name: v}, pair) for pair in missing))
+        missing = {pair for pair in missing if not _holds(row, pair)}
+        rows.append(row)
+    return rows
+
+
+def _holds(row: dict[str, Any], pair: Any) -> bool:
+    return all(row.get(name) == value for name, value in pair)
+
+
+@pytest.mark.parametrize(
+    "row",
+    covering(
+        block=slot("block").names(),
+        attention=[name for name in slot("attention").names() if name not in ("explicit", "sdpa", "split")],
+        mlp=slot("mlp").names(),
+        norm=slot("norm").names(),
+        position=["learned", "rope2d", "relative_bias"],
+    ),
+    ids=lambda row: "-".join(row.values()),
+)
+def test_pair_of_parts_of_a_block_works_or_is_refused_with_reason(row: dict[str, Any]) -> None:
+    options = {"type": "vit", **TINY, "layer_scale": 0.5, "drop_path": 0.2, **row}
+    reason = ViT.incompatibility(data_of("linear"), {name: value for name, value in options.items() if name != "type"})
+    attention = slot("attention").get(row["attention"])
+    refused = {
+        "rope2d": not attention.takes_rotation,
+        "relative_bias": not attention.takes_bias,
+    }.get(row["position"], False) or (slot("block").get(row["block"]).passes_values and not attention.mixes_values)
+    assert (reason is not None) == refused
+    if refused:
+        with pytest.raises(OptionError) as caught:
+            model.build(options, data_of("linear"))
+        assert str(reason) in str(caught.value)
+        return
+    built = build(options, "linear", seed=0)
+    built(IMAGES).logits.square().mean().backward()
+    for name, parameter in built.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+    built.eval()
+    expected, other = prediction(built), build(options, "linear", seed=1).eval()
+    assert expected.isfinite().all() and not torch.equal(prediction(other), expected)
+    other.load_state_dict(other.from_canonical(built.to_canonical(built.state_dict())))
+    assert torch.equal(prediction(other), expected)

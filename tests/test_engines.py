@@ -205,11 +205,12 @@ def options() -> list[Any]:
         pytest.param({"head": {"type": "linear", "pool": "gap"}, "final_norm_at": "pooled"}, {}, id="pooled"),
     ]
     plain: dict[str, Any] = {"drop": 0.0, "drop_path": 0.0}  # draws take most of the time of so small a model
-    for name in ("position", "attention", "mlp", "norm", "patch"):
+    for name in ("position", "block", "attention", "mlp", "norm", "patch"):
         for entry in listing(name):
             if getattr(slot(name).get(entry.name), "vmap_safe", True):
                 cases.append(pytest.param({**plain, name: entry.name}, {}, id=f"{name}-{entry.name}"))
-        plain["depth"] = 1  # all but positions are the same at every depth
+        if name == "block":
+            plain["depth"] = 1  # all but positions and blocks are the same at every depth
     for head in ("linear", "mlp", "distilled"):
         cases.append(pytest.param({**plain, "head": head}, {}, id=f"head-{head}"))
     cases.append(pytest.param({**plain, "head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))

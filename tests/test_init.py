@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from vitlab.components.attention import SOFTMAX
 from vitlab.components.init import Init
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
@@ -156,7 +157,7 @@ def test_no_two_parameters_share_draws() -> None:
         assert correlation.abs() < 5 / math.sqrt(state[one].numel())
 
 
-IMPLEMENTATIONS = [entry.name for entry in listing("attention") if entry.origin.source == "vitlab"]
+IMPLEMENTATIONS = [entry.name for entry in listing("attention") if slot("attention").get(entry.name) in SOFTMAX]
 
 
 @pytest.mark.parametrize("attention", IMPLEMENTATIONS)

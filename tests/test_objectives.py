@@ -262,6 +262,7 @@ def test_micro_batches_equal_the_whole_batch() -> None:
         ({"position": "relative_bias"}, "position 'relative_bias' adds a bias for every pair of them"),
         ({"position": "conditional"}, "position 'conditional' is computed from all of them"),
         ({"patch": "conv_stem"}, "patch 'conv_stem' reads the pixels of others"),
+        ({"patch_drop": 0.5}, "patch_drop 0.5 removes some of those"),
         ({"type": "resnet8"}, "hides patches of a ViT, and model 'resnet8' is none"),
         ({"patch_size": 8}, "leaves no patch visible: mask_ratio is 0.75, and the model has 1 patches"),
     ],

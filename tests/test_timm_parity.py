@@ -19,6 +19,7 @@ from vitlab.models import ViT, model
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")
+from timm.layers.diff_attention import DiffAttention  # noqa: E402
 from timm.models import vision_transformer as timm_vit  # noqa: E402
 
 DATA = DataInfo(image=(16, 24), channels=3, classes=5)
@@ -27,6 +28,32 @@ THEIRS = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 24, "depth": 2, "n
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 State = Mapping[str, Tensor]
+
+
+class SquaredReLU(nn.ReLU):
+    """timm has no such activation; its MLP takes any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square()
+
+
+class GatedAttention(timm.layers.Attention):  # type: ignore[misc]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, gated=True, **options)
+
+
+class PreciseDiffAttention(DiffAttention):  # type: ignore[misc]
+    """timm's, whose factor is not rounded to float32."""
+
+    def _compute_lambda(self) -> Tensor:
+        first = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dim=-1))
+        second = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dim=-1))
+        return first - second + self.lambda_init  # type: ignore[no-any-return]
+
+
+class DualLambda(DiffAttention):  # type: ignore[misc]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, dual_lambda=True, **options)
 
 
 def same(state: State) -> dict[str, Tensor]:
@@ -53,6 +80,18 @@ def unpacked(state: State) -> dict[str, Tensor]:
     return out
 
 
+def split_gate(state: State) -> dict[str, Tensor]:
+    """Return the weights of MLPs that keep both first matrices in one, the gate last, under our names."""
+    out = {}
+    for name, value in state.items():
+        if ".mlp.fc1." in name:
+            linear, gate = value.chunk(2)
+            out |= {name.replace("fc1", "fc1_x"): linear, name.replace("fc1", "fc1_g"): gate}
+        else:
+            out[name] = value
+    return out
+
+
 @dataclass(frozen=True)
 class Pair:
     """One model in our options and in timm's."""
@@ -65,6 +104,11 @@ class Pair:
     def __str__(self) -> str:
         return self.name
 
+
+NO_BIAS = {
+    "attention": {"type": "explicit", "qkv_bias": False, "proj_bias": False},
+    "mlp": {"type": "gelu", "bias": False},
+}
 
 PAIRS = [
     Pair("prenorm", {"block": "prenorm", "layer_scale": 0.1}, {"init_values": 0.1}),
@@ -79,6 +123,49 @@ PAIRS = [
         },
         {"block_fn": timm_vit.ParallelScalingBlock, "init_values": 0.1, "qk_norm": True, "qkv_bias": False},
         unpacked,
+    ),
+    Pair("no bias but in norms and patches", NO_BIAS, {"qkv_bias": False, "proj_bias": False}),
+    Pair(
+        "scale norms",
+        {"attention": {"type": "split", "norm": "layernorm"}, "mlp": {"type": "gelu", "norm": "layernorm"}},
+        {"scale_attn_norm": True, "scale_mlp_norm": True},
+    ),
+    Pair(
+        "geglu with a norm",
+        {"mlp": {"type": "geglu", "ratio": 4.0, "norm": "layernorm"}},
+        {"mlp_layer": timm.layers.SwiGLU, "scale_mlp_norm": True},
+    ),
+    Pair(
+        "swiglu without bias",
+        {"mlp": {"type": "swiglu", "ratio": 4.0, "bias": False}, "attention": {"type": "auto", "proj_bias": False}},
+        {"mlp_layer": timm.layers.SwiGLU, "act_layer": "silu", "proj_bias": False},
+    ),
+    Pair("packed geglu", {"mlp": {"type": "geglu", "ratio": 2.0}}, {"mlp_layer": timm.layers.GluMlp}, split_gate),
+    Pair(
+        "relu2",
+        {"mlp": {"type": "relu2"}},
+        {"act_layer": SquaredReLU},
+    ),
+    Pair("gated", {"attention": "gated"}, {"attn_layer": GatedAttention}),
+    Pair(
+        "gated with norms",
+        {"attention": {"type": "gated", "qk_norm": "layernorm", "norm": "layernorm", "qkv_bias": False}},
+        {"attn_layer": GatedAttention, "qk_norm": True, "scale_attn_norm": True, "qkv_bias": False},
+    ),
+    Pair("differential", {"attention": "differential"}, {"attn_layer": PreciseDiffAttention}),
+    Pair(
+        "differential of two numbers, with norms",
+        {
+            "attention": {
+                "type": "differential",
+                "factor": "numbers",
+                "qk_norm": "layernorm",
+                "norm": "layernorm",
+                "proj_bias": False,
+            },
+            "mlp": {"type": "gelu", "bias": False},
+        },
+        {"attn_layer": DualLambda, "qk_norm": True, "scale_attn_norm": True, "proj_bias": False},
     ),
 ]
 

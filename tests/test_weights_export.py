@@ -240,6 +240,13 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
             "torchvision",
             "its patches are of 4x2 pixels, and the format supports square ones alone",
         ),
+        ({"blocks": {"1": {"block": "postnorm"}}}, "timm", "block 'postnorm' is stored under names of vitlab alone"),
+        ({"attention": "differential"}, "timm", "attention 'differential' is stored under names of vitlab alone"),
+        ({"mlp": "relu2"}, "timm", "mlp 'relu2' exists in vitlab alone"),
+        ({"mlp": {"type": "gelu", "norm": "layernorm"}}, "timm", "mlp with a norm before its last layer"),
+        ({"attention": {"type": "auto", "proj_bias": False}}, "timm", "linear layers without biases, other than qkv"),
+        ({"norm": {"type": "layernorm", "affine": "scale"}}, "timm", "layer norms without a shift"),
+        ({"final_norm": "dyt"}, "timm", "norm 'dyt' exists in vitlab alone"),
     ],
 )
 def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentence: str, tmp_path: Path) -> None:

@@ -105,8 +105,40 @@ class DropPath(_Drop):
         return x * (mask.view(shape).to(x.dtype) / (1 - self.p))
 
 
+class PatchDrop(_Drop):
+    """Remove a share ``p`` of the patches of each sample, and keep the tokens before them and the order.
+
+    Of N patches, max(1, int(N * (1 - p))) remain, as in timm.  Draws are keyed as in :class:`Dropout`.
+
+    Reference: arXiv:2208.07220 (PatchDropout), arXiv:2212.00794.
+
+    Args:
+        p: share of the patches that is removed.
+        prefix: number of tokens before the patches.
+    """
+
+    def __init__(self, p: float, prefix: int) -> None:
+        super().__init__(p)
+        self.prefix = prefix
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return tokens BTD with patches removed in training mode, and unchanged in evaluation mode."""
+        if not self.training or self.p == 0:
+            return x_BTD
+        patches = x_BTD.shape[1] - self.prefix
+        draws = noise.current()
+        if draws is None:
+            draw_BN = torch.rand(x_BTD.shape[0], patches, device=x_BTD.device)
+        else:
+            draw_BN = noise.uniform(noise.fold(draws.dropout, _require_place(self.place)), draws.sample_B, patches)
+        remaining = max(1, int(patches * (1 - self.p)))
+        index_BN = draw_BN.argsort(dim=1, stable=True)[:, :remaining].sort(1).values + self.prefix
+        patches_BND = x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[2]))
+        return torch.cat([x_BTD[:, : self.prefix], patches_BND], 1)
+
+
 def name_draws(model: nn.Module) -> None:
-    """Set the place of every :class:`Dropout` and :class:`DropPath`: a number derived from its path in the model.
+    """Set the place of every :class:`Dropout`, :class:`DropPath` and :class:`PatchDrop`: a number for its path.
 
     Equal paths get equal masks, so two arms that differ elsewhere drop the same values.
     """

@@ -5,7 +5,7 @@ B batch, T tokens, D width.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
-from vitlab.registry import Slot
+from vitlab.registry import Added, Slot
 
 Epsilon = Annotated[float, Field(gt=0)]
 
@@ -35,18 +35,26 @@ class LayerNorm(Norm):
 
     Args:
         eps: added to the variance.
+        affine: learned after normalising: a scale and a shift, a scale alone, or none.
     """
 
-    def __init__(self, dim: int, *, eps: Epsilon = 1e-6) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        eps: Epsilon = 1e-6,
+        affine: Annotated[Literal["scale_and_shift", "scale", "none"], Added()] = "scale_and_shift",
+    ) -> None:
         """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, that of Hugging Face 1e-12."""
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim))
+        self.dim = dim
+        self.weight = None if affine == "none" else nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if affine == "scale_and_shift" else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Normalise by mean and variance over D."""
-        return F.layer_norm(x_BTD, self.weight.shape, self.weight, self.bias, self.eps)
+        return F.layer_norm(x_BTD, (self.dim,), self.weight, self.bias, self.eps)
 
 
 @norm.register("rmsnorm")
@@ -55,17 +63,43 @@ class RMSNorm(Norm):
 
     Args:
         eps: added to the mean square.
+        affine: learned after normalising: a scale, or none.
     """
 
-    def __init__(self, dim: int, *, eps: Epsilon = 1e-6) -> None:
+    def __init__(
+        self, dim: int, *, eps: Epsilon = 1e-6, affine: Annotated[Literal["scale", "none"], Added()] = "scale"
+    ) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
+        self.dim = dim
+        self.weight = nn.Parameter(torch.ones(dim)) if affine == "scale" else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Normalise by the root mean square over D."""
         # Under autocast the input may be bf16; torch's fused kernel requires one dtype.
-        return F.rms_norm(x_BTD, self.weight.shape, self.weight.to(x_BTD.dtype), self.eps)
+        weight_D = None if self.weight is None else self.weight.to(x_BTD.dtype)
+        return F.rms_norm(x_BTD, (self.dim,), weight_D, self.eps)
+
+
+@norm.register("dyt")
+class DynamicTanh(Norm):
+    """The hyperbolic tangent of the scaled tokens, then a scale and a shift.  Reference: arXiv:2503.10622 (DyT).
+
+    It normalises nothing: each value is treated by itself.
+
+    Args:
+        alpha: start of the learned number that all values are multiplied by before the tangent.
+    """
+
+    def __init__(self, dim: int, *, alpha: Annotated[float, Field(gt=0)] = 0.5) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), alpha))
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the scaled and shifted tangent."""
+        return torch.tanh(self.alpha * x_BTD) * self.weight + self.bias
 
 
 @norm.register("none")

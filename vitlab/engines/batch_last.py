@@ -108,6 +108,8 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
     ):
         if required or not _inherits(Position, hook, position):
             return f"attention that {what} is not supported by engine batch_last"
+    if model.patch_drop.p > 0:
+        return "patch_drop is not supported by engine batch_last"
     blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
     for path, block in blocks:
         if type(block) is not PreNorm:
@@ -220,14 +222,14 @@ class BatchLastForward:
         qkv_KOM = _affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
         qkv_K3HETB = qkv_KOM.view(trials, 3, attend.num_heads, attend.head_dim, tokens, images)
         y_KHETB: Tensor = _Attend.apply(qkv_K3HETB, attend.scale)  # type: ignore[no-untyped-call]
-        y_KDM = _affine(rows["proj.weight"], rows["proj.bias"], y_KHETB.flatten(3).flatten(1, 2))
+        y_KDM = _affine(rows["proj.weight"], rows.get("proj.bias"), y_KHETB.flatten(3).flatten(1, 2))
         return self._part(f"{at}.proj_drop", y_KDM.view(x_KDTB.shape))
 
     def _mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
         perceive = cast(mlp.GeluMLP, self.model.get_submodule(at))
         hidden_KOM = F.gelu(self._linear(f"{at}.fc1", x_KDTB.flatten(2)), approximate=perceive.act.approximate)
         hidden_KOTB = self._part(f"{at}.drop1", hidden_KOM.view(*hidden_KOM.shape[:2], *x_KDTB.shape[2:]))
-        y_KDM = self._linear(f"{at}.fc2", hidden_KOTB.flatten(2))
+        y_KDM = self._linear(f"{at}.fc2", self._part(f"{at}.norm", hidden_KOTB).flatten(2))
         return self._part(f"{at}.drop2", y_KDM.view(x_KDTB.shape))
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ class BatchLastForward:
         part = self.model.get_submodule(at)
         if _is_identity(part):
             return x_KDTB
-        if type(part) is norm.LayerNorm:
+        if type(part) is norm.LayerNorm and f"{at}.bias" in self.rows:
             weight_KD, bias_KD = self.rows[f"{at}.weight"], self.rows[f"{at}.bias"]
             y_KDM: Tensor = _Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
             return y_KDM.view(x_KDTB.shape)

@@ -46,14 +46,14 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
 
     def before_attention(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(module, Attention)
-        calls.append((module, arguments))
+        calls.append((module, arguments[:3]))  # without a function of the values, which no map depends on
 
     def before_block(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if not tokens:
             tokens.append(arguments[0])
 
-    def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        tokens.append(output)
+    def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        tokens.append(output[0] if cast(Block, module).passes_values else output)
 
     hooks = []
     for block in cast("Iterable[Block]", model.blocks):

@@ -18,8 +18,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitlab.components.attention import SOFTMAX, Attention
+from vitlab.components.block import Block
 from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.head import Head
+from vitlab.components.norm import NoNorm
 from vitlab.components.patch import PatchEmbedding
 from vitlab.components.position import Position
 from vitlab.errors import GeometryError
@@ -69,6 +71,7 @@ class Anatomy:
     final_norm: Resolved
     final_norm_at: FinalNormAt
     blocks: tuple[BlockChoices, ...]
+    patch_drop: float  #: share of the patches that training leaves out
     reasons: tuple[str, ...]  #: faults of single options
 
     @classmethod
@@ -89,6 +92,7 @@ class Anatomy:
         mlp: Choice | str,
         norm: Choice | str,
         blocks: Mapping[str, Any],
+        patch_drop: float,
         final_norm: Choice | str,
         final_norm_at: FinalNormAt,
         head: Choice | str,
@@ -138,6 +142,7 @@ class Anatomy:
             final_norm=slot("norm").resolve(final_norm),
             final_norm_at=final_norm_at,
             blocks=all_blocks,
+            patch_drop=patch_drop,
             reasons=tuple(reasons),
         )
 
@@ -165,11 +170,19 @@ class Anatomy:
                     f"position '{position.type}' rotates queries and keys, and attention "
                     f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
                 )
+            assert issubclass(block.block.component, Block)
+            if block.block.component.passes_values and not attention.mixes_values:
+                return (
+                    f"block '{block.block.type}' changes the values of attention, and attention "
+                    f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
+                )
         if head.component.task != self.task:
             return (
                 f"head '{head.type}' is for {head.component.task}, and the task of the data is {self.task}; use "
                 "another head"
             )
+        if self.patch_drop and (dropping := self._patch_drop_incompatibility()):
+            return dropping
         if self.final_norm_at == "pooled" and head.component.forward is not Head.forward:
             return (
                 f"head '{head.type}' does not pool apart from classifying, so final_norm_at cannot be pooled; write "
@@ -177,14 +190,35 @@ class Anatomy:
             )
         return None
 
+    def _patch_drop_incompatibility(self) -> str | None:
+        """Return the part that cannot be combined with dropped patches, in one sentence; None if there is none."""
+        position, head = self.position, self.head
+        assert issubclass(position.component, Position) and issubclass(head.component, Head)
+        if position.component.acts_in_blocks(position.options):
+            return (
+                f"position '{position.type}' places every patch in the blocks, and patch_drop {self.patch_drop:g} "
+                "removes some before them; use a position that is added at the stem, or patch_drop: 0"
+            )
+        if head.component.task == "segmentation" or head.component.forward is not Head.forward:
+            return (
+                f"head '{head.type}' reads every patch, and patch_drop {self.patch_drop:g} removes some; use another "
+                "head, or patch_drop: 0"
+            )
+        return None
+
+    def receives_values(self, index: int) -> bool:
+        """Return True if a block before ``index`` passes its values on."""
+        return any(block.block.component.passes_values for block in self.blocks[:index])  # type: ignore[attr-defined]
+
     def work(self) -> Work:
         """Return the work per image, by which an engine is chosen."""
         g, position = self.geometry, self.position.component
         assert issubclass(position, Position)
         plain = not (position.needs_bias or position.needs_rotation) and all(
-            block.block.component is PreNorm
+            self.patch_drop == 0
+            and block.block.component is PreNorm
             and block.attention.component in SOFTMAX
-            and block.attention.options["qk_norm"].type == "none"
+            and all(block.attention.options[name].component is NoNorm for name in ("qk_norm", "norm"))
             and block.attention.options["drop"] == 0
             for block in self.blocks
         )

@@ -9,7 +9,7 @@ attentions that keep their matrices apart) are translated by ``to_canonical`` an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
-from vitlab.components.base import Dropout, name_draws
+from vitlab.components.base import Dropout, PatchDrop, name_draws
 from vitlab.components.block import Block, LayerScale, Place
 from vitlab.components.head import Head
 from vitlab.components.init import Init, Kind, seeded
@@ -64,6 +64,8 @@ class ViT(Model):
         blocks: other choices for some of the blocks, ``{"0-3": {attention: split}}``.
         layer_scale: the value layer scale starts from; none without one.
         drop: dropout after the positions were added.
+        patch_drop: share of the patches that each image loses in training, after the positions were added
+            (arXiv:2208.07220); evaluation keeps all.
         drop_path: stochastic depth (arXiv:1603.09382) of the last block; it grows linearly from 0 at the first.
         final_norm: the norm after the last block.
         final_norm_at: on all tokens, as in the paper, or on what the head has pooled, as timm does for means.
@@ -98,6 +100,7 @@ class ViT(Model):
         blocks: Mapping[Span, BlockParts] = {},
         layer_scale: Annotated[float, Field(gt=0)] | None = None,
         drop: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        patch_drop: Annotated[float, Field(ge=0, lt=1), Added()] = 0.0,
         drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         final_norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
         final_norm_at: FinalNormAt = "tokens",
@@ -121,6 +124,7 @@ class ViT(Model):
             mlp=full["mlp"],
             norm=norm,
             blocks=blocks,
+            patch_drop=patch_drop,
             final_norm=final_norm,
             final_norm_at=final_norm_at,
             head=head,
@@ -140,9 +144,11 @@ class ViT(Model):
         self.reg_token = _token(g, "register")
         self.position = self._part("position", anatomy.position, g)
         self.pos_drop = Dropout(drop)
+        self.patch_drop = PatchDrop(patch_drop, len(g.prefix))
         self.blocks = nn.ModuleList()
         for i, parts in enumerate(anatomy.blocks):
-            self.blocks.append(self._block(i, parts, Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1))))
+            place = Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1), anatomy.receives_values(i))
+            self.blocks.append(self._block(i, parts, place))
         none = slot("norm").resolve("none")
         self.norm = self._part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
         self.fc_norm = self._part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
@@ -162,10 +168,15 @@ class ViT(Model):
         """
         position = self.position if position is None else position
         x_BTD = self._with_prefix(self.patch_embed(x_BCHW))
-        x_BTD = self.pos_drop(position.add(x_BTD, 0))
-        for layer, block in enumerate(self.blocks, 1):
+        x_BTD = self.patch_drop(self.pos_drop(position.add(x_BTD, 0)))
+        values_BHTK: Tensor | None = None  # of the first block that passes them on
+        for layer, block in enumerate(cast("Iterable[Block]", self.blocks), 1):
             x_BTD = position.add(x_BTD, layer)
-            x_BTD = block(x_BTD, position.rotation(layer), position.bias(layer))
+            hints = (position.rotation(layer), position.bias(layer))
+            if block.passes_values:
+                x_BTD, values_BHTK = block(x_BTD, *hints, values_BHTK)
+            else:
+                x_BTD = block(x_BTD, *hints)
             x_BTD = position.mix(x_BTD, layer)
         return cast(Tensor, self.norm(x_BTD))
 
@@ -221,6 +232,7 @@ class ViT(Model):
         for name, role in block.parts.items():
             context = place.geometry.dim if role == "norm" else place.geometry
             block.add_module(name, self._part(f"blocks.{i}.{name}", getattr(choices, role), context))
+        block.attn.block_index = i
         return block
 
     def _part(self, path: str, choice: Resolved, *context: Geometry | Place | int) -> Any:

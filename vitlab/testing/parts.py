@@ -101,7 +101,11 @@ class _Probe(nn.Module):
             rotation, bias = _hints(self.part, self.g, x)
             return {"tokens": self.part(x, rotation, bias)}
         if self.slot == "block":
-            return {"tokens": self.part(x, *_hints(self.part.attn, self.g, x))}
+            hints = _hints(self.part.attn, self.g, x)
+            if not self.part.passes_values:
+                return {"tokens": self.part(x, *hints)}
+            first_BHTK = x.view(*x.shape[:2], self.g.heads, -1).transpose(1, 2).sin()
+            return {"tokens": self.part(x, *hints, first_BHTK)[0]}
         if self.slot == "head":
             output = self.part(x)
             return {f"view '{name}'": view for name, view in self.part.logits_by_head(output).items()}
@@ -330,7 +334,7 @@ def _block(choice: Resolved, g: Geometry) -> Any:
     """Build a block with the parts that the model has by default, layer scale and drop path."""
     from vitlab.components.block import Place
 
-    block = slot("block").build(choice, Place(g, index=1, layer_scale=0.5, drop_path=0.3))
+    block = slot("block").build(choice, Place(g, index=1, layer_scale=0.5, drop_path=0.3, receives_values=True))
     for name, role in block.parts.items():
         default = {"norm": "layernorm", "attention": "auto", "mlp": "gelu"}[role]
         block.add_module(name, slot(role).build(default, g.dim if role == "norm" else g))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from vitlab.components.attention import Attention
+from vitlab.components.attention import SOFTMAX
 from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.mlp import GeluMLP, SwiGLU
+from vitlab.components.norm import DynamicTanh, LayerNorm, NoNorm, RMSNorm
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.models.anatomy import Anatomy
+from vitlab.models.anatomy import Anatomy, BlockChoices
 from vitlab.models.contract import Model, digest
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
@@ -120,15 +122,39 @@ class TrialModel:
         blocks = self._anatomy().blocks
         if other := next((block.block.type for block in blocks if block.block.component is not PreNorm), None):
             return f"block '{other}' is stored under names of vitlab alone"
-        norms = [block.norm.type for block in blocks]
-        if other := next((norm for norm in norms if norm not in ("layernorm", "rmsnorm")), None):
-            return f"norm '{other}' of a block exists in vitlab alone"
+        for norm in (block.norm for block in blocks):
+            if norm.component not in (LayerNorm, RMSNorm):
+                return f"norm '{norm.type}' of a block exists in vitlab alone"
         foreign = [type(part).__name__ for part in self.model.modules() if not type(part).__module__.startswith(_OURS)]
         if foreign:
             return f"{foreign[0]} is a part of a plugin, which no other format has"
-        if any(isinstance(part, Attention) and part.canonical is None for part in self.model.modules()):
-            return "its attention exists in vitlab alone"
-        return None
+        return _norm_incompatibility(self.model) or _block_incompatibility(blocks)
+
+
+def _norm_incompatibility(model: ViT) -> str | None:
+    """Return what other formats do not have of the norms of a model, or None."""
+    for part in model.modules():
+        if (isinstance(part, LayerNorm) and part.bias is None) or (isinstance(part, RMSNorm) and part.weight is None):
+            return "layer norms without a shift, and norms without a scale, cannot be written to another format"
+        if isinstance(part, DynamicTanh):
+            return "norm 'dyt' exists in vitlab alone"
+    return None
+
+
+def _block_incompatibility(blocks: Iterable[BlockChoices]) -> str | None:
+    """Return the first choice of a block that other formats do not have, or None."""
+    for block in blocks:
+        attention, mlp = block.attention, block.mlp
+        if attention.component not in SOFTMAX:
+            return f"attention '{attention.type}' is stored under names of vitlab alone"
+        if mlp.component not in (GeluMLP, SwiGLU):
+            return f"mlp '{mlp.type}' exists in vitlab alone"
+        for what, options in (("attention", attention.options), ("mlp", mlp.options)):
+            if options["norm"].component is not NoNorm:
+                return f"{what} with a norm before its last layer cannot be written to another format"
+        if not (attention.options["proj_bias"] and mlp.options["bias"]):
+            return "linear layers without biases, other than qkv, cannot be written to another format"
+    return None
 
 
 def is_trial_file(contents: WeightFile) -> bool:

@@ -4,13 +4,26 @@ contract.py     the parts of a block, its place in the model, layer scale
 prenorm.py      prenorm, the default
 postnorm.py     postnorm, respostnorm, sandwich: norms after the branches
 parallel.py     parallel: attention and MLP side by side
+gated.py        gated: a learned gate in the place of each sum
+value_residual.py   value_residual: values of the first block in later ones
 """
 
-from vitlab.components.block import parallel, postnorm, prenorm
+from vitlab.components.block import gated, parallel, postnorm, prenorm, value_residual
 from vitlab.components.block.contract import Block as Block
 from vitlab.components.block.contract import LayerScale as LayerScale
 from vitlab.components.block.contract import Place as Place
 from vitlab.components.block.contract import Role as Role
 from vitlab.components.block.contract import block as block
 
-__all__ = ["Block", "LayerScale", "Place", "Role", "block", "parallel", "postnorm", "prenorm"]
+__all__ = [
+    "Block",
+    "LayerScale",
+    "Place",
+    "Role",
+    "block",
+    "gated",
+    "parallel",
+    "postnorm",
+    "prenorm",
+    "value_residual",
+]

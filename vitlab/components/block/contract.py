@@ -29,6 +29,7 @@ class Place:
     index: int = 0  #: of the block, from 0
     layer_scale: float | None = None  #: start of the layer scale of each branch; None without one
     drop_path: float = 0.0  #: probability with which a branch is dropped
+    receives_values: bool = False  #: whether an earlier block passes its values on
 
 
 class LayerScale(nn.Module):
@@ -56,6 +57,10 @@ class Block(Part):
     """Attribute to the slot of the part there.  Exactly one is an attention, and it is called ``attn``."""
 
     branches: ClassVar[int] = 2  #: number of residual branches
+
+    passes_values: ClassVar[bool] = False
+    """Whether ``forward`` takes a fourth argument, the values (B, H, T, K) of the first such block or None, and returns
+    the tokens and these values."""
 
     norm1: nn.Module
     attn: Attention

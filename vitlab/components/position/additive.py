@@ -44,6 +44,11 @@ class Additive(Position):
         self.tables = g.depth if where == "every_layer" else 1
         self.layers = frozenset({0} if where == "stem" else {0, *range(2, g.depth + 1)})
 
+    @classmethod
+    def acts_in_blocks(cls, options: Mapping[str, Any]) -> bool:
+        """Return whether rows are added before later blocks."""
+        return super().acts_in_blocks(options) or options.get("where", "stem") != "stem"
+
     def rows(self, table: int) -> Tensor:
         """Return the rows (T, D), or (N, D) if prefix tokens have none."""
         raise NotImplementedError

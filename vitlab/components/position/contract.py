@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +98,11 @@ class Position(Part):
     def mix(self, x_BTD: Tensor, layer: int) -> Tensor:
         """Mix tokens after a block with their neighbours, (B, T, D) to (B, T, D)."""
         return x_BTD
+
+    @classmethod
+    def acts_in_blocks(cls, options: Mapping[str, Any]) -> bool:
+        """Return whether the encoding acts at a later layer than the stem, where some patches may be missing."""
+        return cls.needs_bias or cls.needs_rotation or cls.mix is not Position.mix
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
         """Resample a state of this module from the grid of ``old`` to that of ``new``.

@@ -324,6 +324,8 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
             return f"{who} position '{part.type}' adds a bias for every pair of them; use another position"
         if component.mix is not Position.mix or component.add not in (Position.add, Additive.add):
             return f"{who} position '{part.type}' is computed from all of them; use another position"
+    if anatomy.patch_drop:
+        return f"{who} patch_drop {anatomy.patch_drop:g} removes some of those; use patch_drop: 0"
     for block in anatomy.blocks:
         if block.attention.component not in SOFTMAX:
             return f"{who} attention '{block.attention.type}' may need all; use attention 'auto'"

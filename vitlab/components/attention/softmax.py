@@ -1,8 +1,4 @@
-"""Attention over tokens.
-
-Several implementations compute one function of the same weights.  Each has its own parameter names, and converts a
-state to and from the canonical form, which is timm's: ``qkv.weight`` with rows [q; k; v] and heads in order
-inside each, ``proj``, and ``q_norm``, ``k_norm`` where queries and keys are normalised.
+"""Scaled dot-product attention with softmax, in five implementations of one function.
 
 B images, T tokens, D width, H heads, K channels of a head (D = H * K).
 """
@@ -10,59 +6,26 @@ B images, T tokens, D width, H heads, K channels of a head (D = H * K).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Dropout, Part, stacked
+from vitlab.components.attention.contract import (
+    Attention,
+    MixValues,
+    Probability,
+    Rotation,
+    State,
+    attention,
+    rotate,
+)
+from vitlab.components.base import Dropout, stacked
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
-from vitlab.registry import Pick, Slot, slot
+from vitlab.registry import Added, Pick, slot
 from vitlab.spec import Choice
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
-
-State = Mapping[str, Tensor]
-Probability = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Attention(Part):
-    """Base of attentions.
-
-    A subclass defines ``forward``, and ``maps`` if it has attention weights.
-    """
-
-    takes_bias: ClassVar[bool] = True  #: whether a bias on the logits is applied
-    takes_rotation: ClassVar[bool] = True  #: whether queries and keys are rotated
-    canonical: ClassVar[Literal["timm"] | None] = "timm"  #: the canonical form of its weights; None if it has none
-
-    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Mix tokens, (B, T, D) to (B, T, D)."""
-        raise NotImplementedError
-
-    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Return the weight of every key for every query, (B, H, T, T), before dropout; rows sum to 1.
-
-        Raises:
-            NotImplementedError: if the attention has no such weights.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no attention weights")
-
-    def to_canonical(self, state: State) -> dict[str, Tensor]:
-        """Convert a state dict of this module to the canonical layout.  Depends only on ``state`` and the sizes."""
-        return dict(state)
-
-    def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """Convert a canonical state dict to the layout of this module; the inverse of :meth:`to_canonical`."""
-        return dict(state)
-
-
-attention = Slot("attention", Attention)
-
 
 Implementation = Literal["explicit", "sdpa", "auto", "split", "per_head"]
 
@@ -87,10 +50,14 @@ class SoftmaxAttention(Attention):
         qk_norm: the norm of queries and keys, over the width of a head.
         drop: dropout of the attention weights.
         proj_drop: dropout after the output projection.
+        proj_bias: a bias for the output projection.
+        norm: of the mixed values of all heads, before the output projection (timm's ``scale_attn_norm``).
 
     Raises:
         OptionError: if the implementation cannot drop weights.
     """
+
+    mixes_values = True
 
     implementation: ClassVar[Implementation]
     kernel: Literal["sdpa", "explicit"] | None  #: of ``auto`` alone: the kernel of the latest forward pass
@@ -103,6 +70,8 @@ class SoftmaxAttention(Attention):
         qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
+        proj_bias: Annotated[bool, Added()] = True,
+        norm: Annotated[Choice | str, Pick("norm"), Added()] = "none",
     ) -> None:
         super().__init__()
         self.num_heads = g.heads
@@ -118,7 +87,8 @@ class SoftmaxAttention(Attention):
         self.q_norm = slot("norm").build(qk_norm, g.head_dim)
         self.k_norm = slot("norm").build(qk_norm, g.head_dim)
         self.attn_drop = Dropout(drop)
-        self.proj = nn.Linear(g.dim, g.dim)
+        self.norm = slot("norm").build(norm, g.dim)
+        self.proj = nn.Linear(g.dim, g.dim, bias=proj_bias)
         self.proj_drop = Dropout(proj_drop)
         self.kernel = None
         if reason := self.incompatibility(g, {"drop": drop}):
@@ -134,11 +104,24 @@ class SoftmaxAttention(Attention):
             )
         return None
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rotation: Rotation | None,
+        bias_HTT: Tensor | None,
+        mix_values: MixValues | None = None,
+    ) -> Tensor:
         """Mix tokens, (B, T, D) to (B, T, D)."""
-        y_BHTK = self._mix(*self._qkv_for_product(x_BTD, rotation), bias_HTT)
-        out_BTD: Tensor = self.proj_drop(self.proj(y_BHTK.transpose(1, 2).flatten(2)))
+        q_BHTK, k_BHTK, v_BHTK = self._qkv_for_product(x_BTD, rotation)
+        if mix_values is not None:
+            v_BHTK = mix_values(v_BHTK)
+        y_BTD = self._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT).transpose(1, 2).flatten(2)
+        out_BTD: Tensor = self.proj_drop(self.proj(self._before_projection(y_BTD, x_BTD)))
         return out_BTD
+
+    def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        """Return the input of the output projection, from the mixed values and the input of the attention."""
+        return cast(Tensor, self.norm(y_BTD))
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Return the weight of every key for every query, (B, H, T, T), before dropout."""
@@ -299,14 +282,6 @@ class PerHead(SoftmaxAttention):
 
 SOFTMAX = (Explicit, SDPA, Auto, Split, PerHead)
 """Implementations of one function.  Derived classes do not count, because they may compute another."""
-
-
-def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate each pair of channels (2i, 2i + 1) by its angle, in the wider of the two dtypes."""
-    cos, sin = rotation
-    even, odd = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1)
-    return turned.flatten(-2).to(x_BHTK.dtype)
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,74 @@
+"""The contract of attentions, and rotation of queries and keys.
+
+Several implementations compute one function of the same weights.  Each has its own parameter names, and converts a
+state to and from the canonical form, which is timm's: ``qkv.weight`` with rows [q; k; v] and heads in order
+inside each, ``proj``, and ``q_norm``, ``k_norm`` where queries and keys are normalised.
+
+B images, T tokens, D width, H heads, K channels of a head (D = H * K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitlab.components.base import Part
+from vitlab.registry import Slot
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
+
+MixValues = Callable[[Tensor], Tensor]
+"""From the values (B, H, T, K) of an attention to those that its weights are applied to."""
+
+State = Mapping[str, Tensor]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Attention(Part):
+    """Base of attentions.
+
+    A subclass defines ``forward``, and ``maps`` if it has attention weights.
+    """
+
+    takes_bias: ClassVar[bool] = True  #: whether a bias on the logits is applied
+    takes_rotation: ClassVar[bool] = True  #: whether queries and keys are rotated
+    canonical: ClassVar[Literal["timm"] | None] = "timm"  #: the canonical form of its weights; None if it has none
+    mixes_values: ClassVar[bool] = False  #: whether ``forward`` takes a fourth argument, :data:`MixValues` or None
+
+    block_index: int = 0  #: of the attention's block, from 0; set by the model
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Mix tokens, (B, T, D) to (B, T, D)."""
+        raise NotImplementedError
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Return the weight of every key for every query, (B, H, T, T), before dropout; rows sum to 1.
+
+        Raises:
+            NotImplementedError: if the attention has no such weights.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no attention weights")
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Convert a state dict of this module to the canonical layout.  Depends only on ``state`` and the sizes."""
+        return dict(state)
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """Convert a canonical state dict to the layout of this module; the inverse of :meth:`to_canonical`."""
+        return dict(state)
+
+
+attention = Slot("attention", Attention)
+
+
+def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate each pair of channels (2i, 2i + 1) by its angle, in the wider of the two dtypes."""
+    cos, sin = rotation
+    even, odd = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1)
+    return turned.flatten(-2).to(x_BHTK.dtype)

@@ -1,0 +1,126 @@
+"""Attention by the difference of two maps.
+
+B images, T tokens, D width, H heads, K channels of a head, J = K / 2 channels of a half of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.components.attention.contract import Attention, MixValues, Probability, Rotation, attention
+from vitlab.components.base import Dropout
+from vitlab.errors import OptionError
+from vitlab.geometry import Geometry
+from vitlab.registry import Pick, slot
+from vitlab.spec import Choice
+
+
+@attention.register("differential")
+class Differential(Attention):
+    """Two softmax maps per head, the second times a learned factor taken from the first.  Reference: arXiv:2410.05258.
+
+    timm's ``DiffAttention``: each half of the channels of a head's queries and keys forms a map, and both are applied
+    to all of its values.  The factor starts at 0.8 - 0.6 exp(-0.3 block), with blocks counted from 0; an RMS norm of
+    each head follows.  Weights may be negative, so there are no attention maps to explain.
+
+    Args:
+        qkv_bias: a bias for queries, keys and values.
+        qk_norm: the norm of queries and keys, over half of the width of a head.
+        drop: dropout of the attention weights of both maps.
+        proj_drop: dropout after the output projection.
+        proj_bias: a bias for the output projection.
+        norm: of the mixed values of all heads, before the output projection (timm's ``scale_attn_norm``).
+        factor: learned as products of vectors, as in the paper, or as two numbers (timm's ``dual_lambda``).
+
+    Raises:
+        OptionError: if heads have an odd number of channels.
+    """
+
+    takes_rotation = False  # the angles of a position are for heads of K channels
+    mixes_values = True
+
+    lambda_q1: Tensor
+    lambda_k1: Tensor
+    lambda_q2: Tensor
+    lambda_k2: Tensor
+    lambda_a: Tensor
+    lambda_b: Tensor
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+        proj_bias: bool = True,
+        norm: Annotated[Choice | str, Pick("norm")] = "none",
+        factor: Literal["vectors", "numbers"] = "vectors",
+    ) -> None:
+        super().__init__()
+        if reason := self.incompatibility(g, {}):
+            raise OptionError([((), reason)])
+        self.num_heads = g.heads
+        self.half_dim = g.head_dim // 2
+        self.scale = self.half_dim**-0.5
+        self.factor = factor
+        self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=qkv_bias)
+        self.q_norm = slot("norm").build(qk_norm, self.half_dim)
+        self.k_norm = slot("norm").build(qk_norm, self.half_dim)
+        self.attn_drop = Dropout(drop)
+        self.norm = slot("norm").build(norm, g.dim)
+        self.proj = nn.Linear(g.dim, g.dim, bias=proj_bias)
+        self.proj_drop = Dropout(proj_drop)
+        if factor == "vectors":
+            for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+                self.register_parameter(name, nn.Parameter(0.1 * torch.randn(self.half_dim)))
+        else:
+            for name in ("lambda_a", "lambda_b"):
+                self.register_parameter(name, nn.Parameter(torch.zeros(())))
+        self.sub_norm = slot("norm").build({"type": "rmsnorm", "eps": 1e-5}, g.head_dim)
+
+    @classmethod
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Return a sentence if the channels of a head cannot be halved; None otherwise."""
+        if g.head_dim % 2:
+            return (
+                f"attention 'differential' halves the channels of a head, and there are {g.head_dim}; choose dim and "
+                "heads so that dim / heads is even"
+            )
+        return None
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        rotation: Rotation | None,
+        bias_HTT: Tensor | None,
+        mix_values: MixValues | None = None,
+    ) -> Tensor:
+        """Mix tokens, (B, T, D) to (B, T, D)."""
+        q_BTD, k_BTD, v_BTD = self.qkv(x_BTD).chunk(3, -1)
+        halves = (self.num_heads, 2, self.half_dim)
+        q_BTH2J, k_BTH2J = self.q_norm(q_BTD.unflatten(-1, halves)), self.k_norm(k_BTD.unflatten(-1, halves))
+        v_BHTK = v_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        if mix_values is not None:
+            v_BHTK = mix_values(v_BHTK)
+        logits_BH2TT = q_BTH2J.permute(0, 2, 3, 1, 4) * self.scale @ k_BTH2J.permute(0, 2, 3, 4, 1)
+        if bias_HTT is not None:
+            logits_BH2TT = logits_BH2TT + bias_HTT.to(logits_BH2TT.dtype)[:, None]
+        first_BHTT, second_BHTT = self.attn_drop(logits_BH2TT.softmax(-1)).unbind(2)
+        start = 0.8 - 0.6 * math.exp(-0.3 * self.block_index)
+        factor = (self._learned() + start).to(first_BHTT.dtype)
+        y_BHTK = self.sub_norm((first_BHTT - factor * second_BHTT) @ v_BHTK) * (1 - start)
+        out_BTD: Tensor = self.proj_drop(self.proj(self.norm(y_BHTK.transpose(1, 2).flatten(2))))
+        return out_BTD
+
+    def _learned(self) -> Tensor:
+        """Return the learned part of the factor, a number that is 0 or near it at first."""
+        if self.factor == "numbers":
+            return self.lambda_a.exp() - self.lambda_b.exp()
+        return (self.lambda_q1 * self.lambda_k1).sum().exp() - (self.lambda_q2 * self.lambda_k2).sum().exp()
