@@ -86,7 +86,9 @@ class _CachedChoice:
         self.choice = choice
         self.plain = choice.plain()
         self.hashed = choice.hashed()
-        self.origins = {f"{part.slot}:{part.key_name.rpartition(':')[2]} {part.origin}" for part in choice.parts()}
+        self.origins = {
+            f"{part.slot}:{part.key_name.rpartition(':')[2]} {part.origin}" for part in choice.parts_in_key()
+        }
         self.notes = {part.rename_note for part in choice.parts() if part.rename_note}
         self.modules = modules_of([choice])
 

@@ -168,6 +168,21 @@ class Resolved(Choice):
             return None
         return f"{self.slot} '{bare}' is now called '{present[bare]}'; both names mean the same trials."
 
+    def plain(self) -> dict[str, Any]:
+        """Return the long form in plain JSON values, without options marked :class:`Added` that have their default."""
+        return {"type": self.type, **{name: plain_values(value) for name, value in self._without_added().items()}}
+
+    def parts_in_key(self) -> Iterator[Resolved]:
+        """Yield this choice and every choice nested in its options, without those of :class:`Added` defaults."""
+        yield self
+        for option in self._without_added().values():
+            for part in _choices_in(option, nested=False):
+                yield from part.parts_in_key()
+
+    def _without_added(self) -> dict[str, Any]:
+        fields = slot(self.slot).options(self.component).model_fields
+        return {name: value for name, value in self.options.items() if not _is_added_default(value, fields[name])}
+
     def hashed(self) -> dict[str, Any]:
         """Return :meth:`plain` with :attr:`key_name` for the type, without options that are no part of a key.
 
@@ -178,23 +193,28 @@ class Resolved(Choice):
         return {"type": self.key_name, **{name: plain_values(value, _hashed) for name, value in options.items()}}
 
 
-def _choices_in(value: Any) -> Iterator[Resolved]:
+def _choices_in(value: Any, nested: bool = True) -> Iterator[Resolved]:
+    """Yield the choices in an option's value, with those nested in their options or without."""
     if isinstance(value, Resolved):
-        yield from value.parts()
+        yield from value.parts() if nested else (value,)
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _choices_in(item)
+            yield from _choices_in(item, nested)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _choices_in(item)
+            yield from _choices_in(item, nested)
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from _choices_in(getattr(value, name))
+            yield from _choices_in(getattr(value, name), nested)
 
 
 def _is_outside_key(value: Any, info: FieldInfo) -> bool:
     if any(isinstance(mark, Unhashed) or mark is Unhashed for mark in info.metadata):
         return True
+    return _is_added_default(value, info)
+
+
+def _is_added_default(value: Any, info: FieldInfo) -> bool:
     if isinstance(value, Resolved) and isinstance(info.default, str):  # the default of an option that is a choice
         info = copy(info)
         info.default = slot(value.slot).resolve(info.default)

@@ -152,7 +152,7 @@ class Choice:
         return {"anyOf": [{"type": "string"}, long_form]}
 
 
-def plain_values(value: Any, of_choice: Callable[[Choice], Any] = Choice.plain) -> Any:
+def plain_values(value: Any, of_choice: Callable[[Choice], Any] = lambda choice: choice.plain()) -> Any:
     """Return an option's value in plain JSON values, with the choices in it converted by ``of_choice``."""
     if isinstance(value, Choice):
         return of_choice(value)
