@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -38,6 +38,9 @@ class Init:
         token_std: deviation of class, distillation and register tokens, instead of the scheme's.
         position_std: deviation of the learned position table, instead of the scheme's.
     """
+
+    falls_with_inputs: ClassVar[bool] = False
+    """Whether the deviation of linear maps falls as the root of their number of inputs."""
 
     def __init__(self, *, token_std: Scale | None = None, position_std: Scale | None = None) -> None:
         self.token_std = token_std
@@ -111,6 +114,8 @@ class Jax(Init):
         head_bias: bias of the classifier; -ln(classes) starts a sigmoid loss at even odds.
     """
 
+    falls_with_inputs = True
+
     def __init__(
         self, *, head_bias: float = 0.0, token_std: Scale | None = None, position_std: Scale | None = None
     ) -> None:
@@ -148,6 +153,8 @@ class Jax(Init):
 class MoCo(Init):
     """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
 
+    falls_with_inputs = True
+
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw qkv from a Xavier uniform over each third of its rows."""
         if "qkv" in name:
@@ -160,6 +167,8 @@ class MoCo(Init):
 @init.register("torchvision")
 class Torchvision(Init):
     """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
+
+    falls_with_inputs = True
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Set the head to zero and draw the others as torchvision does."""
@@ -195,6 +204,8 @@ class Torchvision(Init):
 @init.register("torch")
 class Torch(Init):
     """torch's defaults: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
+
+    falls_with_inputs = True
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw from a Kaiming uniform, as torch's Linear does."""

@@ -76,6 +76,15 @@ class Model(nn.Module):
                 exempt |= {f"{path}.{name}" for name in part.no_weight_decay()}
         return exempt
 
+    def rate_factors(self) -> dict[str, float]:
+        """Return the factor of the learning rate of each parameter that has one, by name: those of models inside."""
+        return {
+            f"{path}.{name}": factor
+            for path, module in self.named_modules()
+            if path and isinstance(module, Model)
+            for name, factor in module.rate_factors().items()
+        }
+
     def freeze(self, trained: Collection[str]) -> None:
         """Freeze the model except for some entries of its state.
 

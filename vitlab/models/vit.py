@@ -9,6 +9,7 @@ attentions that keep their matrices apart) are translated by ``to_canonical`` an
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -38,6 +39,9 @@ from vitlab.models.anatomy import (
 from vitlab.models.contract import Model, State, model
 from vitlab.registry import Added, Pick, Resolved, Unhashed, slot
 from vitlab.spec import Choice
+
+MUP = "vitlab.models.mup"
+"""Imported by name where it is used, so that the code digest of other trials does not cover it."""
 
 
 @model.register("vit")
@@ -71,6 +75,9 @@ class ViT(Model):
         final_norm_at: on all tokens, as in the paper, or on what the head has pooled, as timm does for means.
         head: from tokens to predictions.
         init: the scheme of initial values.
+        parametrization: with ``mup``, initial values, rates of Adam and the scale of attention depend on dim such that
+            the best learning rate does not (arXiv:2203.03466).
+        base_width: dim at which ``mup`` equals ``standard``.
 
     Raises:
         OptionError: for components that do not work together, and what :meth:`Anatomy.of` raises.
@@ -106,6 +113,8 @@ class ViT(Model):
         final_norm_at: FinalNormAt = "tokens",
         head: Annotated[Choice | str, Pick("head")] = "linear",
         init: Annotated[Choice | str, Pick("init")] = "timm",
+        parametrization: Annotated[Literal["standard", "mup"], Added()] = "standard",
+        base_width: Annotated[int, Field(gt=0), Added()] = 64,
     ) -> None:
         super().__init__()
         full = expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
@@ -129,7 +138,8 @@ class ViT(Model):
             final_norm_at=final_norm_at,
             head=head,
         )
-        reason = anatomy.incompatibility()
+        self._mup: Any = importlib.import_module(MUP) if parametrization == "mup" else None
+        reason = anatomy.incompatibility() or (self._mup and self._mup.incompatibility(anatomy, base_width))
         if reason:
             raise OptionError([((), reason)])
         g = anatomy.geometry
@@ -154,6 +164,9 @@ class ViT(Model):
         self.fc_norm = self._part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
         self.head = self._part("head", anatomy.head, g)
         name_draws(self)
+        self.base_width = base_width
+        if self._mup is not None:
+            self._mup.scale_attention(self)
 
     # -- the figure -------------------------------------------------------------------------------------------------
 
@@ -205,7 +218,11 @@ class ViT(Model):
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         """Return why the parts do not fit each other or the data, or None."""
-        return cls.anatomy(data, options).incompatibility()
+        anatomy = cls.anatomy(data, options)
+        reason = anatomy.incompatibility()
+        if reason is None and options.get("parametrization") == "mup":
+            reason = importlib.import_module(MUP).incompatibility(anatomy, options.get("base_width", 64))
+        return reason
 
     @classmethod
     def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
@@ -247,6 +264,10 @@ class ViT(Model):
         tokens = {"cls_token", "dist_token", "reg_token", "position.pos_embed"}
         return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
 
+    def rate_factors(self) -> dict[str, float]:
+        """Return the factors of learning rates under ``mup``."""
+        return self._mup.rate_factors(self) if self._mup is not None else {}
+
     def layer_of(self, name: str) -> int:
         """Return 0 for patches, tokens and positions, from 1 for blocks; the last norm belongs to the last block."""
         first, _, rest = name.partition(".")
@@ -271,10 +292,11 @@ class ViT(Model):
             if isinstance(module, LayerScale):
                 module.gamma.fill_(module.start)
         state = self.to_canonical(self.state_dict())
+        factors = self._mup.init_factors(self) if self._mup is not None else {}
         for name, (kind, fan_in) in self._parameters_to_draw(state).items():
             x = torch.empty(state[name].shape)
             self.scheme.draw(x, name, kind, fan_in, seed)
-            state[name] = x
+            state[name] = x * factors[name] if factors else x
         self.load_state_dict(self.from_canonical(state))
 
     def _parameters_to_draw(self, state: State) -> dict[str, tuple[Kind, int]]:
@@ -339,7 +361,7 @@ class ViT(Model):
         return own
 
 
-_NOT_ANATOMY = ("size", "layer_scale", "drop", "drop_path", "init")
+_NOT_ANATOMY = ("size", "layer_scale", "drop", "drop_path", "init", "parametrization", "base_width")
 
 
 def _token(g: Geometry, name: str) -> nn.Parameter | None:

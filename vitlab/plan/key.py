@@ -44,6 +44,8 @@ MIXING = "vitlab.training.mixup"
 """Module of mixup and cutmix."""
 AVERAGING = "vitlab.training.ema"
 """Module of the moving average of weights."""
+WIDTH = "vitlab.models.mup"
+"""Module of the maximal update parametrization."""
 SCALING = "vitlab.training.scaling"
 """Module of loss scaling."""
 FURTHER_TESTS = "vitlab.data.further"
@@ -109,6 +111,8 @@ def modules_beside(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's optional features, such as distillation, that its spec uses."""
     options = {DISTILLATION: spec.distill, MIXING: spec.train.mix, AVERAGING: spec.train.ema}
     modules = {module for module, option in options.items() if option is not None}
+    if spec.model.options.get("parametrization") == "mup":
+        modules.add(WIDTH)
     if spec.train.precision == "fp16":
         modules.add(SCALING)
     if any(spec.data.options.get(name) for name in FURTHER_OPTIONS):

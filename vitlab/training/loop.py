@@ -25,7 +25,7 @@ from vitlab.data.prepare import Batch, Feed
 from vitlab.errors import UserError
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
-from vitlab.plan.key import AVERAGING, FEATURES, SCALING, objective_of
+from vitlab.plan.key import AVERAGING, FEATURES, SCALING, WIDTH, objective_of
 from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
@@ -147,6 +147,8 @@ class Training:
         if spec.layer_decay is not None:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
             groups = layer_groups(groups, layers, spec.layer_decay)
+        if factors := self.module.rate_factors():
+            groups = importlib.import_module(WIDTH).rate_groups(groups, factors, optimizer)
         self.optimizer = optimizer.build(groups)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.compute_loss: LossFunction = self._compute_loss  #: replaced by an engine that compiles it

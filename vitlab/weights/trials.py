@@ -122,6 +122,8 @@ class TrialModel:
         blocks = self._anatomy().blocks
         if other := next((block.block.type for block in blocks if block.block.component is not PreNorm), None):
             return f"block '{other}' is stored under names of vitlab alone"
+        if self.options.get("parametrization") == "mup" and self.model.base_width != self.model.geometry.dim:
+            return "the scale of attention under parametrization 'mup' exists in vitlab alone"
         for norm in (block.norm for block in blocks):
             if norm.component not in (LayerNorm, RMSNorm):
                 return f"norm '{norm.type}' of a block exists in vitlab alone"

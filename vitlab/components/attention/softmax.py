@@ -153,7 +153,7 @@ class SoftmaxAttention(Attention):
         if self.implementation == "auto":
             self.kernel = "sdpa" if self._sdpa_is_best(v_BHTK) else "explicit"
         if "sdpa" in (self.implementation, self.kernel):
-            return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
+            return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT, self.scale)
         if self.implementation != "per_head":
             weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
             return weights_BHTT @ v_BHTK
@@ -292,6 +292,9 @@ def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     return logits.softmax(-1)
 
 
-def _sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+def _sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None, scale: float) -> Tensor:
     mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)[None]
-    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+    default = q_BHTK.shape[-1] ** -0.5  # where torch's own rounding is kept
+    return F.scaled_dot_product_attention(
+        q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=None if scale == default else scale
+    )

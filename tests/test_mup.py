@@ -1,0 +1,131 @@
+"""Tests of the maximal update parametrization, arXiv:2203.03466."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from test_engines import training
+from torch import nn
+
+from vitlab.errors import OptionError, UserError
+from vitlab.geometry import DataInfo
+from vitlab.registry import slot
+from vitlab.training.evaluation import forward_logits
+from vitlab.training.loop import Training
+
+BLOCK_PARTS = ("attn", "mlp")
+INFO = DataInfo(image=(8, 8), channels=1, classes=6)
+
+
+def of_width(width: int, parametrization: str, seed: int = 0, **options: Any) -> Training:
+    model = {"dim": width, "heads": 4, "drop": 0.0, "drop_path": 0.0, "parametrization": parametrization}
+    train = {"optimizer": {"type": "adamw", "lr": 1e-2}, "schedule": "constant"}
+    return training(seed, model={**model, **options.pop("model", {})}, **{**train, **options})
+
+
+def test_coordinates_do_not_grow_with_width() -> None:
+    """Coordinate check, appendix D.1: the mean absolute change of activations after four steps, over widths 16 to 256."""
+    spreads = {}
+    for parametrization in ("standard", "mup"):
+        sizes = [coordinates(width, parametrization) for width in (16, 256)]
+        spreads[parametrization] = max(sizes) / min(sizes)
+    assert spreads["mup"] < 1.5
+    assert spreads["standard"] > 20
+
+
+def coordinates(width: int, parametrization: str) -> float:
+    """Return the mean absolute change of the outputs of attentions and MLPs, over blocks and seeds."""
+    changes = []
+    for seed in range(3):
+        one = of_width(width, parametrization, seed)
+        parts = [getattr(block, name) for block in one.model.blocks for name in BLOCK_PARTS]  # type: ignore[union-attr]
+        before = outputs_of(parts, one)
+        for _ in range(4):
+            one.train_step()
+        pairs = zip(before, outputs_of(parts, one), strict=True)
+        changes += [float((after - first).abs().mean()) for first, after in pairs]
+    return sum(changes) / len(changes)
+
+
+@torch.no_grad()
+def outputs_of(parts: list[nn.Module], one: Training) -> list[torch.Tensor]:
+    """Return the outputs of some parts of a model for the first batch."""
+    outputs: list[torch.Tensor] = []
+    hooks = [part.register_forward_hook(lambda module, inputs, output: outputs.append(output)) for part in parts]
+    one.model(one.feed.batch(0, 32).x_BCHW)
+    for hook in hooks:
+        hook.remove()
+    return outputs
+
+
+@pytest.mark.parametrize("attention", ["explicit", "split", "per_head", "sdpa"])
+def test_initial_values_rates_and_decay_follow_table_3(attention: str) -> None:
+    wide, usual = (of_width(256, kind, model={"attention": attention}) for kind in ("mup", "standard"))
+    growth = 256 / 64
+    state, other = (one.model.to_canonical(one.model.state_dict()) for one in (wide, usual))
+    for name, value in other.items():
+        is_hidden = name.startswith("blocks") and value.ndim == 2
+        factor = growth**-0.5 if is_hidden else 1 / growth if name == "head.weight" else 1.0
+        torch.testing.assert_close(state[name], value * factor, rtol=1e-6, atol=0)
+    names = {id(parameter): name for name, parameter in wide.model.named_parameters()}
+    for group in wide.optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            is_scaled = parameter.ndim == 2 and (name.startswith("blocks") or name.startswith("head"))
+            assert group.get("lr_scale", 1.0) == (1 / growth if is_scaled else 1.0), name
+            if is_scaled:
+                assert group["weight_decay"] == pytest.approx(0.05 * growth)
+    head_dim, base_head_dim = 256 // 4, 64 // 4
+    scale = wide.model.blocks[0].attn.scale  # type: ignore[union-attr,index]
+    assert scale == pytest.approx(math.sqrt(base_head_dim) / head_dim)
+
+
+def test_kernels_agree_on_scale_of_attention() -> None:
+    x_BCHW = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = []
+    for attention in ("explicit", "sdpa", "auto", "split", "per_head"):
+        model = of_width(32, "mup", model={"attention": attention}).model.double().eval()
+        model.load_state_dict({name: value * 5 for name, value in model.state_dict().items()})
+        logits.append(forward_logits(model, x_BCHW, "fp64")[""])
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], rtol=1e-10, atol=1e-12)
+
+
+def test_base_width_equals_standard_bitwise() -> None:
+    base, usual = of_width(64, "mup"), of_width(64, "standard")
+    for one in (base, usual):
+        one.train_step()
+    for name, value in usual.model.state_dict().items():
+        assert torch.equal(base.model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("init", slot("init").names())
+@pytest.mark.parametrize("patch", ["linear", "conv_stem"])
+def test_hidden_deviation_falls_as_root_of_inputs_in_every_scheme(init: str, patch: str) -> None:
+    options = {"patch_size": 4, "depth": 1, "heads": 4, "init": init, "patch": patch, "parametrization": "mup"}
+    deviations = []
+    for width in (64, 256):
+        model = slot("model").build({"type": "vit", "dim": width, **options}, INFO)
+        model.initialise(0)
+        deviations.append(float(model.blocks[0].mlp.fc1.weight.detach().std()))
+    assert deviations[0] / deviations[1] == pytest.approx(2, rel=0.05)
+
+
+def test_impossible_combinations_are_refused() -> None:
+    def build(**options: Any) -> None:
+        slot("model").build({"type": "vit", "patch_size": 4, "dim": 36, "parametrization": "mup", **options}, INFO)
+
+    with pytest.raises(OptionError, match="base_width 64 is not a multiple of heads 3"):
+        build(heads=3)
+    with pytest.raises(OptionError, match="needs scaled dot-product attention"):
+        build(heads=4, attention="linear")
+    options = {"patch_size": 4, "dim": 36, "heads": 3, "parametrization": "mup"}
+    reason = slot("model").get("vit").incompatibility(INFO, options)
+    assert reason == "parametrization mup: base_width 64 is not a multiple of heads 3; set a multiple"
+    with pytest.raises(UserError, match="mup is for Adam, and the optimizer is SGD"):
+        of_width(32, "mup", optimizer={"type": "sgd", "lr": 0.1})
+    identity = slot("model").resolve({"type": "vit", "patch_size": 4}).hashed()
+    assert "depth" in identity and "parametrization" not in identity and "base_width" not in identity

@@ -1,0 +1,134 @@
+"""Maximal update parametrization of a ViT: one learning rate for all widths.
+
+In the standard parametrization the best learning rate falls as a model gets wider.  Here it does not change, so that
+models of different widths can be compared, or a rate found at a small width, under Adam:
+
+=====================  ===========================  ====================  ====================
+weights                deviation of initial values  rate of Adam          weight decay
+=====================  ===========================  ====================  ====================
+inputs and vectors     as usual                     as usual              as usual
+hidden matrices        times 1 / sqrt(m)            times 1 / m           times m
+output                 times 1 / m                  times 1 / m           times m
+=====================  ===========================  ====================  ====================
+
+m is the number of a map's inputs, relative to the same model of width ``base_width``, at which nothing differs.  The
+deviation of a scheme that falls by itself with the number of inputs is multiplied by sqrt(m).  Logits of attention are
+divided by the width of a head instead of its root.  Decay is scaled because Adam multiplies it by the rate.
+
+Reference: arXiv:2203.03466, tables 3 and 8 and appendix B.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.components.attention import SOFTMAX
+from vitlab.components.block import Place
+from vitlab.errors import UserError
+from vitlab.geometry import Geometry
+from vitlab.models.anatomy import Anatomy
+from vitlab.registry import slot
+
+if TYPE_CHECKING:
+    from vitlab.models.vit import ViT
+
+
+class Growth(NamedTuple):
+    """The growth of a weight with the width of the model."""
+
+    inputs: float  #: inputs of the map, relative to the base model
+    is_output: bool  #: True if its number of outputs does not depend on the width
+
+
+def incompatibility(anatomy: Anatomy, base_width: int) -> str | None:
+    """Return why a model cannot have this parametrization, or None."""
+    heads = anatomy.geometry.heads
+    if base_width % heads:
+        return f"parametrization mup: base_width {base_width} is not a multiple of heads {heads}; set a multiple"
+    for i, block in enumerate(anatomy.blocks):
+        if block.attention.component not in SOFTMAX:
+            return f"parametrization mup needs scaled dot-product attention; block {i} has '{block.attention.type}'"
+    return None
+
+
+def scale_attention(model: ViT) -> None:
+    """Let the logits of attention be divided by the width of a head, relative to the base model."""
+    for block in model.blocks:
+        attention: Any = block.attn
+        attention.scale *= math.sqrt(model.base_width / model.geometry.dim)
+
+
+def growths(model: ViT) -> dict[str, Growth]:
+    """Return the growth of every weight whose number of inputs depends on the width, by name."""
+    found: dict[str, Growth] = {}
+    for path, (choice, context) in model._parts.items():
+        with torch.random.fork_rng(devices=[]):
+            base = slot(choice.slot).build(choice, *(_of_width(size, model.base_width) for size in context))
+        part = model.get_submodule(path)
+        maps = {f"{name}.weight" for name, module in part.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+        for name, parameter in base.named_parameters():
+            shape, base_shape = part.get_parameter(name).shape, parameter.shape
+            changed = [axis for axis, sizes in enumerate(zip(shape, base_shape, strict=True)) if sizes[0] != sizes[1]]
+            if len(changed) > 1 or (name in maps and changed and changed != [0]):
+                inputs = math.prod(shape[1:]) / math.prod(base_shape[1:])
+                found[f"{path}.{name}"] = Growth(inputs, is_output=0 not in changed)
+    return found
+
+
+def init_factors(model: ViT) -> dict[str, Tensor]:
+    """Return a factor for every initial value of the model, by canonical name."""
+    state = {name: torch.ones(value.shape) for name, value in model.state_dict().items()}
+    for name, growth in growths(model).items():
+        falls = model.scheme.falls_with_inputs or isinstance(_module(model, name), nn.Conv2d)
+        exponent = (1.0 if growth.is_output else 0.5) - (0.5 if falls else 0.0)
+        state[name] *= growth.inputs**-exponent
+    return model.to_canonical(state)
+
+
+def rate_factors(model: ViT) -> dict[str, float]:
+    """Return the factor of the learning rate of every weight that has one, by name."""
+    return {name: 1 / growth.inputs for name, growth in growths(model).items()}
+
+
+def rate_groups(
+    groups: Sequence[Mapping[str, Any]], factors: Mapping[str, float], optimizer: object
+) -> list[dict[str, Any]]:
+    """Split parameter groups by the factors of their learning rates.
+
+    Args:
+        groups: Parameter groups whose ``params`` are named.
+        factors: Name to factor, as returned by :func:`rate_factors`.
+        optimizer: The choice of the slot ``optimizer``.
+
+    Raises:
+        UserError: If the optimizer is not Adam.
+    """
+    name = type(optimizer).__name__
+    if name not in ("Adam", "AdamW"):
+        raise UserError(f"model.parametrization mup is for Adam, and the optimizer is {name}; use adamw or adam")
+    split = []
+    for group in groups:
+        by_factor: dict[float, list[Any]] = {}
+        for named in group["params"]:
+            by_factor.setdefault(factors.get(named[0], 1.0), []).append(named)
+        for factor, params in by_factor.items():
+            own = {"lr_scale": group.get("lr_scale", 1.0) * factor, "weight_decay": group["weight_decay"] / factor}
+            split.append({**group, "params": params, **own})
+    return split
+
+
+def _of_width(size: Geometry | Place | int, width: int) -> Geometry | Place | int:
+    """Return what a part is built with at another width."""
+    if isinstance(size, Place):
+        return replace(size, geometry=replace(size.geometry, dim=width))
+    return replace(size, dim=width) if isinstance(size, Geometry) else width
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
