@@ -55,7 +55,7 @@ def test_fp16_equals_recipe_of_torch() -> None:
         batch, draws = theirs.draw(range(16))
         with noise.drawing(draws), torch.autocast("cpu", torch.float16):
             logits_BK = model(batch.x_BCHW).logits
-        loss = theirs.loss({"": logits_BK.float()}, batch.y_B).total
+        loss = slot("loss").build(theirs.spec.loss)({"": logits_BK.float()}, batch.y_B).total
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         for group in optimizer.param_groups:
