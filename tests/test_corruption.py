@@ -336,6 +336,7 @@ def test_corrupted_sets_without_effect_leave_key_and_code_of_trial():
         ({"type": "digit_scenes", "corrupted": "all"}, "has a class at every pixel"),
         ({**DATA, "num_channels": 2, "corrupted": "all"}, "1 or 3 channels and at least 8 by 8"),
         ({**DATA, "corrupted": ["mist"]}, "corrupted"),
+        ({"type": "cifar10", "corrupted_root": "nowhere"}, "there is no folder nowhere; correct 'corrupted_root'"),
         ({**DATA, "corrupted": 3}, "allowed: all, a list of corruptions, or"),
         ({**DATA, "corrupted": ["fog", "fog"]}, "fog is listed twice"),
         ({**DATA, "corrupted": {"severities": [6]}}, "less than or equal to 5|at most 5"),

@@ -68,8 +68,10 @@ class Cifar(Checksummed):
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files."""
         info = self._info((32, 32), channels=3)
-        if self.corrupted_root is None or info.identity is None:
+        if self.corrupted_root is None:
             return info
+        if not self.corrupted_root.is_dir():
+            raise DataError(f"{self.name}: there is no folder {self.corrupted_root}; correct 'corrupted_root'")
         sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(self.corrupted_root.glob("*.npy"))]
         digest = hashlib.blake2b("\n".join(sizes).encode(), digest_size=16).hexdigest()
         return replace(info, identity=f"{info.identity}+{digest}")
