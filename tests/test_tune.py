@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from vitlab.lab import Answer, plan_study
 from vitlab.plan import Plan, Planned
 from vitlab.plan.tune import decide, edges
 from vitlab.plan.values import Rival, Trial, Tuning
+from vitlab.report import tuning_budget
 from vitlab.report.api import open_study
 from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
@@ -431,3 +433,24 @@ def test_commands_show_both_stages(tuned: tuple[Path, Path, Answer], tmp_path: P
     assert status["tuning"] == {"done": 2, "missing": 4} and status["arms"] == {"baseline": {"pending": 2}}
     assert "not here" not in output_of("gc", "--out", out), "rivals are kept as long as a plan names them"
     assert not [line for line in output_of("gc", "--out", out).splitlines() if "/trials/" in line]
+
+
+@pytest.mark.parametrize("goal", ["max", "min"])
+def test_best_by_budget_is_mean_over_all_sets_of_candidates(goal: str) -> None:
+    pick = max if goal == "max" else min
+    scores = {"steady": [0.5, 0.6, 0.55, 0.58], "sharp": [0.1, 0.9, None, 0.3]}
+    rows = [
+        {"arm": arm, "score": score, "metric": "val/loss", "outcome": "" if score is not None else "diverged"}
+        for arm, own in scores.items()
+        for score in own
+    ]
+    worst = 0.1 if goal == "max" else 0.9
+    table = tuning_budget.by_arm(rows, goal)
+    for arm, own in scores.items():
+        known = [worst if score is None else score for score in own]
+        for budget in (1, 2, 4):
+            sets = list(itertools.combinations(known, budget))
+            assert table[arm][budget] == pytest.approx(sum(map(pick, sets)) / len(sets))
+    if goal == "max":
+        assert tuning_budget.caption(rows, goal).endswith("Best arm: steady with 1, 2; sharp with 4.")
+    assert tuning_budget.by_arm([{**row, "outcome": ""} for row in rows], goal) == {}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlab.errors import count
+from vitlab.report import tuning_budget
 from vitlab.report.column import Column
 from vitlab.report.corruptions import corruption_columns
 from vitlab.report.cost_tables import cost_caption, cost_columns, front_columns, scaling_columns
@@ -289,6 +290,11 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
             corruption_columns(doc["corrupted"], analysis.alpha, doc["units"]),
         ),
         ("Tuning", "Candidates of each tuning.", tuning_columns(doc["tuning"], doc["units"])),
+        (
+            "Tuning budget",
+            tuning_budget.caption(doc["tuning"], analysis.goal),
+            tuning_budget.columns(doc["tuning"], analysis.goal, doc["units"]),
+        ),
     ]
     return [table for table in entries if table[2]]
 
