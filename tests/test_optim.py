@@ -124,10 +124,14 @@ def test_options_out_of_bounds_are_refused() -> None:
         {"type": "adamw", "lr": 0},
         {"type": "adamw", "betas": [0.9, 1.0]},
         {"type": "sgd", "weight_decay": -1},
+        {"type": "muon", "ns_steps": 0},
+        {"type": "adafactor", "beta2_decay": 0.8},
         {"type": "cosine", "warmup": 1.5},
+        {"type": "wsd", "shape": "sqrt"},
+        {"type": "step", "at": [1.5]},
     ):
         with pytest.raises(OptionError):
-            slot("schedule" if choice["type"] == "cosine" else "optimizer").resolve(choice)
+            slot("schedule" if choice["type"] in ("cosine", "wsd", "step") else "optimizer").resolve(choice)
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
@@ -191,6 +195,35 @@ def test_linear_equals_torch() -> None:
 def test_constant_after_warmup() -> None:
     assert factors({"type": "constant", "warmup": 0.1}, 20) == pytest.approx([1 / 3, 2 / 3] + [1.0] * 18)
     assert factors("constant") == [1.0] * STEPS
+
+
+def test_polynomial_equals_torch() -> None:
+    expected = torchs(lambda opt: lr_scheduler.PolynomialLR(opt, STEPS, power=0.7))
+    assert factors({"type": "polynomial", "power": 0.7}) == pytest.approx(expected, abs=1e-12)
+    line = factors({"type": "linear", "final": 0.2})
+    assert factors({"type": "polynomial", "power": 1.0, "final": 0.2}) == pytest.approx(line, abs=1e-12)
+
+
+def test_step_equals_torch() -> None:
+    expected = torchs(lambda opt: lr_scheduler.MultiStepLR(opt, [12, 30], gamma=0.2))
+    assert factors({"type": "step", "at": [0.3, 0.75], "gamma": 0.2}) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fall"),
+    [
+        ("1-sqrt", lambda x: 1 - x**0.5),  # arXiv:2405.18392, equation 2
+        ("linear", lambda x: 1 - x),
+        ("cosine", lambda x: 0.5 * (1 + math.cos(math.pi * x))),
+    ],
+)
+def test_wsd_is_constant_between_warmup_and_cooldown(shape: str, fall: Any) -> None:
+    choice = {"type": "wsd", "warmup": 0.1, "cooldown": 0.25, "shape": shape, "final": 0.1}
+    expected = [(step + 1) / 5 for step in range(4)] + [1.0] * 26
+    expected += [0.1 + 0.9 * fall(step / 10) for step in range(10)]
+    assert factors(choice) == pytest.approx(expected, abs=1e-12)
+    assert factors({"type": "wsd", "cooldown": 0.0}) == [1.0] * STEPS
+    assert all(0 < value <= 1 for value in factors({"type": "wsd", "warmup": 0.9, "cooldown": 0.9}))
 
 
 def test_run_may_be_all_warmup_or_one_step() -> None:

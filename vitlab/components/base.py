@@ -39,6 +39,13 @@ class Part(nn.Module):
         """Return the names of own parameters without weight decay, besides biases and vectors."""
         return frozenset()
 
+    def stacked_maps(self) -> Mapping[str, int]:
+        """Return the names of own matrices with several equal linear maps stacked along their rows, and their number.
+
+        Optimizers of matrices treat each map as a matrix.
+        """
+        return {}
+
 
 def stacked() -> bool:
     """Return True inside of ``torch.func.vmap``, at any depth, where several models are computed at once.

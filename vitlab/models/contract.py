@@ -85,6 +85,15 @@ class Model(nn.Module):
             for name, factor in module.rate_factors().items()
         }
 
+    def stacked_maps(self) -> dict[str, int]:
+        """Return the full names of matrices with several linear maps stacked along their rows, and their number."""
+        return {
+            f"{path}.{name}": count
+            for path, part in self.named_modules()
+            if isinstance(part, Part)
+            for name, count in part.stacked_maps().items()
+        }
+
     def freeze(self, trained: Collection[str]) -> None:
         """Freeze the model except for some entries of its state.
 

@@ -151,6 +151,10 @@ class Resolver:
         objective = self._objective(parts, wrong)
         if objective is not None and info is not None and model_choice is not None and not incompatibility:
             incompatibility = objective.incompatibility(info, model_choice, plain) or ""
+        optimizer, train = parts.get(("train", "optimizer")), plain.get("train")
+        if optimizer is not None and isinstance(train, Mapping):
+            reason = optimizer.choice.component.incompatibility(train)  # type: ignore[attr-defined]
+            faults += [(("train", "optimizer"), reason)] if reason else []
         metrics = self._metrics(plain, identity, info, objective, faults)
         if info is not None and info.task != "classification" and value_at(plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {info.task}; remove it"

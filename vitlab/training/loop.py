@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,12 +34,11 @@ from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric, further_values, mean, metrics_of, metrics_of_further
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.objective.contract import Objective, Setup
-from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
+from vitlab.training.optim import Group, Optimizer, Schedule, WeightAverage, decay_groups, layer_groups, set_rate
 
 if TYPE_CHECKING:
     # Imported by name where they are used, so that the code digest of other trials does not cover these modules.
     from vitlab.training.distillation import Distillation
-    from vitlab.training.ema import Average
     from vitlab.training.scaling import LossScaling
 
 State = Mapping[str, Any]
@@ -134,22 +133,23 @@ class Training:
         self.metrics = {name: one for name, one in metrics.items() if one.reads != "features"}
         self.feature_metrics = {name: one for name, one in metrics.items() if one.reads == "features"}
         self.further_metrics = {name: metrics_of_further(split) for name, split in feed.further.items()}
-        self.average: Average | None = None
-        if spec.ema is not None:
-            self.average = importlib.import_module(AVERAGING).Average(self.module, spec.ema)
         self.scaling: LossScaling | None = None
         if spec.precision == "fp16":
             self.scaling = importlib.import_module(SCALING).LossScaling(feed.device)
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
-        groups = decay_groups(self.module, optimizer.weight_decay, self.module.no_weight_decay())
+        groups: Sequence[Group] = decay_groups(self.module, optimizer.weight_decay, self.module.no_weight_decay())
+        groups = optimizer.route(groups, self.module)
         if spec.layer_decay is not None:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
             groups = layer_groups(groups, layers, spec.layer_decay)
         if factors := self.module.rate_factors():
             groups = importlib.import_module(WIDTH).rate_groups(groups, factors, optimizer)
         self.optimizer = optimizer.build(groups)
+        self.average: WeightAverage | None = optimizer.average(self.optimizer)
+        if spec.ema is not None:
+            self.average = importlib.import_module(AVERAGING).Average(self.module, spec.ema)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.compute_loss: LossFunction = self._compute_loss  #: replaced by an engine that compiles it
 

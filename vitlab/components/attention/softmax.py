@@ -94,6 +94,10 @@ class SoftmaxAttention(Attention):
         if reason := self.incompatibility(g, {"drop": drop}):
             raise OptionError([(("drop",), reason)])
 
+    def stacked_maps(self) -> Mapping[str, int]:
+        """Return 3 for the one matrix of queries, keys and values."""
+        return {"qkv.weight": 3} if self._matrices() == ["qkv"] else {}
+
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         """Return a sentence if ``drop`` is set with SDPA, which draws from torch's generator; None otherwise."""

@@ -1,0 +1,136 @@
+"""The slot ``optimizer``: the contract of optimizers, and an optimizer made of several."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitlab.models.contract import Model
+from vitlab.registry import Slot
+
+Group = dict[str, Any]
+"""A parameter group of a torch optimizer: named ``params``, ``weight_decay``, and ``lr_scale`` if its learning rate
+differs from the optimizer's."""
+
+Rate = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Small = Annotated[float, Field(gt=0)]
+
+
+class WeightAverage(Protocol):
+    """Averaged weights of a model, which are evaluated and stored in place of its own."""
+
+    def update(self, step: int) -> None:
+        """Update the average after a step, counted from 1."""
+
+    def applied(self) -> AbstractContextManager[None]:
+        """Give the model the averaged weights inside the block, and its own again afterwards, bit for bit."""
+
+    def replace(self) -> None:
+        """Give the model the averaged weights."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors of the average that are in no other state of the training."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+
+
+class Optimizer(ABC):
+    """Contract: options in the constructor; ``build`` turns parameter groups into a torch optimizer.
+
+    ``lr`` is the learning rate at schedule factor 1, and ``weight_decay`` that of the decaying parameters.  The
+    training sets ``lr`` in every group before every step, multiplied by the group's ``lr_scale`` if it has one.
+    """
+
+    lr: float
+    weight_decay: float
+
+    library: ClassVar[str] = ""
+    """Name by which the library of the optimizer is imported, for a library of vitlab's extra ``optimizers``; import
+    it in ``build``."""
+
+    @classmethod
+    def incompatibility(cls, train: Mapping[str, Any]) -> str | None:
+        """Return why the optimizer cannot be used, in one sentence; None if it can.
+
+        Args:
+            train: The section ``train`` in plain values, with the defaults of all fields but those of components.
+        """
+        if cls.library and find_spec(cls.library) is None:
+            return f"it needs the package {cls.library}, which is not installed; run: pip install 'vitlab[optimizers]'"
+        return None
+
+    def route(self, groups: Sequence[Group], model: Model) -> Sequence[Group]:
+        """Return the groups, split by what this optimizer does with the parameters of a group.
+
+        By default all parameters have one rule.  An optimizer with several splits the groups by name
+        (:func:`~vitlab.training.optim.groups.split_groups`), and finds its rule for each group in ``build``;
+        :func:`~vitlab.training.optim.groups.hidden_matrices` names the parameters for rules of matrices.
+        """
+        return groups
+
+    @abstractmethod
+    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        """Return a torch optimizer over ``groups``, each with its own ``weight_decay``."""
+
+    def average(self, built: torch.optim.Optimizer) -> WeightAverage | None:
+        """Return the average of the weights that the optimizer computes; None for an optimizer without one."""
+        return None
+
+
+optimizer: Slot[Optimizer] = Slot("optimizer", Optimizer)  # type: ignore[type-abstract]  # a contract is not built
+
+
+class Composite(torch.optim.Optimizer):
+    """Several optimizers of disjoint parameters behind the interface of one.
+
+    It has no state of its own: its groups are those of its parts, and its state is the list of theirs.
+
+    Args:
+        parts: The optimizers.
+    """
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = list(parts)  # the base class would build a second set of groups
+
+    @property
+    def param_groups(self) -> list[Group]:  # type: ignore[override]
+        """Return the groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all parts."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step of every part."""
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all parts."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the states that :meth:`state_dict` returned."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+
+
+def fused(groups: Sequence[Group]) -> bool:
+    """Return True if torch has a fused optimizer kernel for these parameters, which is several times faster.
+
+    Fused and unfused updates differ in the last bits, so the choice depends on device and dtype alone.
+    """
+    parameters = [item[1] if isinstance(item, tuple) else item for group in groups for item in group["params"]]
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)

@@ -1,0 +1,189 @@
+"""The slot ``schedule``: learning rate schedules.
+
+A schedule has no state: the learning rate is a function of the step and the length of the training, so that a resumed
+training needs nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vitlab.registry import Slot
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Schedule(ABC):
+    """Contract: ``factor(step, steps)`` multiplies the learning rate of a step."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """Return the factor of optimizer step ``step``, counted from 0, in a training of ``steps`` steps."""
+
+
+schedule: Slot[Schedule] = Slot("schedule", Schedule)  # type: ignore[type-abstract]  # a contract is not built
+
+
+class _Warm(Schedule):
+    """Linear warm-up over the share ``warmup`` of the run (n steps, from 1 / (n + 1)), then ``after``."""
+
+    warmup: float
+
+    def factor(self, step: int, steps: int) -> float:
+        warm = round(self.warmup * steps)
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        return self.after((step - warm) / max(1, steps - warm))
+
+    @abstractmethod
+    def after(self, progress: float) -> float:
+        """Return the factor after the warm-up; ``progress`` grows from 0 and stays below 1."""
+
+
+@schedule.register("cosine")
+class Cosine(_Warm):
+    """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+        final: factor towards which it then falls.
+    """
+
+    def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
+        self.warmup = warmup
+        self.final = final
+
+    def after(self, progress: float) -> float:
+        """Return the factor along half a cosine, from 1 to ``final``."""
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@schedule.register("linear")
+class LinearSchedule(_Warm):
+    """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+        final: factor towards which it then falls.
+    """
+
+    def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
+        self.warmup = warmup
+        self.final = final
+
+    def after(self, progress: float) -> float:
+        """Return the factor along a line, from 1 to ``final``."""
+        return self.final + (1 - self.final) * (1 - progress)
+
+
+@schedule.register("constant")
+class Constant(_Warm):
+    """Always 1, after the warm-up.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+    """
+
+    def __init__(self, *, warmup: Share = 0.0) -> None:
+        self.warmup = warmup
+
+    def after(self, progress: float) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@schedule.register("polynomial")
+class Polynomial(_Warm):
+    """A power of the remaining share of the run, from 1 to ``final``; 1 is a line.  Reference: arXiv:1606.00915.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+        power: exponent of the remaining share.
+        final: factor towards which it then falls.
+    """
+
+    def __init__(self, *, warmup: Share = 0.0, power: Annotated[float, Field(gt=0)] = 0.9, final: Share = 0.0) -> None:
+        self.warmup = warmup
+        self.power = power
+        self.final = final
+
+    def after(self, progress: float) -> float:
+        """Return the factor at a power of the remaining share."""
+        return self.final + (1 - self.final) * math.pow(1 - progress, self.power)
+
+
+@schedule.register("step")
+class Steps(_Warm):
+    """Constant between milestones, at each of which it is multiplied by ``gamma``.  Reference: arXiv:1512.03385.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+        at: milestones, as shares of the run; the warm-up counts as part of it.
+        gamma: factor of a milestone.
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup: Share = 0.0,
+        at: tuple[Share, ...] = (0.5, 0.75),
+        gamma: Annotated[float, Field(gt=0, le=1)] = 0.1,
+    ) -> None:
+        self.warmup = warmup
+        self.at = at
+        self.gamma = gamma
+
+    def factor(self, step: int, steps: int) -> float:
+        """Return the factor of a step."""
+        passed = sum(step >= round(share * steps) for share in self.at)
+        return super().factor(step, steps) * self.gamma**passed
+
+    def after(self, progress: float) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@schedule.register("wsd")
+class WarmupStableDecay(_Warm):
+    """Constant after the warm-up, with a cool-down at the end of the run.  Reference: arXiv:2405.18392.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+        cooldown: share of the run in which the rate falls, at its end.
+        shape: course of the cool-down; ``1-sqrt`` is the best one of the reference.
+        final: factor towards which the rate falls.
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup: Share = 0.0,
+        cooldown: Share = 0.2,
+        shape: Literal["1-sqrt", "linear", "cosine"] = "1-sqrt",
+        final: Share = 0.0,
+    ) -> None:
+        self.warmup = warmup
+        self.cooldown = cooldown
+        self.shape = shape
+        self.final = final
+
+    def factor(self, step: int, steps: int) -> float:
+        """Return the factor of a step; where warm-up and cool-down overlap, it is the product of both."""
+        cool = round(self.cooldown * steps)
+        progress = max(0, step - (steps - cool)) / max(1, cool)
+        match self.shape:
+            case "1-sqrt":
+                fall = 1 - math.sqrt(progress)
+            case "linear":
+                fall = 1 - progress
+            case "cosine":
+                fall = (1 + math.cos(math.pi * progress)) / 2
+        return super().factor(step, steps) * (self.final + (1 - self.final) * fall)
+
+    def after(self, progress: float) -> float:
+        """Return 1."""
+        return 1.0
