@@ -95,6 +95,10 @@ class Differential(Attention):
             )
         return None
 
+    def stacked_maps(self) -> Mapping[str, int]:
+        """Return 3 for the one matrix of queries, keys and values."""
+        return {"qkv.weight": 3}
+
     def forward(
         self,
         x_BTD: Tensor,
