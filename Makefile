@@ -25,7 +25,7 @@ test-gpu: .venv/ready-dev
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --basetemp .venv/tests-gpu tests; \
 	else echo "test-gpu: NOT RUN, because torch finds no CUDA device here"; fi
 
-# Needs no GPU; takes some minutes.  ARMS="base position" selects arms by parts of their names.
+# Needs no GPU; takes some minutes.  ARMS="base position" selects arms by parts of their names, ARMS=--steps is fast.
 gpu-dry-run: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/gpu_dry_run.py $(ARMS)
 

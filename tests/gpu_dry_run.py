@@ -9,7 +9,8 @@ GPU only:
    (``FakeTensorMode``) on a device that exists in Python alone, where ``.item()``, a branch on a value, an operation
    over two devices and a copy to the host raise.
 
-Optimizers are checked in the second way only: torch itself breaks the graph in every ``Optimizer.step``.
+Optimizers are checked in the second way only: torch itself breaks the graph in every ``Optimizer.step``.  Objectives
+with modules of their own are not tried, since fake parameters cannot be moved twice.
 
 The table has the operations of a step that compute something, which is the number of kernels that eager mode launches,
 and the copies to the device.  The CPU build of torch has no guard for CUDA devices, and aborts in the backward pass of
@@ -51,7 +52,9 @@ MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "dro
 IMAGES = {"type": "synthetic", "image_size": 8, "train_images": 64, "test_images": 16, "num_classes": 3}
 SCENES = {"type": "digit_scenes", "image_size": 16, "train_images": 64, "test_images": 16}
 TRAIN = {"steps": 4, "batch_size": 8, "evaluations": 1}
-PARTS = ("patch", "position", "attention", "mlp", "norm", "head")
+PARTS = ("patch", "position", "block", "attention", "mlp", "norm", "head")
+FURTHER = {"patch: resnet": {"patch_size": 1}, "head: distilled": {"prefix": ["class", "distillation"]}}
+"""Arm to further options of its model."""
 
 VIEWS = re.compile(
     r"^(_record_function_enter_new|_record_function_exit|promote_types|view|_unsafe_view|reshape|permute|transpose|t"
@@ -115,7 +118,9 @@ def arms() -> Iterator[Arm]:
     for part in PARTS:
         for name in built_in(part):
             pixels = part == "head" and slot("head").get(name).task == "segmentation"
-            yield Arm(f"{part}: {name}", {part: name}, {}, SCENES if pixels else None)
+            data = SCENES if pixels else {**IMAGES, "image_size": 16} if name == "resnet" else None
+            arm = f"{part}: {name}"
+            yield Arm(arm, {part: name, **FURTHER.get(arm, {})}, {}, data)
     for name in built_in("loss"):
         yield Arm(f"loss: {name}", {}, {"loss": name})
     for name in built_in("optimizer"):
@@ -281,8 +286,14 @@ def _sentence(error: BaseException) -> str:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def row_of(arm: Arm, engine: str) -> Row | None:
-    """Return the findings of an arm under an engine; None if the engine does not support it."""
+def row_of(arm: Arm, engine: str, compiled: bool = True) -> Row | None:
+    """Return the findings of an arm under an engine; None if the engine does not support it.
+
+    Args:
+        arm: The arm.
+        engine: The name of the engine.
+        compiled: Whether graphs are made, which takes some seconds per arm and engine.
+    """
     try:
         training = arm.training()
     except VitlabError as error:
@@ -290,18 +301,23 @@ def row_of(arm: Arm, engine: str) -> Row | None:
     if ENGINES[engine].incompatibility(training) is not None:
         return None
     kernels, copies = step_of(arm, engine)
-    return Row(arm.name, engine, graphs_of(arm, engine), kernels, copies)
+    return Row(arm.name, engine, graphs_of(arm, engine) if compiled else 0, kernels, copies)
 
 
-def main(patterns: Sequence[str]) -> int:
-    """Print the table of the arms whose names contain one of ``patterns``; return 1 if something is wrong."""
+def main(arguments: Sequence[str]) -> int:
+    """Print the table of the arms; return 1 if something is wrong.
+
+    Args:
+        arguments: Parts of the names of the arms to try, by default all; ``--steps`` makes no graphs.
+    """
+    patterns = [argument for argument in arguments if argument != "--steps"]
     print(f"{'arm':32} {'engine':6} {'graphs':>6} {'kernels':>7} {'copies':>6}")
     failures = 0
     for arm in arms():
         if patterns and not any(pattern in arm.name for pattern in patterns):
             continue
         for engine in ENGINE_NAMES:
-            row = row_of(arm, engine)
+            row = row_of(arm, engine, "--steps" not in arguments)
             if row is None:
                 print(f"{arm.name:32} {engine:6} not supported by this engine")
                 continue
