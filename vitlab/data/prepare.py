@@ -13,7 +13,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,13 +21,11 @@ import torch
 
 from vitlab import noise, registry
 from vitlab.data import image_cache, splits
-from vitlab.data.augment.base import Augment
 from vitlab.data.batches import Batch as Batch
 from vitlab.data.batches import Feed as Feed
 from vitlab.data.batches import Normalize as Normalize
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import (
-    MIN_CORRUPTED_SIDE,
     SPLITS,
     DataOptions,
     Dataset,
@@ -35,6 +33,7 @@ from vitlab.data.datasets.base import (
     constants_of,
 )
 from vitlab.data.datasets.pictures import Pictures
+from vitlab.data.model_info import model_info
 from vitlab.data.pixels import histograms, mean_and_std, statistics
 from vitlab.data.splits import FurtherSplit, apply_options, select_classes
 from vitlab.data.splits import Prepared as Prepared
@@ -70,7 +69,7 @@ def data_info(choice: Choice | str | Mapping[str, Any]) -> DataInfo:
     """
     resolved = _resolve(choice)
     with _reading(resolved):
-        return _model_info(resolved, _build(resolved).info())
+        return model_info(resolved, _build(resolved).info())
 
 
 def missing(choice: Choice | str | Mapping[str, Any]) -> str | None:
@@ -91,7 +90,7 @@ def describe_storage(choice: Choice | str | Mapping[str, Any]) -> str | None:
     with _reading(resolved):
         if type(dataset).pictures is Dataset.pictures or dataset.missing() is not None:
             return None
-        pictures, info = _pictures(dataset), _model_info(resolved, dataset.info())
+        pictures, info = _pictures(dataset), model_info(resolved, dataset.info())
     where, size_bytes = _place(pictures, info)
     if where == "memory":
         return None
@@ -241,82 +240,6 @@ def _build(resolved: Resolved) -> Dataset:
     return built
 
 
-def _model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
-    """Return the properties of the data as the model sees it, after the options are applied."""
-    options = resolved.options
-    size, channels, classes = options["size"], options["channels"], options["classes"]
-    if info.task == "segmentation":
-        _check_labels_of_pixels(resolved)
-    _check_cuts(resolved)
-    outside = [label for label in classes or () if label >= info.classes]
-    if outside:
-        raise DataError(f"{resolved.type} has classes 0 to {info.classes - 1}; found {outside[0]} in 'classes'")
-    model_info = replace(
-        info,
-        image=size or info.image,
-        channels=channels or info.channels,
-        classes=len(classes) if classes else info.classes,
-        labels=tuple(info.labels[label] for label in classes) if classes and info.labels else info.labels,
-    )
-    if options["corrupted"] is not None:
-        _check_corrupted(resolved, model_info)
-    normalize = options["normalize"]
-    numbers = len(constants_of(normalize)[0]) if normalize != "dataset" else 1
-    if numbers not in (1, model_info.channels):
-        raise DataError(
-            f"normalize has {numbers} numbers for {model_info.channels} channels; one for each, or one for all of them"
-        )
-    return model_info
-
-
-def _check_corrupted(resolved: Resolved, info: DataInfo) -> None:
-    """Reject corrupted test images of data for which they are not defined."""
-    if info.task == "segmentation":
-        raise DataError(
-            f"'corrupted' measures the error of image classes, and {resolved.type} has a class at every pixel, which "
-            "corruptions such as glass_blur and elastic_transform move; remove 'corrupted'"
-        )
-    channels, (height, width) = info.channels, info.image
-    if channels not in (1, 3) or min(height, width) < MIN_CORRUPTED_SIDE:
-        raise DataError(
-            f"'corrupted' needs images of 1 or 3 channels and at least {MIN_CORRUPTED_SIDE} by {MIN_CORRUPTED_SIDE} "
-            f"pixels; those of {resolved.type} have {channels} channels and {height} by {width} pixels; set 'size' or "
-            "'channels', or remove 'corrupted'"
-        )
-
-
-def _check_labels_of_pixels(resolved: Resolved) -> None:
-    """Reject options and augmentations that need labels of whole images."""
-    for option in ("classes", "per_class"):
-        if resolved.options[option]:
-            raise DataError(f"'{option}' selects images by class, and {resolved.type} has a class at every pixel")
-    for choice in resolved.options["augment"]:
-        change = slot("augment").resolve(choice)
-        if change.component.masks is Augment.masks:  # type: ignore[attr-defined]
-            raise DataError(
-                f"augment: {change.type} has no method 'masks' to transform the label masks of {resolved.type}; remove "
-                "it, or add the method"
-            )
-
-
-def _check_cuts(resolved: Resolved) -> None:
-    """Reject crops of full-size pictures if there are none, or if the crop is not the first augmentation."""
-    for place, choice in enumerate(resolved.options["augment"]):
-        change = slot("augment").build(choice)
-        if not change.of_picture:
-            continue
-        if place:
-            raise DataError(
-                f"augment: {choice.type} crops full-size picture files and must be the first augmentation; "
-                f"it is number {place + 1}"
-            )
-        if resolved.component.pictures is Dataset.pictures:  # type: ignore[attr-defined]
-            raise DataError(
-                f"augment: {choice.type} crops full-size picture files, and {resolved.type} has none; "
-                "remove 'of: picture'"
-            )
-
-
 def _further(resolved: Resolved, raw: _Raw) -> Mapping[str, FurtherSplit]:
     """Return the further splits on which a training is evaluated at its end, by name."""
     if not any(resolved.options.get(name) for name in FURTHER_OPTIONS):
@@ -354,11 +277,11 @@ def _raw(resolved: Resolved) -> _Raw:
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
     before = None if type(dataset).pictures is Dataset.pictures else info.identity
     check = partial(_check_unchanged, dataset, resolved, before)
-    train, test = _read_splits(dataset, resolved, _model_info(resolved, info), check)
+    train, test = _read_splits(dataset, resolved, model_info(resolved, info), check)
     for split, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{resolved.type} has no {split} images; add some, or select other 'classes'")
-    info = _model_info(resolved, info if isinstance(train.stored, image_cache.LazyDecode) else check())
+    info = model_info(resolved, info if isinstance(train.stored, image_cache.LazyDecode) else check())
     group_N = dataset.groups()
     group_N = None if group_N is None else group_N[train.id_N]
     note_name = "" if train.stored is None else _name(resolved, info, NON_PIXEL_OPTIONS)

@@ -1,0 +1,91 @@
+"""Properties of a data set as the model sees it, and the options that do not fit the data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vitlab.data.augment.base import Augment
+from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, Dataset, constants_of
+from vitlab.errors import DataError
+from vitlab.geometry import DataInfo
+from vitlab.registry import Resolved, slot
+
+
+def model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
+    """Return the properties of the data as the model sees it, after the options are applied.
+
+    Raises:
+        DataError: if an option does not fit the data.
+    """
+    options = resolved.options
+    size, channels, classes = options["size"], options["channels"], options["classes"]
+    if info.task == "segmentation":
+        _check_labels_of_pixels(resolved)
+    _check_cuts(resolved)
+    outside = [label for label in classes or () if label >= info.classes]
+    if outside:
+        raise DataError(f"{resolved.type} has classes 0 to {info.classes - 1}; found {outside[0]} in 'classes'")
+    seen = replace(
+        info,
+        image=size or info.image,
+        channels=channels or info.channels,
+        classes=len(classes) if classes else info.classes,
+        labels=tuple(info.labels[label] for label in classes) if classes and info.labels else info.labels,
+    )
+    if options["corrupted"] is not None:
+        _check_corrupted(resolved, seen)
+    normalize = options["normalize"]
+    numbers = len(constants_of(normalize)[0]) if normalize != "dataset" else 1
+    if numbers not in (1, seen.channels):
+        raise DataError(
+            f"normalize has {numbers} numbers for {seen.channels} channels; one for each, or one for all of them"
+        )
+    return seen
+
+
+def _check_corrupted(resolved: Resolved, info: DataInfo) -> None:
+    """Reject corrupted test images of data for which they are not defined."""
+    if info.task == "segmentation":
+        raise DataError(
+            f"'corrupted' measures the error of image classes, and {resolved.type} has a class at every pixel, which "
+            "corruptions such as glass_blur and elastic_transform move; remove 'corrupted'"
+        )
+    channels, (height, width) = info.channels, info.image
+    if channels not in (1, 3) or min(height, width) < MIN_CORRUPTED_SIDE:
+        raise DataError(
+            f"'corrupted' needs images of 1 or 3 channels and at least {MIN_CORRUPTED_SIDE} by {MIN_CORRUPTED_SIDE} "
+            f"pixels; those of {resolved.type} have {channels} channels and {height} by {width} pixels; set 'size' or "
+            "'channels', or remove 'corrupted'"
+        )
+
+
+def _check_labels_of_pixels(resolved: Resolved) -> None:
+    """Reject options and augmentations that need labels of whole images."""
+    for option in ("classes", "per_class"):
+        if resolved.options[option]:
+            raise DataError(f"'{option}' selects images by class, and {resolved.type} has a class at every pixel")
+    for choice in resolved.options["augment"]:
+        change = slot("augment").resolve(choice)
+        if change.component.masks is Augment.masks:  # type: ignore[attr-defined]
+            raise DataError(
+                f"augment: {change.type} has no method 'masks' to transform the label masks of {resolved.type}; remove "
+                "it, or add the method"
+            )
+
+
+def _check_cuts(resolved: Resolved) -> None:
+    """Reject crops of full-size pictures if there are none, or if the crop is not the first augmentation."""
+    for place, choice in enumerate(resolved.options["augment"]):
+        change = slot("augment").build(choice)
+        if not change.of_picture:
+            continue
+        if place:
+            raise DataError(
+                f"augment: {choice.type} crops full-size picture files and must be the first augmentation; "
+                f"it is number {place + 1}"
+            )
+        if resolved.component.pictures is Dataset.pictures:  # type: ignore[attr-defined]
+            raise DataError(
+                f"augment: {choice.type} crops full-size picture files, and {resolved.type} has none; "
+                "remove 'of: picture'"
+            )
