@@ -33,9 +33,12 @@ def key(seed: int, *coordinates: int | str) -> int:
 
 def tensor_of(keys: Sequence[Key], device: torch.device) -> Tensor:
     """Return keys as an int64 tensor on a device, (K,)."""
-    keys_K = torch.tensor(keys, dtype=torch.int64)
-    # A copy from unpinned memory to a GPU would block the host.
-    return keys_K if device.type == "cpu" else keys_K.pin_memory().to(device, non_blocking=True)
+    return to_device(torch.tensor(keys, dtype=torch.int64), device)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device without waiting for it, as a copy from unpinned memory would."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def fold(k: Key, number: int) -> Key:

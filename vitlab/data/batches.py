@@ -206,7 +206,7 @@ class Feed:
         """Copy a tensor to the device without blocking."""
         if tensor.device.type == self.device.type:
             return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        return noise.to_device(tensor, self.device)
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:

@@ -61,8 +61,9 @@ class ColorJitter(Augment):
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 4) amounts of brightness, contrast, saturation and hue, and (B, 4) their order."""
         u_B8 = noise.uniform(key, id_B, 8)
-        low_4 = torch.tensor([*(max(0.0, 1 - v) for v in self.factors.values()), -self.hue], device=id_B.device)
-        high_4 = torch.tensor([*(1 + v for v in self.factors.values()), self.hue], device=id_B.device)
+        low = [*(max(0.0, 1 - v) for v in self.factors.values()), -self.hue]
+        high = [*(1 + v for v in self.factors.values()), self.hue]
+        low_4, high_4 = (noise.to_device(torch.tensor(values), id_B.device) for values in (low, high))
         return low_4 + (high_4 - low_4) * u_B8[:, :4], u_B8[:, 4:].argsort(1)
 
 

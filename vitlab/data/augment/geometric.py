@@ -146,7 +146,7 @@ class RandomResizedCrop(Augment):
             pairs = zip(
                 torch.as_tensor(height).flatten().tolist(), torch.as_tensor(width).flatten().tolist(), strict=True
             )
-            last = torch.tensor([self._fallback(*pair) for pair in pairs], device=id_B.device).unbind(1)
+            last = noise.to_device(torch.tensor([self._fallback(*pair) for pair in pairs]), id_B.device).unbind(1)
         sides = [torch.where(box.fits_B, side_B, other) for side_B, other in zip(box[:4], last, strict=True)]
         return Boxes(sides[0], sides[1], sides[2], sides[3], box.fits_B)
 
