@@ -29,7 +29,7 @@ from vitlab import noise
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.block.prenorm import PreNorm
-from vitlab.components.position import Position
+from vitlab.components.position import Position, encodings
 from vitlab.components.position.additive import Additive
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
@@ -101,13 +101,10 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
         return f"engine batch_last does not support precision {precision}"
     if not isinstance(model, ViT) or not all(_inherits(ViT, name, model) for name in SUPPORTED_METHODS):
         return f"a {type(model).__name__} is not supported by engine batch_last"
-    position = model.position
-    for what, required, hook in (
-        ("rotates queries and keys", position.needs_rotation, "rotation"),
-        ("has a bias", position.needs_bias, "bias"),
-    ):
-        if required or not _inherits(Position, hook, position):
-            return f"attention that {what} is not supported by engine batch_last"
+    for position in encodings(model.position).values():
+        for what, hook in (("rotates queries and keys", "rotation"), ("has a bias", "bias")):
+            if getattr(position, f"needs_{hook}") or not _inherits(Position, hook, position):
+                return f"attention that {what} is not supported by engine batch_last"
     if model.patch_drop.p > 0:
         return "patch_drop is not supported by engine batch_last"
     blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
@@ -198,10 +195,8 @@ class BatchLastForward:
 
     def _positions(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
-        position = self.model.position
-        if _inherits(Position, hook, position):
-            return x_KDTB
-        if hook == "add" and _inherits(Additive, hook, position) and layer not in cast(Additive, position).layers:
+        parts = encodings(self.model.position).values()
+        if all(_inherits(Position, hook, part) or _adds_nothing(hook, part, layer) for part in parts):
             return x_KDTB
         return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
@@ -381,6 +376,11 @@ def _is_identity(part: nn.Module) -> bool:
 def _inherits(base: type, method: str, part: nn.Module) -> bool:
     """Return True if a part inherits ``method`` from ``base`` unchanged."""
     return getattr(type(part), method) is getattr(base, method)
+
+
+def _adds_nothing(hook: str, part: nn.Module, layer: int) -> bool:
+    """Return True if ``hook`` is the addition of rows at certain layers, and ``layer`` is none of them."""
+    return hook == "add" and _inherits(Additive, hook, part) and layer not in cast(Additive, part).layers
 
 
 def _is_altered(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlab.components.position import encodings
 from vitlab.components.position.additive import Additive
 from vitlab.explain import pictures, probes
 from vitlab.explain.capture import Captured, capture
@@ -162,11 +163,11 @@ def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Map
             "component": list(range(1, len(components.share_K) + 1)),
             "share": components.share_K.tolist(),
         }
-    if isinstance(model.position, Additive):
-        with torch.no_grad():
-            rows_TD = model.position.rows(0)
+    rows = [part.rows(0) for part in encodings(model.position).values() if isinstance(part, Additive)]
+    if rows:
+        rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0).detach()
         step = -(-max(geometry.grid) // GRIDS)
-        similarity = probes.position_similarity(rows_TD[-geometry.patches :], geometry)[::step, ::step]
+        similarity = probes.position_similarity(rows_ND, geometry)[::step, ::step]
         figures["positions"] = pictures.position_grids(similarity.numpy())
         tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
 

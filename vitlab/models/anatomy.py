@@ -11,6 +11,7 @@ arXiv:2106.04560 (g, G).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -23,7 +24,7 @@ from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.norm import NoNorm
 from vitlab.components.patch import PatchEmbedding
-from vitlab.components.position import Position
+from vitlab.components.position import Position, choices_of
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import BUILT_IN, Added, Pick, Resolved, slot
@@ -156,18 +157,18 @@ class Anatomy:
             reason = part.component.incompatibility(g, part.options)  # type: ignore[attr-defined]
             if reason:
                 return str(reason)
-        assert issubclass(position.component, Position) and issubclass(head.component, Head)
-        for index, block in enumerate(self.blocks):
+        assert issubclass(head.component, Head)
+        for encoding, (index, block) in itertools.product(choices_of(position), enumerate(self.blocks)):
             attention = block.attention.component
-            assert issubclass(attention, Attention)
-            if position.component.needs_bias and not attention.takes_bias:
+            assert issubclass(encoding.component, Position) and issubclass(attention, Attention)
+            if encoding.component.needs_bias and not attention.takes_bias:
                 return (
-                    f"position '{position.type}' adds a bias to the logits of attention, and attention "
+                    f"position '{encoding.type}' adds a bias to the logits of attention, and attention "
                     f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
                 )
-            if position.component.needs_rotation and not attention.takes_rotation:
+            if encoding.component.needs_rotation and not attention.takes_rotation:
                 return (
-                    f"position '{position.type}' rotates queries and keys, and attention "
+                    f"position '{encoding.type}' rotates queries and keys, and attention "
                     f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
                 )
             assert issubclass(block.block.component, Block)
@@ -192,13 +193,15 @@ class Anatomy:
 
     def _patch_drop_incompatibility(self) -> str | None:
         """Return the part that cannot be combined with dropped patches, in one sentence; None if there is none."""
-        position, head = self.position, self.head
-        assert issubclass(position.component, Position) and issubclass(head.component, Head)
-        if position.component.acts_in_blocks(position.options):
-            return (
-                f"position '{position.type}' places every patch in the blocks, and patch_drop {self.patch_drop:g} "
-                "removes some before them; use a position that is added at the stem, or patch_drop: 0"
-            )
+        head = self.head
+        assert issubclass(head.component, Head)
+        for encoding in choices_of(self.position):
+            assert issubclass(encoding.component, Position)
+            if encoding.component.acts_in_blocks(encoding.options):
+                return (
+                    f"position '{encoding.type}' places every patch in the blocks, and patch_drop {self.patch_drop:g} "
+                    "removes some before them; use a position that is added at the stem, or patch_drop: 0"
+                )
         if head.component.task == "segmentation" or head.component.forward is not Head.forward:
             return (
                 f"head '{head.type}' reads every patch, and patch_drop {self.patch_drop:g} removes some; use another "
@@ -212,9 +215,9 @@ class Anatomy:
 
     def work(self) -> Work:
         """Return the work per image, by which an engine is chosen."""
-        g, position = self.geometry, self.position.component
-        assert issubclass(position, Position)
-        plain = not (position.needs_bias or position.needs_rotation) and all(
+        g, positions = self.geometry, [choice.component for choice in choices_of(self.position)]
+        plain = not any(issubclass(each, Position) and (each.needs_bias or each.needs_rotation) for each in positions)
+        plain = plain and all(
             self.patch_drop == 0
             and block.block.component is PreNorm
             and block.attention.component in SOFTMAX

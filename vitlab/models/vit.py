@@ -330,6 +330,8 @@ class ViT(Model):
 
     def _canonical(self, name: str) -> str:
         """Return timm's name of a parameter outside of attention."""
+        if name.startswith("position."):
+            name = f"position.{self.position.canonical_name(name.removeprefix('position.'))}"
         if name == "position.pos_embed":
             return "pos_embed"
         for own, theirs in self.head.canonical.items():

@@ -21,6 +21,7 @@ from vitlab.plan.key import code_of_modules, key_of
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver, other_split, same_images
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
+from vitlab.spec.choice import label
 from vitlab.spec.trial import Teacher
 from vitlab.store.files import read_json
 
@@ -131,7 +132,7 @@ def _depth(tree: ast.AST) -> int:
 
 
 def _look_up(path: str, trial: Mapping[str, Any]) -> Any:
-    """Return the value at a dotted path of the trial; for a slot, the name of its component."""
+    """Return the value at a dotted path of the trial; for a slot, the name of its component, or several by ``+``."""
     value: Any = trial
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -140,7 +141,7 @@ def _look_up(path: str, trial: Mapping[str, Any]) -> Any:
                 f"'{path}': there is no '{part}'.{nearest(part, allowed)} Allowed here: {', '.join(allowed)}."
             )
         value = value[part]
-    return value["type"] if isinstance(value, Mapping) and "type" in value else value
+    return label(value)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitlab.errors import Path
+from vitlab.spec.choice import PARTS, TOGETHER
 from vitlab.spec.collect import copied
 from vitlab.spec.design import Levels, Node
 from vitlab.spec.trial import LENGTHS, TrialSpec
@@ -187,22 +188,41 @@ def _ends(path: str, name: str) -> bool:
     return f".{path.removesuffix('.type')}".endswith(f".{name}")
 
 
-def name_of(changes: Changes, short: Mapping[str, str]) -> str:
+def name_of(changes: Changes, short: Mapping[str, str], resolved: Mapping[str, Any]) -> str:
     """Return the name of an arm: its label and the values that the label does not cover, or ``baseline``.
 
-    Example: ``position=rope2d(theta=50), patch_size=4``.
+    Example: ``position=learned+rope2d(theta=50), patch_size=4``.
+
+    Args:
+        changes: of the arm.
+        short: dotted path to the name in place of it.
+        resolved: the arm's trial, which shows where a list stands for one component.
     """
     parts = [changes.label] if changes.label else []
     parts += [
-        f"{short[path]}={text(value)}"
+        f"{short[path]}={text(as_component(value, value_at(resolved, keys_of(path))))}"
         for path, value in changes.values.items()
         if not changes.label or path in changes.beside
     ]
     return ", ".join(parts) or "baseline"
 
 
+def as_component(value: Any, resolved: Any) -> Any:
+    """Return a value of the document, and a list that stands for one component in its long form.
+
+    Args:
+        value: as written in the document.
+        resolved: the same value after resolution, a mapping if it is a component.
+    """
+    if isinstance(value, list) and len(value) > 1 and isinstance(resolved, Mapping):
+        return {"type": TOGETHER, PARTS: value}
+    return value
+
+
 def text(value: Any) -> str:
-    """Format a value of the document briefly: ``rope2d(theta=50)``, ``0.001``, ``none``."""
+    """Format a value of the document briefly: ``learned+rope2d(theta=50)``, ``0.001``, ``none``."""
+    if isinstance(value, Mapping) and value.get("type") == TOGETHER and isinstance(value.get(PARTS), list):
+        return "+".join(map(text, value[PARTS]))
     if isinstance(value, Mapping):
         options = ", ".join(f"{name}={text(item)}" for name, item in value.items() if name != "type")
         return (
@@ -223,8 +243,16 @@ def keys_of(dotted: str) -> tuple[str, ...]:
 def value_at(tree: Any, path: Path) -> Any:
     """Return the value at a path, or None if there is none."""
     for part in path:
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
+        if isinstance(tree, list):
+            tree = tree[index] if (index := _index(tree, part)) is not None else None
+        else:
+            tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
+
+
+def _index(values: Sequence[Any], part: str | int) -> int | None:
+    """Return the index that a key of a path is in a list, counted from 0; None if there is no such element."""
+    return int(part) if str(part).isdecimal() and int(part) < len(values) else None
 
 
 def put(tree: dict[str, Any], path: Path, value: Any) -> None:
@@ -258,16 +286,19 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
         value = copied(changes[path])
         parts = keys_of(path)
-        node, there = tree, resolved
-        for part in parts[:-1]:
+        node: Any = tree
+        there: Any = resolved
+        for part, below in itertools.pairwise(parts):
             there = there.get(part, {}) if isinstance(there, Mapping) else {}
-            if isinstance(node.get(part), str):
-                node[part] = {"type": node[part]}
-            elif not isinstance(node.get(part), dict):
-                node[part] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
-            node = node[part]
+            key: Any = int(part) if isinstance(node, list) else part
+            child = node[key] if isinstance(node, list) else node.get(part)
+            if isinstance(child, str):
+                node[key] = {"type": child}
+            elif not isinstance(child, dict) and not (isinstance(child, list) and _index(child, below) is not None):
+                node[key] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
+            node = node[key]
         if parts[-2:-1] == ("train",) and parts[-1] in LENGTHS:
             for length in LENGTHS:
                 node.pop(length, None)
-        node[parts[-1]] = value
+        node[int(parts[-1]) if isinstance(node, list) else parts[-1]] = value
     return tree

@@ -14,14 +14,24 @@ from vitlab.errors import Path, Problem, SpecError
 from vitlab.geometry import DataInfo, Work
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
-from vitlab.plan.design import MOST, Changes, DesignFault, changes_of, keys_of, name_of, short_names, value_at
+from vitlab.plan.design import (
+    MOST,
+    Changes,
+    DesignFault,
+    as_component,
+    changes_of,
+    keys_of,
+    name_of,
+    short_names,
+    value_at,
+)
 from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
-from vitlab.spec.choice import FORMER_ENGINES
+from vitlab.spec.choice import FORMER_ENGINES, label
 from vitlab.spec.run import EngineChoice
 from vitlab.spec.study import To
 from vitlab.spec.trial import METRICS
@@ -140,7 +150,7 @@ def _resolved_arms(
                 wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
             continue
         trials.append((trial.plain, trial.info))
-        name, key = name_of(changes, short), key_of(trial.identity)
+        name, key = name_of(changes, short, trial.plain), key_of(trial.identity)
         if key not in arms:
             arms[key] = ResolvedArm(changes, name, trial, key, skip=trial.incompatibility)
         elif name != arms[key].name:
@@ -344,8 +354,8 @@ def _value_at(context: PlanContext, arm: ResolvedArm, path: str) -> Any:
     None if the arm has replaced the component that has this option.
     """
     own = context.changed(arm.changes.values)
+    resolved = value_at(arm.trial.plain, keys_of(path))
     for value in (arm.solved.get(path), arm.changes.values.get(path), value_at(own, keys_of(path))):
         if value is not None:
-            return value
-    resolved = value_at(arm.trial.plain, keys_of(path))
-    return resolved["type"] if isinstance(resolved, Mapping) and "type" in resolved else resolved
+            return as_component(value, resolved)
+    return label(resolved)

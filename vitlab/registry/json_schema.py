@@ -11,6 +11,7 @@ from vitlab import registry
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry.catalogue import meanings
 from vitlab.spec import RunSpec, Study
+from vitlab.spec.choice import TOGETHER
 from vitlab.spec.sentences import models_in
 from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL
 
@@ -66,6 +67,8 @@ def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
         if component_slot.shared is not None:
             _describe(form, component_slot.shared)
         forms.append(form)
+    if TOGETHER in names:
+        forms.append({"type": "array", "title": f"{name}, several together", "items": {registry.SLOT_MARK: name}})
     return {"anyOf": [{"enum": names}, *forms]}
 
 

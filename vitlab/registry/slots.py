@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,7 @@ from vitlab.registry import plugin_files, plugins
 from vitlab.registry.options import Options, Resolved, clashing_defaults, faults_of, options_of
 from vitlab.registry.plugin_files import with_frames
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin
-from vitlab.spec.choice import Choice
+from vitlab.spec.choice import PARTS, TOGETHER, Choice
 from vitlab.spec.collect import collect
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class Slot(Generic[T]):
             self._options[component] = options_of(component, self.shared or Options)
         return self._options[component]
 
-    def resolve(self, choice: Choice | str | Mapping[str, Any]) -> Resolved:
+    def resolve(self, choice: Choice | str | Mapping[str, Any] | Sequence[Any]) -> Resolved:
         """Find the component and complete its options, nested choices included.
 
         If the component has a class method ``complete(options)``, it expands shorthands first; for example, a named
@@ -203,6 +203,8 @@ class Slot(Generic[T]):
         """
         if isinstance(choice, Resolved) and choice.slot == self.name:
             return choice
+        if isinstance(choice, list | tuple):
+            return self._resolve_list(choice)
         try:
             choice = Choice.of(choice)
         except ValueError as error:
@@ -213,6 +215,9 @@ class Slot(Generic[T]):
         try:
             component, origin = self.find(choice.type)
         except (UnknownComponent, ClashError) as error:
+            if choice.type == TOGETHER and PARTS in choice.options:
+                sentence = f"one {self.name} belongs here, found a list of {len(choice.options[PARTS])}"
+                raise OptionError([((), sentence)]) from None
             raise OptionError([(("type",), str(error))]) from None
         model = self.options(component)
         options = dict(getattr(component, "complete", dict)(choice.options))
@@ -232,7 +237,17 @@ class Slot(Generic[T]):
             _bare[bare] = resolved
         return resolved
 
-    def build(self, choice: Choice | str | Mapping[str, Any], *context: Any) -> T:
+    def _resolve_list(self, parts: Sequence[Any]) -> Resolved:
+        """Resolve a list in the place of a choice; the paths of faults begin with an index in the list."""
+        try:
+            return self.resolve(Choice.of(parts))
+        except OptionError as error:
+            if len(parts) == 1:
+                raise OptionError([((0, *path), sentence) for path, sentence in error.faults]) from None
+            shorter = [(path[1:] if path[:1] == (PARTS,) else path, sentence) for path, sentence in error.faults]
+            raise OptionError(shorter) from None
+
+    def build(self, choice: Choice | str | Mapping[str, Any] | Sequence[Any], *context: Any) -> T:
         """Construct the component of a choice; ``context`` holds its positional arguments.
 
         Raises:

@@ -1,6 +1,7 @@
 """Frozen, the base class of the models of a study file, and Choice, a component with its options.
 
-``rope2d`` is shorthand for ``{type: rope2d}``; every key other than ``type`` is an option.
+``rope2d`` is shorthand for ``{type: rope2d}``; every key other than ``type`` is an option.  A list of components in the
+place of one, ``[learned, rope2d]``, is shorthand for ``{type: together, parts: [learned, rope2d]}``.
 """
 
 from __future__ import annotations
@@ -109,13 +110,15 @@ class Choice:
 
     @classmethod
     def of(cls, value: Any) -> Choice:
-        """Parse the shorthand or the long form.
+        """Parse a shorthand or the long form.
 
         Raises:
             ValueError: if ``value`` is neither, naming what is allowed.
         """
         if isinstance(value, Choice):
             return value
+        if isinstance(value, list | tuple):
+            return cls.of(value[0]) if len(value) == 1 else cls(TOGETHER, {PARTS: value})
         if isinstance(value, str):
             return cls(value)
         if isinstance(value, bool):
@@ -168,6 +171,25 @@ def plain_values(value: Any, of_choice: Callable[[Choice], Any] = lambda choice:
     if isinstance(value, list | tuple):
         return [plain_values(item, of_choice) for item in value]
     return value
+
+
+TOGETHER = "together"
+"""Component of a slot that applies several others of it, and that a list in the place of one component stands for."""
+
+PARTS = "parts"
+"""The option of :data:`TOGETHER` that holds the list."""
+
+
+def label(plain: Any) -> Any:
+    """Return the name of a component in plain values, several joined by ``+``; other values are returned as they are.
+
+    Example: ``learned+rope2d``.
+    """
+    if not isinstance(plain, Mapping) or "type" not in plain:
+        return plain
+    if plain["type"] == TOGETHER and isinstance(plain.get(PARTS), list | tuple):
+        return "+".join(str(label(part)) for part in plain[PARTS])
+    return plain["type"]
 
 
 FORMER_ENGINES = {"stack": "batch_last"}

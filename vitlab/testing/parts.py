@@ -269,19 +269,21 @@ def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
 
 
 def _check_position(who: str, choice: Resolved, g: Geometry, probe: _Probe) -> None:
+    from vitlab.components.position import Resampling, choices_of
+
     position = probe.part
+    components = [each.component for each in choices_of(choice)]
     for flag, hook in (("needs_bias", position.bias), ("needs_rotation", position.rotation)):
         provided = any(hook(layer) is not None for layer in range(1, g.depth + 1))
-        declared = getattr(position, flag)
+        declared = any(getattr(component, flag) for component in components)
         returned = "something" if provided else "None"
         sentence = f"{who} declares {flag} = {declared}, and {hook.__name__}(layer) returns {returned}"
         expect(declared == provided, sentence)
-    if position.needs_rotation:
-        cos, sin = next(rotation for layer in range(1, g.depth + 1) if (rotation := position.rotation(layer)))
-        unrotated = bool((cos[..., : len(g.prefix), :] == 1).all() and (sin[..., : len(g.prefix), :] == 0).all())
-        expect(unrotated, f"{who} rotates prefix tokens; their rows have cosine 1 and sine 0")
-    from vitlab.components.position import Resampling
-
+    rotation = next((rotation for layer in range(1, g.depth + 1) if (rotation := position.rotation(layer))), None)
+    if rotation is not None:
+        cos, sin = (part[..., [name != "register" for name in g.prefix] + [False] * g.patches, :] for part in rotation)
+        unrotated = bool((cos == 1).all() and (sin == 0).all())
+        expect(unrotated, f"{who} rotates class or distillation tokens; their rows have cosine 1 and sine 0")
     larger = replace(g, grid=(g.grid[0] * 2, g.grid[1] * 2), image=(g.image[0] * 2, g.image[1] * 2))
     if _refusal(who, choice, larger) is None:
         with during(f"{who}: its state is resampled for a grid twice as large and loaded there", Exception):

@@ -88,7 +88,7 @@ class Position(Part):
         return x_BTD
 
     def rotation(self, layer: int) -> Rotation | None:
-        """Return the rotation of queries and keys; rows of prefix tokens have cosine 1 and sine 0."""
+        """Return the rotation of queries and keys; rows of class and distillation tokens have cosine 1 and sine 0."""
         return None
 
     def bias(self, layer: int) -> Tensor | None:
@@ -103,6 +103,10 @@ class Position(Part):
     def acts_in_blocks(cls, options: Mapping[str, Any]) -> bool:
         """Return whether the encoding acts at a later layer than the stem, where some patches may be missing."""
         return cls.needs_bias or cls.needs_rotation or cls.mix is not Position.mix
+
+    def canonical_name(self, name: str) -> str:
+        """Return the name in a canonical checkpoint of an entry of this module's state."""
+        return name
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
         """Resample a state of this module from the grid of ``old`` to that of ``new``.
