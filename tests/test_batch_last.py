@@ -174,7 +174,7 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
     assert incompatibility(models[0]) is None
     rows, kept = stack_module_state(models)
     keys_K = torch.arange(2)
-    draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(3).expand(2, 3))
+    draws = noise.Draws(keys_K, keys_K, torch.arange(3).expand(2, 3), step=keys_K)
     found = batch_last.BatchLastForward(models[0], {**rows, **kept}, draws).features(x_KBCHW)
     for member, model in enumerate(models):
         torch.testing.assert_close(found[member], model.forward_features(x_KBCHW[member]), rtol=1e-9, atol=1e-10)

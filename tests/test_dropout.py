@@ -17,7 +17,7 @@ def model() -> nn.Sequential:
 
 
 def draws(samples: Tensor, dropout: noise.Key = 5, drop_path: noise.Key = 6) -> noise.Draws:
-    return noise.Draws(dropout, drop_path, samples)
+    return noise.Draws(dropout, drop_path, samples, 0)
 
 
 @pytest.mark.parametrize("layer", [Dropout(0.3), DropPath(0.3)])

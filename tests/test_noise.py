@@ -214,8 +214,8 @@ def test_permutations_are_uniform() -> None:
 
 
 def test_draw_keys_are_restored_after_step() -> None:
-    outer = noise.Draws(1, 2, torch.arange(3))
-    inner = noise.Draws(3, 4, torch.arange(3))
+    outer = noise.Draws(1, 2, torch.arange(3), 3)
+    inner = noise.Draws(3, 4, torch.arange(3), 5)
     assert noise.current() is None
     with noise.drawing(outer):
         with pytest.raises(RuntimeError, match="in a layer"), noise.drawing(inner):

@@ -22,7 +22,7 @@ from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
 DATA = DataInfo(image=(16, 24), channels=3, classes=5)
 SIZES = {"dim": 24, "depth": 2, "heads": 3, "patch_size": 4}
-DRAWS = noise.Draws(dropout=3, drop_path=4, sample_B=torch.tensor([7, 9, 11]))
+DRAWS = noise.Draws(dropout=3, drop_path=4, sample_B=torch.tensor([7, 9, 11]), step=5)
 
 
 def images(dtype: torch.dtype = torch.float64) -> Tensor:
@@ -81,7 +81,7 @@ def test_patches_of_a_sample_do_not_depend_on_its_batch_and_are_drawn_uniformly(
     part = nn.Sequential(PatchDrop(0.25, prefix=2))
     name_draws(part)
     x = torch.arange(18.0).view(1, 18, 1).expand(4000, -1, -1)
-    draws = noise.Draws(5, 6, torch.arange(4000))
+    draws = noise.Draws(5, 6, torch.arange(4000), 7)
     with noise.drawing(draws):
         out = part(x)[..., 0]
     assert out.shape == (4000, 14) and (out[:, :2] == torch.tensor([0.0, 1.0])).all()
@@ -99,13 +99,13 @@ def test_stacked_models_drop_their_own_patches() -> None:
     sample_KB = torch.tensor([[0, 1, 2], [2, 5, 6]])
 
     def one(key: Tensor, sample_B: Tensor, x_BTD: Tensor) -> Tensor:
-        with noise.drawing(noise.Draws(key, key, sample_B)):
+        with noise.drawing(noise.Draws(key, key, sample_B, key)):
             out: Tensor = part(x_BTD)
             return out
 
     stacked = torch.vmap(one)(torch.tensor([11, 12]), sample_KB, x_KBTD)
     for k, key in enumerate((11, 12)):
-        with noise.drawing(noise.Draws(key, key, sample_KB[k])):
+        with noise.drawing(noise.Draws(key, key, sample_KB[k], key)):
             assert torch.equal(stacked[k], part(x_KBTD[k]))
 
 

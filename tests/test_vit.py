@@ -278,7 +278,7 @@ def test_dropout_is_keyed_and_off_in_evaluation(x_BCHW: Tensor) -> None:
 
     def run(key: int, order: tuple[int, ...] = (0, 1)) -> Tensor:
         at = torch.tensor(order)
-        with noise.drawing(noise.Draws(noise.key(key, "dropout"), noise.key(key, "drop_path"), sample_B[at])):
+        with noise.drawing(noise.Draws(noise.key(key, "dropout"), noise.key(key, "drop_path"), sample_B[at], key)):
             return built(x_BCHW[at]).logits
 
     with torch.no_grad():

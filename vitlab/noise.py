@@ -110,6 +110,7 @@ class Draws(NamedTuple):
     dropout: Key
     drop_path: Key
     sample_B: Tensor
+    step: Key  #: of draws that all samples of a step share
 
 
 _scope: list[Draws] = []

@@ -58,8 +58,8 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
     device = training.feed.device
 
     def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
-        dropout, drop_path = noise.tensor_of([draws.dropout, draws.drop_path], device).unbind()
-        loss: Value = compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B))
+        dropout, drop_path, step = noise.tensor_of([draws.dropout, draws.drop_path, draws.step], device).unbind()
+        loss: Value = compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B, step))
         return loss
 
     return compute_loss

@@ -95,6 +95,7 @@ class Vmap(Engine):
             dropout=noise.tensor_of([draws.dropout for _, draws in stacked], first.feed.device),
             drop_path=noise.tensor_of([draws.drop_path for _, draws in stacked], first.feed.device),
             sample_B=torch.stack([batch.id_B for batch, _ in stacked]),
+            step=noise.tensor_of([draws.step for _, draws in stacked], first.feed.device),
         )
         loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
         weight = first.parts.weights(first.objective, y_KB.unbind())

@@ -61,7 +61,7 @@ def _batch_last_logits(
 ) -> dict[str, Tensor]:
     head, tensors = HeadOnly(model), {**parameters, **buffers}
     keys_K = torch.arange(K)
-    draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(B).expand(K, B))
+    draws = noise.Draws(keys_K, keys_K, torch.arange(B).expand(K, B), step=keys_K)
 
     def views(parameters: dict[str, Tensor], features_B: Tensor, draws: noise.Draws) -> dict[str, Tensor]:
         with noise.drawing(draws):

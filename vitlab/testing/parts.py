@@ -165,7 +165,7 @@ def _check_repeatable(who: str, choice: Resolved, g: Geometry, x: Tensor) -> Non
     """Check that results repeat exactly and depend only on the state, the input and keyed draws."""
     probe = _probe(choice, g)
     name_draws(probe)
-    draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(B))
+    draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(B), step=3)
     for when, training in (("evaluation", False), ("training", True)):
         probe.train(training)
         outputs = []

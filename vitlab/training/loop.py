@@ -215,6 +215,7 @@ class Training:
             dropout=noise.key(self.seeds["dropout"], "dropout", batch.epoch),
             drop_path=noise.key(self.seeds["drop_path"], "drop_path", batch.epoch),
             sample_B=batch.id_B,
+            step=noise.key(self.seeds["dropout"], "step", self.step),
         )
         return batch, draws
 

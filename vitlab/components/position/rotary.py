@@ -14,9 +14,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from vitlab import noise
 from vitlab.components.position.contract import Position, Rotation, places, position
-from vitlab.errors import GeometryError
+from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
+from vitlab.registry import Added
+
+Positive = Annotated[float, Field(gt=0)]
+Side = Annotated[int, Field(gt=0)]
+
+PLACE = 0x526F5045
+"""Number by which the key of a step is folded for the coordinates of rotary encodings."""
 
 
 class _Rotary(Position):
@@ -48,42 +56,150 @@ class _Rotary(Position):
 class RoPE2D(_Rotary):
     """Axial rotary encoding: half of the channel pairs turn with the column, the other half with the row.
 
-    Pair i of a half turns by theta^(-4i/K) per unit of its coordinate.  Prefix tokens are not turned.
+    Pair i of a half turns by theta^(-4i/K) per unit of its coordinate.  Prefix tokens are not turned, except registers
+    under ``registers``.
 
-    Reference: arXiv:2403.13298 (axial); arXiv:2104.09864; arXiv:2508.10104 (DINOv3, centred).
+    ``shift``, ``jitter`` and ``rescale`` are DINOv3's augmentation of coordinates: in each step of a training, one
+    transform of the whole grid, drawn by the key of the step.  In evaluation the coordinates are unchanged.
+
+    Registers are turned as in the code of ViT-5: they form a square of their own, with rows and columns counted from 0,
+    and frequencies of the base ``register_theta``.  There, the first half of the pairs turns with the row, which is the
+    same function under another order of channels.
+
+    Reference: arXiv:2403.13298 (axial); arXiv:2104.09864; arXiv:2508.10104 (DINOv3); arXiv:2602.08071 (ViT-5).
 
     Args:
         g: the sizes of the model.
         theta: the base of the frequencies.
         coordinates: ``patches`` counts rows and columns from 0.  ``centred`` runs from -1 to 1 over each side of
             the image, whatever the grid, at the centres of the patches, and turns by 2 pi per unit, as in DINOv3.
+        offset: added to the row and the column of every patch, timm's ``grid_offset``.
+        reference: rows and columns of a grid to which ``patches`` are stretched, timm's ``ref_feat_shape``: the places
+            of a grid twice as fine are then half as far apart.
+        normalize: the side of the image that ``centred`` divides by: each its own, or the larger or smaller for both.
+        periods: the shortest and the longest period of ``centred`` in units of the coordinate, in place of ``theta``.
+        shift: largest shift of each coordinate in training, in its units; 0 for none.
+        jitter: largest factor, and inverse of the smallest, of each coordinate in training; 1 for none.
+        rescale: the same for a factor that both coordinates share.
+        registers: whether registers are turned; their number is a square.
+        register_theta: the base of the frequencies of registers; smaller than ``theta``, it turns them faster.
     """
 
     cos: Tensor
     sin: Tensor
+    place_2N: Tensor
+    frequency_Q: Tensor
 
     def __init__(
         self,
         g: Geometry,
         *,
-        theta: Annotated[float, Field(gt=0)] = 100.0,
+        theta: Positive = 100.0,
         coordinates: Literal["patches", "centred"] = "patches",
+        offset: Annotated[float, Added()] = 0.0,
+        reference: Annotated[tuple[Side, Side] | None, Added()] = None,
+        normalize: Annotated[Literal["separate", "max", "min"], Added()] = "separate",
+        periods: Annotated[tuple[Positive, Positive] | None, Added()] = None,
+        shift: Annotated[float, Field(ge=0), Added()] = 0.0,
+        jitter: Annotated[float, Field(ge=1), Added()] = 1.0,
+        rescale: Annotated[float, Field(ge=1), Added()] = 1.0,
+        registers: Annotated[bool, Added()] = False,
+        register_theta: Annotated[Positive, Added()] = 100.0,
     ) -> None:
         super().__init__(g)
-        row_N, column_N = (place.to(torch.float64) for place in places(g))
+        options = {
+            "coordinates": coordinates,
+            "reference": reference,
+            "normalize": normalize,
+            "periods": periods,
+            "registers": registers,
+        }
+        if reason := self.incompatibility(g, options):
+            raise OptionError([((), reason)])
+        self.shift, self.jitter, self.rescale = shift, jitter, rescale
+        self.augments = (shift, jitter, rescale) != (0, 1, 1)
+        row_N, column_N = (place.to(torch.float64) + offset for place in places(g))
+        unit = 1.0  # angle of the first pair at coordinate 1
         if coordinates == "centred":
+            unit = 2 * math.pi
+            sides = {"separate": g.grid, "max": (max(g.grid),) * 2, "min": (min(g.grid),) * 2}[normalize]
             row_N, column_N = (
-                2 * math.pi * (2 * (place + 0.5) / side - 1)
-                for place, side in zip((row_N, column_N), g.grid, strict=True)
+                2 * (place + 0.5) / side - 1 for place, side in zip((row_N, column_N), sides, strict=True)
             )
-        frequency_Q = theta ** (-4 * torch.arange(g.head_dim // 4, dtype=torch.float64) / g.head_dim)
-        cos, sin = self.pair(torch.cat([column_N[:, None] * frequency_Q, row_N[:, None] * frequency_Q], 1))
-        self.register_buffer("cos", cos.to(torch.get_default_dtype()), persistent=False)
-        self.register_buffer("sin", sin.to(torch.get_default_dtype()), persistent=False)
+        elif reference is not None:
+            row_N, column_N = (
+                place / side * other for place, side, other in zip((row_N, column_N), g.grid, reference, strict=True)
+            )
+        frequency_Q = _frequencies(theta, g) if periods is None else 1 / _periods(*periods, g)
+        cos, sin = self.pair(_angles(unit * row_N, unit * column_N, frequency_Q))
+        if registers:
+            count = g.prefix.count("register")
+            place_R = torch.arange(count, dtype=torch.float64)
+            side = math.isqrt(count)
+            angle = _angles(place_R.div(side, rounding_mode="floor"), place_R % side, _frequencies(register_theta, g))
+            before = len(g.prefix) - count
+            cos[before : len(g.prefix)], sin[before : len(g.prefix)] = angle.cos(), angle.sin()
+        buffers = {"cos": cos, "sin": sin}
+        if self.augments:
+            buffers |= {"place_2N": torch.stack([row_N, column_N]), "frequency_Q": unit * frequency_Q}
+        for name, value in buffers.items():
+            self.register_buffer(name, value.to(torch.get_default_dtype()), persistent=False)
+
+    @classmethod
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Return a sentence for options without effect, and a number of registers that is no square; None otherwise."""
+        if options.get("coordinates") == "centred":
+            if options.get("reference") is not None:
+                return "position 'rope2d' with coordinates: centred does not depend on the grid; remove reference"
+        elif options.get("normalize", "separate") != "separate" or options.get("periods") is not None:
+            name = "normalize" if options.get("periods") is None else "periods"
+            return f"position 'rope2d' uses {name} with coordinates: centred alone; write it, or remove {name}"
+        count = g.prefix.count("register")
+        if options.get("registers") and (count == 0 or math.isqrt(count) ** 2 != count):
+            return (
+                f"position 'rope2d' places registers on a square, and their number is {count}; set model.registers to "
+                "1, 4, 9 or another square"
+            )
+        return super().incompatibility(g, options)
 
     def rotation(self, layer: int) -> Rotation:
-        """Return the fixed cosines and sines."""
-        return self.cos, self.sin
+        """Return the cosines and sines, of transformed coordinates in a step of a training that transforms them."""
+        draws = noise.current()
+        if not (self.augments and self.training) or draws is None:
+            return self.cos, self.sin
+        row_N, column_N = self._transformed(draws.step)
+        angle = _angles(row_N, column_N, self.frequency_Q.to(row_N.dtype))
+        before = self.prefix
+        cos, sin = (
+            torch.cat([fixed[:before], value.to(fixed.dtype)])
+            for fixed, value in ((self.cos, angle.cos()), (self.sin, angle.sin()))
+        )
+        return cos, sin
+
+    def _transformed(self, step: noise.Key) -> tuple[Tensor, Tensor]:
+        """Return rows and columns after DINOv3's shift, jitter and rescaling, in this order."""
+        place_2N = self.place_2N if self.place_2N.dtype.itemsize >= 4 else self.place_2N.float()
+        sample = torch.zeros(1, dtype=torch.int64, device=place_2N.device)
+        u_5 = 2 * noise.uniform(noise.fold(step, PLACE), sample, 5)[0].to(place_2N.dtype) - 1
+        place_2N = place_2N + self.shift * u_5[:2, None]
+        place_2N = place_2N * (math.log(self.jitter) * u_5[2:4, None]).exp()
+        place_2N = place_2N * (math.log(self.rescale) * u_5[4]).exp()
+        return place_2N[0], place_2N[1]
+
+
+def _frequencies(theta: float, g: Geometry) -> Tensor:
+    """Return theta^(-4i/K), float64 (Q,)."""
+    return theta ** (-4 * torch.arange(g.head_dim // 4, dtype=torch.float64) / g.head_dim)
+
+
+def _periods(shortest: float, longest: float, g: Geometry) -> Tensor:
+    """Return periods in a geometric series, float64 (Q,)."""
+    return shortest * (longest / shortest) ** torch.linspace(0, 1, g.head_dim // 4, dtype=torch.float64)
+
+
+def _angles(row_N: Tensor, column_N: Tensor, frequency_Q: Tensor) -> Tensor:
+    """Return the angle of every place and pair, (N, K/2)."""
+    return torch.cat([column_N[:, None] * frequency_Q, row_N[:, None] * frequency_Q], 1)
 
 
 @position.register("rope2d_mixed")
@@ -102,7 +218,7 @@ class RoPE2DMixed(_Rotary):
     column: Tensor
     row: Tensor
 
-    def __init__(self, g: Geometry, *, theta: Annotated[float, Field(gt=0)] = 10.0) -> None:
+    def __init__(self, g: Geometry, *, theta: Positive = 10.0) -> None:
         super().__init__(g)
         frequency_Q = theta ** (-4 * torch.arange(g.head_dim // 4) / g.head_dim)
         turn_LH1 = 2 * math.pi * torch.rand(g.depth, g.heads, 1)

@@ -166,8 +166,8 @@ class DINO(Objective):
         draws = noise.current()
         if draws is None:
             return nullcontext()
-        dropout, drop_path = (noise.fold(key, view) for key in (draws.dropout, draws.drop_path))
-        return noise.drawing(noise.Draws(dropout, drop_path, draws.sample_B))
+        dropout, drop_path, step = (noise.fold(key, view) for key in (draws.dropout, draws.drop_path, draws.step))
+        return noise.drawing(noise.Draws(dropout, drop_path, draws.sample_B, step))
 
 
 class SelfDistillation(Model):

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from vitlab import noise
 from vitlab.components.attention import SOFTMAX
 from vitlab.components.patch import LinearPatches, cut
-from vitlab.components.position import Position, Rotation
+from vitlab.components.position import Position, Rotation, choices_of
 from vitlab.components.position.additive import Additive
 from vitlab.data.batches import Batch
 from vitlab.errors import GeometryError
@@ -316,10 +316,8 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
     who = "objective 'mae' shows the model some of the patches, and"
     if anatomy.patch.component is not LinearPatches:
         return f"{who} patch '{anatomy.patch.type}' reads the pixels of others; use patch 'linear'"
-    for part in anatomy.position.parts():
+    for part in choices_of(anatomy.position):
         component: Any = part.component
-        if part.slot != "position":
-            continue
         if component.needs_bias or component.bias is not Position.bias:
             return f"{who} position '{part.type}' adds a bias for every pair of them; use another position"
         if component.mix is not Position.mix or component.add not in (Position.add, Additive.add):
