@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitlab.components.position import encodings
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
@@ -129,21 +130,24 @@ def _exact_rotation(mine: Any, theirs: Any) -> bool:
     quarter = rope.dim // 4
     frequency = rope.temperature ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     row, column = (place.flatten().double() for place in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
+    row, column = row + rope.grid_offset, column + rope.grid_offset
+    reference = getattr(rope, "ref_feat_shape", None)
     if type(rope).__name__ == "RotaryEmbeddingDinoV3":
         row, column = (2 * math.pi * ((p + 0.5) / s * 2 - 1) for p, s in zip((row, column), grid, strict=True))
+    elif reference is not None:
+        row, column = (p / s * r for p, s, r in zip((row, column), grid, reference, strict=True))
     axes = (column, row) if rope.grid_indexing == "xy" else (row, column)
     angle = torch.cat([axis[:, None] * frequency for axis in axes], 1)
     angle = torch.cat([angle, angle], 1) if rope.rotate_half else angle.repeat_interleave(2, 1)
     table = torch.cat([angle.sin(), angle.cos()], 1)
     torch.testing.assert_close(rope.get_embed(grid).double(), table, rtol=0, atol=1e-5)
     theirs.rope.get_embed = lambda shape=None: table
-    position = mine.position
-    if type(position).__name__ != "RoPE2D":
-        return True
     with _float64():
         choice, context = mine._parts["position"]
-        fresh = slot("position").build(choice, *context)
-    position.cos, position.sin = fresh.cos, fresh.sin
+        fresh = encodings(slot("position").build(choice, *context))
+    for at, position in encodings(mine.position).items():
+        if type(position).__name__ == "RoPE2D":
+            position.cos, position.sin = fresh[at].cos, fresh[at].sin
     return True
 
 

@@ -189,10 +189,12 @@ def _value(value: Any) -> str:
 
 
 def _position(model: Any) -> str:
-    kind = _type(model.options["position"])
-    if kind != "learned" or not model.prefix:
+    from vitlab.spec.choice import Choice, label
+
+    kind = str(label(Choice.of(model.options["position"]).plain()))
+    if "learned" not in kind.split("+") or not model.prefix:
         return kind
-    return f"learned, {'with' if model.prefix_rows == 'own' else 'without'} rows for the tokens before the patches"
+    return f"{kind}, {'with' if model.prefix_rows == 'own' else 'without'} rows for the tokens before the patches"
 
 
 def _square(size: Any) -> tuple[int, int]:

@@ -14,6 +14,8 @@ from typing import Any
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Pair
 from vitlab.models.anatomy import SIZES
+from vitlab.spec import Choice
+from vitlab.spec.choice import PARTS, TOGETHER
 from vitlab.weights.known import AssumedFacts, Encoding, ModelFacts, plain, requested_grid, some
 from vitlab.weights.names import State, depth_of
 
@@ -38,11 +40,9 @@ class Architecture:
     def facts(self) -> ModelFacts:
         """Return the facts that no tensor shows, such as heads, image size and normalisation."""
         norm, mlp, position = (self.options[part] for part in ("norm", "mlp", "position"))
-        kind, options = (position, {}) if isinstance(position, str) else (position["type"], position)
-        encoding = Encoding(
-            type="none" if kind not in _NOT_IN_TENSORS else kind,
-            options={name: value for name, value in options.items() if name != "type" and kind in _NOT_IN_TENSORS},
-        )
+        choice = Choice.of(position)
+        parts = [Choice.of(part) for part in choice.options[PARTS]] if choice.type == TOGETHER else [choice]
+        others = [Encoding(type=part.type, options=part.options) for part in parts if part.type in _NOT_IN_TENSORS]
         return ModelFacts(
             heads=self.heads,
             image=self.info.image,
@@ -53,7 +53,7 @@ class Architecture:
             eps=norm.get("eps"),
             gelu="none" if mlp["type"] == "swiglu" else mlp.get("approximate"),
             blocks="pre_norm",
-            position=encoding,
+            position=others[0] if others else Encoding(type="none"),
             pre_logits="tanh",
             mean=self.mean,
             std=self.std,
@@ -286,11 +286,11 @@ def _position(state: State, rows: str, facts: AssumedFacts) -> Any:
         facts.assumed.append(f"{kind}{order}, which no tensor would show")
     elif facts.known.position is None and encoding.type != "none":
         facts.assumed.append(f"positions are {facts.title}'s {encoding.type}, which no tensor shows")
-    if "pos_embed" in state:
-        return {"type": "learned", "prefix_rows": rows}
+    learned = {"type": "learned", "prefix_rows": rows}
     if encoding is None or encoding.type == "none":
-        return "none"
-    return {"type": encoding.type, **encoding.options}
+        return learned if "pos_embed" in state else "none"
+    other = {"type": encoding.type, **encoding.options}
+    return [learned, other] if "pos_embed" in state else other
 
 
 def _norm(state: State, name: str, eps: float | None, facts: AssumedFacts | None = None) -> dict[str, Any]:

@@ -229,14 +229,12 @@ def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["no
 
 
 def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, where: str) -> Encoding:
-    """Return the rotary position encoding of timm's arguments; its type is ``none`` if there is none."""
+    """Return the rotary position encoding of timm's arguments; its type is ``none`` if there is none.
+
+    Learned positions may stand beside it.
+    """
     if not arguments.get("use_rot_pos_emb"):
         return Encoding(type="none")
-    if "pos_embed" in state:
-        raise WeightsError(
-            f"{where}: these weights have rotary (use_rot_pos_emb) and learned (pos_embed) positions; "
-            "vitlab supports one of them. Use other weights."
-        )
     kind = arguments.get("rope_type", "cat")
     if kind not in ("cat", "dinov3", "mixed"):
         raise WeightsError(f"{where}: rope_type is {kind}; supported: cat, dinov3, mixed. Use other weights.")
@@ -249,12 +247,11 @@ def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, wher
     if kind == "cat" and reference is not None:
         grid = None if image is None or patch is None else (image[0] // patch[0], image[1] // patch[1])
         if grid != reference:
-            raise WeightsError(
-                f"{where}: rotary positions of a grid of {plain(reference)} (ref_feat_shape) are stretched to one of "
-                f"{'unknown size' if grid is None else plain(grid)}, which vitlab does not support; use other weights"
-            )
+            options["reference"] = reference
     if kind == "dinov3":
         options["coordinates"] = "centred"
+    if kind != "mixed" and arguments.get("rope_grid_offset"):
+        options["offset"] = float(arguments["rope_grid_offset"])
     return Encoding(
         type="rope2d_mixed" if kind == "mixed" else "rope2d",
         options=options,

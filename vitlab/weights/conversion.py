@@ -307,6 +307,7 @@ def _places(model: Architecture, head: bool) -> dict[tuple[int, str], dict[str, 
         },
         (-1, "patch"): dict(options_of(anatomy.patch)),
         (-1, "position"): dict(options_of(anatomy.position)),
+        (-1, "stem_norm"): dict(options_of(anatomy.stem_norm)),
         (-1, "final_norm"): dict(options_of(anatomy.final_norm)),
     }
     if ".prefix_rows" in table[-1, "position"]:

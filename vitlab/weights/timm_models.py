@@ -250,7 +250,7 @@ WITHOUT_EFFECT = key_set(
 MAPPED = key_set(
     """
     class num_heads img_size no_embed_class global_pool norm_layer eps act_layer use_rot_pos_emb rope_type
-    rope_temperature rope_grid_indexing rope_rotate_half ref_feat_shape pool_include_prefix
+    rope_temperature rope_grid_indexing rope_grid_offset rope_rotate_half ref_feat_shape pool_include_prefix
     """
 )
 
@@ -265,7 +265,6 @@ ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "attn_only_layer_scale": (None, False),
     "num_kv_heads": (None,),
     "attn_pool_num_heads": (None,),
-    "rope_grid_offset": (None, 0, 0.0),
     "rope_mrope_section": (None,),
     "use_naflex": (None, False),
 }

@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention import SOFTMAX
-from vitlab.components.position import Position, Resampling
+from vitlab.components.position import Position, Resampling, choices_of, encodings
 from vitlab.components.position.additive import Learned
 from vitlab.components.position.contract import resample_grid
+from vitlab.components.position.together import Together
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry, Pair
 from vitlab.models.contract import Model
 from vitlab.registry import Resolved
+from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.known import Encoding, some
 from vitlab.weights.names import State
 
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
-POSITION = "position."
-TABLE = POSITION + "pos_embed"
 HEAD = ("head.", "head_dist.")
 PRE_LOGITS = "pre_logits."
 _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
@@ -115,7 +115,7 @@ def _option_differences(model: Model, source: Model, how: InitFrom) -> list[str]
         rows += [
             (block, f"{name}{option}", format_value(one.get(option)), format_value(other.get(option)))
             for option in differing_options(one, other)
-            if not (choice.slot == "position" and option == ".prefix_rows")  # these are converted
+            if not (choice.slot == "position" and option.endswith(".prefix_rows"))  # these are converted
         ]
     return [
         f"{option} is {mine}, and in the model that the weights were trained in it is {theirs}"
@@ -133,17 +133,28 @@ def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -
     if how.tokens == "convert":
         shared = tuple(t for t in TOKENS for _ in range(min(theirs.prefix.count(t), mine.prefix.count(t))))
         _exchange_tokens(out, own, shared)
-    old, new = (getattr(which, "position", None) for which in (source, model))
-    if isinstance(old, Position) and isinstance(new, type(old)):
-        names = [name for name in out if name.startswith(POSITION)]
-        table = {name.removeprefix(POSITION): out[name] for name in names}
+    new_encodings = _encodings(model)
+    for at, old in _encodings(source).items():
+        to, new = next(((to, new) for to, new in new_encodings.items() if isinstance(new, type(old))), ("", None))
+        if new is None:
+            continue
+        table = {name.removeprefix(at): value for name, value in out.items() if name.startswith(at)}
         resampled = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.preset(how.resample))
         if isinstance(old, Learned) and isinstance(new, Learned) and _convertible(old, new):
             if old.prefix_rows == "own" and new.prefix_rows == "none":
-                _add_rows_to_tokens(out, out[TABLE], theirs.prefix)
-            resampled["pos_embed"] = _convert_rows(resampled["pos_embed"], own[TABLE], old, new, shared, mine)
-        out |= {POSITION + name: value for name, value in resampled.items()}
+                _add_rows_to_tokens(out, table["pos_embed"], theirs.prefix)
+            own_LTD = own[f"{to}pos_embed"]
+            resampled["pos_embed"] = _convert_rows(resampled["pos_embed"], own_LTD, old, new, shared, mine)
+        out |= {at + name: value for name, value in resampled.items()}
     return out
+
+
+def _encodings(model: Model) -> dict[str, Position]:
+    """Return the position encodings of a model by the prefix of their names in its state."""
+    position = getattr(model, "position", None)
+    if not isinstance(position, Position):
+        return {}
+    return {f"position.{at}": encoding for at, encoding in encodings(position).items()}
 
 
 def _convertible(old: Learned, new: Learned) -> bool:
@@ -284,6 +295,11 @@ def options_of(choice: Resolved, path: str = "") -> Iterator[tuple[str, Any]]:
 
     Options in :data:`TRAINED_BY` are left out; implementations of softmax attention have one type.
     """
+    if issubclass(choice.component, Together):
+        yield path, label(choice.plain())
+        for part in choices_of(choice):
+            yield from options_of(part, f"{path}.{part.type.rpartition(':')[2]}")
+        return
     yield path, "softmax" if choice.component in SOFTMAX else choice.type.rpartition(":")[2]
     for name, value in choice.options.items():
         if isinstance(value, Resolved):
