@@ -257,6 +257,15 @@ def test_plugin_with_own_draws_depends_on_seed_only(monkeypatch: pytest.MonkeyPa
     assert not one.own.bias.any()
 
 
+def test_residual_by_depth_equals_fix_init_of_timm() -> None:
+    theirs = VisionTransformer(**THEIRS)
+    theirs.load_state_dict(canonical(built()))
+    theirs.fix_init_weight()
+    ours = canonical(built(init={"type": "timm", "residual": "by_depth"}))
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours[name], value, atol=1e-7, rtol=0)
+
+
 def test_schemes_pass_contract_test() -> None:
     for name in slot("init").names():
         scheme = slot("init").build(name)

@@ -11,6 +11,7 @@ layer scale, and parameters in a component's ``keeps_init`` keep the values of t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, ClassVar, Literal
@@ -20,12 +21,15 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from vitlab import noise
-from vitlab.registry import Slot
+from vitlab.registry import Added, Slot
 
 Kind = Literal["linear", "linear_bias", "conv", "conv_bias", "token", "position"]
 """The kinds of parameters that a scheme draws."""
 
 Scale = Annotated[float, Field(ge=0)]
+
+LAST_OF_BRANCH = re.compile(r"blocks\.(\d+)\.(?:attn\.proj|mlp\.fc2)\.weight")
+"""Canonical names of the last layer of each residual branch."""
 
 
 class Init:
@@ -37,14 +41,23 @@ class Init:
     Args:
         token_std: deviation of class, distillation and register tokens, instead of the scheme's.
         position_std: deviation of the learned position table, instead of the scheme's.
+        residual: ``by_depth`` divides the last layers of attention and MLP in block i, counted from 1, by sqrt(2i), as
+            BEiT (arXiv:2106.08254) and timm's ``fix_init`` do.
     """
 
     falls_with_inputs: ClassVar[bool] = False
     """Whether the deviation of linear maps falls as the root of their number of inputs."""
 
-    def __init__(self, *, token_std: Scale | None = None, position_std: Scale | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        token_std: Scale | None = None,
+        position_std: Scale | None = None,
+        residual: Annotated[Literal["plain", "by_depth"], Added()] = "plain",
+    ) -> None:
         self.token_std = token_std
         self.position_std = position_std
+        self.residual = residual
 
     def draw(self, x: Tensor, name: str, kind: Kind, fan_in: int, seed: int) -> None:
         """Fill ``x`` with the initial values of the parameter ``name`` in a trial of this ``init`` seed."""
@@ -52,6 +65,8 @@ class Init:
         match kind:
             case "linear":
                 self.linear(x, name, g)
+                if self.residual == "by_depth" and (last := LAST_OF_BRANCH.fullmatch(name)):
+                    x.div_(math.sqrt(2 * (int(last[1]) + 1)))
             case "linear_bias":
                 self.linear_bias(x, name, fan_in, g)
             case "conv":
