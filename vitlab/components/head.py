@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Part
+from vitlab.components.base import Dropout, Part
 from vitlab.geometry import Geometry
-from vitlab.registry import Slot, Unhashed, slot
+from vitlab.registry import Added, Slot, Unhashed, slot
 
-Pool = Literal["cls", "gap", "map"]
+Pool = Literal["cls", "gap", "map", "max", "avgmax", "prr"]
+Over = Annotated[Literal["patches", "all"], Added()]
+Drop = Annotated[float, Field(ge=0, lt=1), Added()]
 Weights = Literal["drawn", "zero"]
 Gelu = Literal["none", "tanh"]
 Output = Annotated[Literal["logits", "probabilities"], Unhashed()]
@@ -119,7 +121,13 @@ class AttentionPool(nn.Module):
 
 
 class _Pooled(Head):
-    """Base of the linear and the MLP head, with their pooling."""
+    """Base of the linear and the MLP head, with their pooling.
+
+    ``cls`` is the class token; ``gap`` the mean of the tokens, ``max`` their maximum per channel, ``avgmax`` half of
+    the sum of both, and ``map`` attention pooling (arXiv:2106.04560).  ``prr`` lets all tokens attend to each other,
+    with themselves as queries, keys and values, and takes the class token, or the mean of all without one: timm's
+    port of "Locality-Attending Vision Transformer" (ICLR 2026).
+    """
 
     canonical: ClassVar[Mapping[str, str]] = {
         "fc.": "head.",
@@ -127,38 +135,53 @@ class _Pooled(Head):
         "attn_pool.": "attn_pool.",
     }
 
-    def __init__(self, g: Geometry, pool: Pool, approximate: Gelu) -> None:
+    def __init__(self, g: Geometry, pool: Pool, approximate: Gelu, over: str, drop: float) -> None:
         super().__init__()
         self.kind = pool
-        self.reads = ("class",) if pool == "cls" else ()
+        self.reads = ("class",) if pool == "cls" else () if over == "patches" and pool != "prr" else None
         self.prefix = g.prefix
+        self.heads = g.heads
+        self.skip = len(g.prefix) if over == "patches" else 0
         self.attn_pool = AttentionPool(g, approximate) if pool == "map" else None
+        self.drop = Dropout(drop)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         if options.get("pool", "cls") == "cls" and "class" not in g.prefix:
             return "pooling 'cls' reads the class token, and the model has none: add class to prefix, or pool by gap"
+        if options.get("over", "patches") == "all" and options.get("pool", "cls") in ("cls", "prr"):
+            return f"pooling '{options.get('pool', 'cls')}' does not choose its tokens; remove over: all"
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """Return the class token, the mean of the patches, or their attention pooling; S is 1."""
+        """Return one row from the class token, the patches or all tokens; S is 1."""
         if self.attn_pool is not None:
-            return cast(Tensor, self.attn_pool(x_BTD[:, len(self.prefix) :]))
-        if self.kind == "cls":
+            return cast(Tensor, self.attn_pool(x_BTD[:, self.skip :]))
+        if self.kind == "prr":
+            x_BHTK = x_BTD.reshape(*x_BTD.shape[:2], self.heads, -1).transpose(1, 2)
+            x_BTD = F.scaled_dot_product_attention(x_BHTK, x_BHTK, x_BHTK).transpose(1, 2).flatten(2)
+        if self.kind == "cls" or (self.kind == "prr" and "class" in self.prefix):
             at = self.prefix.index("class")
             return x_BTD[:, at : at + 1]
-        return x_BTD[:, len(self.prefix) :].mean(1, keepdim=True)
+        x_BSD = x_BTD if self.kind == "prr" else x_BTD[:, self.skip :]
+        if self.kind == "max":
+            return x_BSD.amax(1, keepdim=True)
+        mean_B1D = x_BSD.mean(1, keepdim=True)
+        return (x_BSD.amax(1, keepdim=True) + mean_B1D) / 2 if self.kind == "avgmax" else mean_B1D
 
 
 @head.register("linear")
 class LinearHead(_Pooled):
     """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
 
-    ``pool`` is the class token, the mean of the patch tokens, or attention pooling of them (arXiv:2106.04560).
+    ``pool`` is the class token, the mean or the maximum of the patch tokens, half of the sum of both, attention pooling
+    (arXiv:2106.04560), or the class token after all tokens have attended to each other.
 
     Args:
         g: the sizes of the model.
-        pool: ``cls``, ``gap`` or ``map``.
+        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``.
+        over: what is pooled: the patches, or all tokens.
+        drop: dropout of the pooled row.
         approximate: the GELU of attention pooling, as that of the blocks' MLP.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
@@ -169,18 +192,20 @@ class LinearHead(_Pooled):
         g: Geometry,
         *,
         pool: Pool = "cls",
+        over: Over = "patches",
+        drop: Drop = 0.0,
         approximate: Gelu = "none",
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate)
+        super().__init__(g, pool, approximate, over, drop)
         self.fc = nn.Linear(g.dim, g.classes)
         self.output = output
         self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         """Project the pooled row to one score per class."""
-        return _scores(self.fc(x_BSD[:, 0]), self.output)
+        return _scores(self.fc(self.drop(x_BSD[:, 0])), self.output)
 
 
 @head.register("mlp")
@@ -188,7 +213,9 @@ class MLPHead(_Pooled):
     """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2.
 
     Args:
-        pool: ``cls``, ``gap`` or ``map``.
+        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``; see ``linear``.
+        over: what is pooled: the patches, or all tokens.
+        drop: dropout before the last layer.
         approximate: the GELU of attention pooling, as that of the blocks' MLP.
         representation_size: width of the pre-logits; by default that of the tokens.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
@@ -200,12 +227,14 @@ class MLPHead(_Pooled):
         g: Geometry,
         *,
         pool: Pool = "cls",
+        over: Over = "patches",
+        drop: Drop = 0.0,
         approximate: Gelu = "none",
         representation_size: Annotated[int, Field(gt=0)] | None = None,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate)
+        super().__init__(g, pool, approximate, over, drop)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = nn.Linear(size, g.classes)
@@ -215,7 +244,7 @@ class MLPHead(_Pooled):
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         """Apply the hidden tanh layer, then project to one score per class."""
         x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))
-        return _scores(self.fc(x_BR), self.output)
+        return _scores(self.fc(self.drop(x_BR)), self.output)
 
 
 @head.register("distilled")

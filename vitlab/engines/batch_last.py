@@ -170,7 +170,7 @@ class BatchLastForward:
     def features(self, x_KBCHW: Tensor) -> Tensor:
         """Return ``forward_features`` of each trial, (K, B, T, D)."""
         x_KDTB = self._with_prefix(self._patches(x_KBCHW))
-        x_KDTB = self._part("pos_drop", self._positions("add", x_KDTB, 0))
+        x_KDTB = self._part("norm_pre", self._part("pos_drop", self._positions("add", x_KDTB, 0)))
         for layer in range(1, len(self.model.blocks) + 1):
             x_KDTB = self._positions("add", x_KDTB, layer)
             x_KDTB = self._block(f"blocks.{layer - 1}", x_KDTB)

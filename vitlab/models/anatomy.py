@@ -69,6 +69,7 @@ class Anatomy:
     patch: Resolved
     position: Resolved
     head: Resolved
+    stem_norm: Resolved
     final_norm: Resolved
     final_norm_at: FinalNormAt
     blocks: tuple[BlockChoices, ...]
@@ -94,6 +95,7 @@ class Anatomy:
         norm: Choice | str,
         blocks: Mapping[str, Any],
         patch_drop: float,
+        stem_norm: Choice | str,
         final_norm: Choice | str,
         final_norm_at: FinalNormAt,
         head: Choice | str,
@@ -140,6 +142,7 @@ class Anatomy:
             patch=embedding,
             position=slot("position").resolve(position),
             head=slot("head").resolve(head),
+            stem_norm=slot("norm").resolve(stem_norm),
             final_norm=slot("norm").resolve(final_norm),
             final_norm_at=final_norm_at,
             blocks=all_blocks,

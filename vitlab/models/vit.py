@@ -71,6 +71,7 @@ class ViT(Model):
         patch_drop: share of the patches that each image loses in training, after the positions were added
             (arXiv:2208.07220); evaluation keeps all.
         drop_path: stochastic depth (arXiv:1603.09382) of the last block; it grows linearly from 0 at the first.
+        stem_norm: a norm before the first block, as in CLIP (arXiv:2103.00020), whose patches then have no bias.
         final_norm: the norm after the last block.
         final_norm_at: on all tokens, as in the paper, or on what the head has pooled, as timm does for means.
         head: from tokens to predictions.
@@ -109,6 +110,7 @@ class ViT(Model):
         drop: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         patch_drop: Annotated[float, Field(ge=0, lt=1), Added()] = 0.0,
         drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        stem_norm: Annotated[Choice | str, Pick("norm"), Added()] = "none",
         final_norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
         final_norm_at: FinalNormAt = "tokens",
         head: Annotated[Choice | str, Pick("head")] = "linear",
@@ -134,6 +136,7 @@ class ViT(Model):
             norm=norm,
             blocks=blocks,
             patch_drop=patch_drop,
+            stem_norm=stem_norm,
             final_norm=final_norm,
             final_norm_at=final_norm_at,
             head=head,
@@ -155,6 +158,7 @@ class ViT(Model):
         self.position = self._part("position", anatomy.position, g)
         self.pos_drop = Dropout(drop)
         self.patch_drop = PatchDrop(patch_drop, len(g.prefix))
+        self.norm_pre = self._part("norm_pre", anatomy.stem_norm, g.dim)
         self.blocks = nn.ModuleList()
         for i, parts in enumerate(anatomy.blocks):
             place = Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1), anatomy.receives_values(i))
@@ -181,7 +185,7 @@ class ViT(Model):
         """
         position = self.position if position is None else position
         x_BTD = self._with_prefix(self.patch_embed(x_BCHW))
-        x_BTD = self.patch_drop(self.pos_drop(position.add(x_BTD, 0)))
+        x_BTD = self.norm_pre(self.patch_drop(self.pos_drop(position.add(x_BTD, 0))))
         values_BHTK: Tensor | None = None  # of the first block that passes them on
         for layer, block in enumerate(cast("Iterable[Block]", self.blocks), 1):
             x_BTD = position.add(x_BTD, layer)
@@ -275,7 +279,7 @@ class ViT(Model):
             return int(rest.partition(".")[0]) + 1
         if first == "norm":
             return self.geometry.depth
-        if first in ("patch_embed", "cls_token", "dist_token", "reg_token", "position", "pos_embed"):
+        if first in ("patch_embed", "cls_token", "dist_token", "reg_token", "position", "pos_embed", "norm_pre"):
             return 0
         return self.geometry.depth + 1
 

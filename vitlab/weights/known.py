@@ -38,7 +38,7 @@ class ModelFacts(Frozen):
     image: tuple[Side, Side] | None = None  #: pixels, height and width
     grid: tuple[Side, Side] | None = None  #: patches, rows and columns
     prefix_rows: Literal["own", "none"] | None = None  #: whether tokens before the patches have rows of positions
-    pool: Literal["cls", "gap", "map"] | None = None
+    pool: Literal["cls", "gap", "map", "max", "avgmax", "prr"] | None = None
     norm: Literal["layernorm", "rmsnorm"] | None = None
     eps: Annotated[float, Field(gt=0)] | None = None  #: of the norms
     gelu: Literal["none", "tanh"] | None = None  #: the approximation the MLPs compute

@@ -119,6 +119,9 @@ class TrialModel:
             return f"patch '{patch}' exists in vitlab alone"
         if self.options["head"]["type"] not in ("linear", "mlp", "distilled"):
             return f"head '{self.options['head']['type']}' exists in vitlab alone"
+        pool, over = (self.options["head"].get(name) for name in ("pool", "over"))
+        if pool in ("max", "avgmax", "prr") or over == "all":
+            return f"its pooling, {pool} over {over}, is shown by no tensor"
         blocks = self._anatomy().blocks
         if other := next((block.block.type for block in blocks if block.block.component is not PreNorm), None):
             return f"block '{other}' is stored under names of vitlab alone"
