@@ -283,7 +283,7 @@ def _check_position(who: str, choice: Resolved, g: Geometry, probe: _Probe) -> N
     if rotation is not None:
         cos, sin = (part[..., [name != "register" for name in g.prefix] + [False] * g.patches, :] for part in rotation)
         unrotated = bool((cos == 1).all() and (sin == 0).all())
-        expect(unrotated, f"{who} rotates class or distillation tokens; their rows have cosine 1 and sine 0")
+        expect(unrotated, f"{who} rotates prefix tokens other than registers; their rows have cosine 1 and sine 0")
     larger = replace(g, grid=(g.grid[0] * 2, g.grid[1] * 2), image=(g.image[0] * 2, g.image[1] * 2))
     if _refusal(who, choice, larger) is None:
         with during(f"{who}: its state is resampled for a grid twice as large and loaded there", Exception):
