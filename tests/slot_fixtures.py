@@ -14,7 +14,7 @@ def keep(monkeypatch: pytest.MonkeyPatch, *rooms: Slot[Any]) -> None:
     for room in rooms:
         for name in ("_members", "_origins"):
             monkeypatch.setattr(room, name, dict(getattr(room, name)))
-    monkeypatch.setattr(slots, "_bare", {})
+    monkeypatch.setattr(slots, "_resolved", {})
     for name in ("_files", "_texts"):
         monkeypatch.setattr(plugin_files, name, dict(getattr(plugin_files, name)))
     monkeypatch.setattr(plugin_files, "_from_files", list(plugin_files._from_files))

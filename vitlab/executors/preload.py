@@ -30,11 +30,12 @@ os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
 SLOTS = [name for name in SLOT_MODULES if name != "tracker"]  # only the driver uses trackers
 
-# torch.optim imports dynamo on first use, and files are written by pyarrow and ctypes: importing them here saves each
-# trial a second.
+# torch.optim imports dynamo and the monitor on first use, and files are written by pyarrow and ctypes: importing them
+# here saves each trial a second.
 for module in (
     "torch",
     "torch._dynamo",
+    "torch.profiler._cupti_monitor",
     "numpy.ctypeslib",
     "pyarrow.parquet",
     "vitlab.runner.run",

@@ -101,8 +101,8 @@ def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
 
 
 def requirements_of(spec: TrialSpec) -> dict[str, str]:
-    """Return name to version of the installed distributions that a trial's code imports."""
-    digests = closure({RUNNER, *modules_of_spec(spec)})
+    """Return name to version of the installed distributions that a trial's code imports in this process."""
+    digests = closure({RUNNER, *modules_of_spec(spec)}, source.loaded)
     pairs = (name.partition("==") for name in digests if "==" in name)
     return {name: version for name, _, version in pairs}
 
@@ -184,8 +184,8 @@ def refresh() -> None:
 
 
 def read_ahead() -> None:
-    """Read every imported module of vitlab, so that forked processes find them in the cache."""
-    closure(module for module in sys.modules if module.partition(".")[0] == "vitlab")
+    """Read every imported module of vitlab, so that forked processes find it in the cache."""
+    closure((module for module in sys.modules if module.partition(".")[0] == "vitlab"), source.loaded)
 
 
 def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> dict[str, str]:

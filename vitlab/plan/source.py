@@ -29,7 +29,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 from types import ModuleType
 
-from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
+from vitlab.imports import INSTALLED, Stamp, last_import, reloads, stamp_of
 from vitlab.registry import BUILT_IN, plugin_files
 from vitlab.store.files import Memo
 
@@ -90,9 +90,10 @@ def loaded(module: str) -> ModuleSource:
     file = file_of(module)
     if module not in sys.modules or last is None or file is None or plugin_files.text_of(module) is not None:
         return read(module)
-    if last.stamp == stamp_of(file):
+    source = _texts.get((module, file, last.stamp))
+    if source is None and last.stamp == stamp_of(file):
         return read(module)
-    return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
+    return source or ModuleSource(f"unknown {SESSION}")
 
 
 def expected(module: str) -> ModuleSource:
@@ -111,17 +112,22 @@ def remember() -> None:
         _unsaved.clear()
 
 
-def dependencies(module: str, reader: Reader) -> Iterator[str]:
-    """Yield the direct dependencies of a module.
+def dependencies(module: str, reader: Reader) -> tuple[str, ...]:
+    """Return the direct dependencies of a module.
 
     For modules of vitlab, these are the modules of vitlab that they import.  For other modules, these are all imports
     except the standard library and vitlab's own requirements: modules, which are read as text, and requirements such
     as ``timm==1.0.20``.  The packages that contain a module are dependencies, too, unless they only re-export names.
     """
-    for place in reader(module).imports:
-        yield from _targets(module, place, reader)
+    number = None if reader is read else _import_of_ours(module)
+    if number is not None and (module, number) in _dependencies:
+        return _dependencies[module, number]
+    targets = [target for place in reader(module).imports for target in _targets(module, place, reader)]
     if _top(module) != BUILT_IN:
-        yield from (above for above in _packages_above(module) if not reader(above).passed_on)
+        targets += [above for above in _packages_above(module) if not reader(above).passed_on]
+    if number is not None and all(_import_of_ours(target) is not None for target in targets):
+        _dependencies[module, number] = tuple(targets)
+    return tuple(targets)
 
 
 def dependency_name(module: str, importer: str) -> str:
@@ -178,7 +184,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
                 )
             continue
         mine = last_import(module)
-        if mine is None or module not in sys.modules:
+        if mine is None or module not in sys.modules or not reloads():
             continue
         for base, name in loaded(module).imports:
             other = last_import(base)
@@ -241,6 +247,14 @@ def requirement_of(module: str) -> str:
 _unsaved: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
 _texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this process
 _tops: dict[str, str] = {}  # requirement to the imported top-level package
+_dependencies: dict[tuple[str, int], tuple[str, ...]] = {}
+"""Dependencies of imported modules of vitlab on others, by module and number of its import: no edit changes them."""
+
+
+def _import_of_ours(module: str) -> int | None:
+    """Return the number of the last import of a module of vitlab; None for others, and if it is not imported."""
+    last = last_import(module) if _top(module) == BUILT_IN and module in sys.modules else None
+    return None if last is None else last.number
 
 
 def _read(module: str, file: Path, stamp: Stamp) -> ModuleSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import marshal
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +27,10 @@ T = TypeVar("T")
 RENAMED_METHODS = {"why_not": "incompatibility", "views": "logits_by_head"}
 """Former name of a contract's method to its present name, so that a plugin's override is not lost silently."""
 
-_bare: dict[tuple[str, str, str, int], Resolved] = {}
-"""Cache of resolved choices without options, by slot, name, disabled plugins and number of reloads."""
+MAX_RESOLVED = 10_000  #: resolved choices that are cached
+
+_resolved: dict[tuple[str, str, bytes, str, int], Resolved] = {}
+"""Cache of resolved choices by slot, name, plain options, disabled plugins and number of reloads."""
 
 
 class Slot(Generic[T]):
@@ -101,12 +104,12 @@ class Slot(Generic[T]):
         other = self._members.get((origin.source, name))
         if other is not None and other is not component and not _is_reloaded(other, component):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
-        _bare.clear()  # the name may be ambiguous now, also in choices that have this component as an option
+        _resolved.clear()  # the name may be ambiguous now, also in choices that have this component as an option
         self._members[origin.source, name] = component
         self._origins[origin.source, name] = origin
 
     def _remove(self, name: str, origin: Origin) -> None:
-        _bare.clear()
+        _resolved.clear()
         del self._members[origin.source, name]
         del self._origins[origin.source, name]
 
@@ -209,9 +212,9 @@ class Slot(Generic[T]):
             choice = Choice.of(choice)
         except ValueError as error:
             raise OptionError([((), str(error))]) from None
-        bare = (self.name, choice.type, plugins.disabled(), imports.reloads())
-        if not choice.options and bare in _bare:
-            return _bare[bare]
+        key = self._key(choice)
+        if key in _resolved:
+            return _resolved[key]
         try:
             component, origin = self.find(choice.type)
         except (UnknownComponent, ClashError) as error:
@@ -233,9 +236,19 @@ class Slot(Generic[T]):
             faults = [(fault.path, fault.message) for fault in collected.faults]
             raise OptionError(faults, resolved, wrong)
         assert resolved is not None
-        if not choice.options:
-            _bare[bare] = resolved
+        if key is not None:
+            if len(_resolved) >= MAX_RESOLVED:
+                _resolved.clear()
+            _resolved[key] = resolved
         return resolved
+
+    def _key(self, choice: Choice) -> tuple[str, str, bytes, str, int] | None:
+        """Return the key of a choice in the cache; None if an option is no plain value."""
+        try:
+            options = marshal.dumps(choice.options or {}, 2)  # tells types apart; version 2 writes equal values equally
+        except ValueError:
+            return None
+        return self.name, choice.type, options, plugins.disabled(), imports.reloads()
 
     def _resolve_list(self, parts: Sequence[Any]) -> Resolved:
         """Resolve a list in the place of a choice; the paths of faults begin with an index in the list."""

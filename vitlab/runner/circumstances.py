@@ -31,7 +31,7 @@ from vitlab.models.contract import Model
 from vitlab.models.cost import cost_of, macs, parameters
 from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
-from vitlab.spec import Choice
+from vitlab.spec import Choice, TrialSpec
 from vitlab.store.files import Memo
 from vitlab.training.evaluation import NARROW
 
@@ -100,13 +100,15 @@ def attention_of(kernels: set[str], model: Choice) -> str:
 def rehearse() -> None:
     """Fill the caches of a process before it is forked.
 
-    The first count of a model's work is slow, since torch's meta device is written in Python.
+    The first count of a model's work is slow, since torch's meta device is written in Python, and so is the first use
+    of a section of a study file, whose schema is built then.
     """
     cost_of(
         {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
         DataInfo(image=(8, 8), channels=1, classes=2),
     )
     versions()
+    TrialSpec.model_rebuild()
 
 
 @cache

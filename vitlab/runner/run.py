@@ -20,7 +20,7 @@ from vitlab.engines.base import EngineFailed, Loop, train
 from vitlab.errors import Lost, OutOfMemory, Refused, TrialFailed, UserError, VitlabError
 from vitlab.models.contract import Model
 from vitlab.plan import source
-from vitlab.plan.key import RUNNER, closure, code_of, modules_of_spec, refresh
+from vitlab.plan.key import RUNNER, closure, code_of_modules, modules_of_spec, refresh
 from vitlab.plan.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, out_of_memory, result_of, sentence_of
@@ -62,8 +62,9 @@ def _check_trial(trial: Trial) -> None:
     if missing:
         raise Refused(f"this trial was planned under {' and '.join(missing)}; plan it again with 'vitlab run'")
     try:
-        code = code_of(trial.spec, trial.needs, trial.versions, source.loaded)
-        modules = closure({RUNNER, *modules_of_spec(trial.spec)}, source.loaded)
+        roots = modules_of_spec(trial.spec)
+        code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
+        modules = closure({RUNNER, *roots}, source.loaded)
     except VitlabError as error:
         raise Refused(
             f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
@@ -237,6 +238,9 @@ def _train_together(started: Sequence[tuple[Attempt, Training]], stop: Callable[
             except Exception as error:  # such as a full disk; the other trials are not affected
                 attempt.end(error)
 
+    if len(started) == 1:
+        finish(attempts[0], trainings[0], results[0])
+        return
     with ThreadPoolExecutor(len(started)) as threads:  # one thread per trial, so that they wait for the disk together
         list(threads.map(finish, attempts, trainings, results))
 

@@ -84,6 +84,9 @@ def fsync_all(files: Sequence[Path]) -> None:
         with open(file, "rb") as reader:
             os.fsync(reader.fileno())
 
+    if len(files) == 1:
+        to_disk(files[0])
+        return
     with ThreadPoolExecutor(max(1, len(files))) as threads:
         list(threads.map(to_disk, files))
 
