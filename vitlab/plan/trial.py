@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -49,7 +50,7 @@ class Trial:
         Raises:
             ValueError: if a value is missing or of another type, naming it.
         """
-        return _TRIAL.validate_python(data)
+        return _TRIAL().validate_python(data)
 
 
-_TRIAL = TypeAdapter(Trial)
+_TRIAL = cache(lambda: TypeAdapter(Trial))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter
@@ -92,7 +93,7 @@ class Tuning:
         Raises:
             ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type.
         """
-        tuning = _TUNING.validate_python(_tuning_with_specs(data))
+        tuning = _TUNING().validate_python(_tuning_with_specs(data))
         if tuning.winner is not None and not 0 <= tuning.winner < len(tuning.rivals):
             raise ValueError(f"there is no rival {tuning.winner}")
         return tuning
@@ -167,9 +168,9 @@ class Looks:
             ValueError: if they have no or other fields.
         """
         if isinstance(data, Mapping) and "first" in data:  # two looks, each at half of alpha, of an earlier version
-            former = _TWO_LOOKS.validate_python(data)
+            former = _TWO_LOOKS().validate_python(data)
             return cls((former.first, former.second), (0.5, 0.5), (former.open,) if former.open else ())
-        return _LOOKS.validate_python(data)
+        return _LOOKS().validate_python(data)
 
     def number(self, arm: str) -> int:
         """Return the index of the last look at an arm's comparison."""
@@ -219,7 +220,7 @@ class _RegistrationFields:
     known: _EarlierResults | None = None
 
 
-_REGISTERED = TypeAdapter(_RegistrationFields)
+_REGISTERED = cache(lambda: TypeAdapter(_RegistrationFields))
 
 
 def _registration(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -228,7 +229,7 @@ def _registration(data: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ValueError: if a value is missing or of another type, naming it.
     """
-    _REGISTERED.validate_python(data)
+    _REGISTERED().validate_python(data)
     return data
 
 
@@ -332,7 +333,7 @@ class Plan:
         def with_specs(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             return [_with_spec(item, specs[item["arm"]]) for item in items]
 
-        plan = _PLAN.validate_python(
+        plan = _PLAN().validate_python(
             {
                 **data,
                 "trials": with_specs(data["trials"]),
@@ -379,7 +380,7 @@ def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
         for shape, probe in plan.get("probes", {}).items()
     }
     field_names = EngineBenchmark.__dataclass_fields__.keys()
-    return {shape: _PROBE.validate_python(probe) for shape, probe in probes.items() if probe.keys() == field_names}
+    return {shape: _PROBE().validate_python(probe) for shape, probe in probes.items() if probe.keys() == field_names}
 
 
 def _without_spec(planned: Planned) -> dict[str, Any]:
@@ -402,8 +403,8 @@ def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "rivals": rivals}
 
 
-_PLAN = TypeAdapter(Plan)
-_TUNING = TypeAdapter(Tuning)
-_PROBE = TypeAdapter(EngineBenchmark)
-_LOOKS = TypeAdapter(Looks)
-_TWO_LOOKS = TypeAdapter(_TwoLooks)
+_PLAN = cache(lambda: TypeAdapter(Plan))
+_TUNING = cache(lambda: TypeAdapter(Tuning))
+_PROBE = cache(lambda: TypeAdapter(EngineBenchmark))
+_LOOKS = cache(lambda: TypeAdapter(Looks))
+_TWO_LOOKS = cache(lambda: TypeAdapter(_TwoLooks))

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from vitlab.errors import UserError, nearest
@@ -103,6 +102,8 @@ def refusal(point: EntryPoint) -> str | None:
 
 def unmet(text: str) -> str | None:
     """Return why a requirement such as ``acme-vit>=0.3,<1`` is not met here, or None if it is."""
+    from packaging.requirements import InvalidRequirement, Requirement  # slow to import, and rarely needed
+
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
@@ -123,6 +124,8 @@ def unmet(text: str) -> str | None:
 
 
 def _refusal(dist: Distribution) -> str | None:
+    from packaging.requirements import InvalidRequirement, Requirement
+
     from vitlab._version import __version__
 
     for text in dist.requires or ():

@@ -245,7 +245,7 @@ class Slot(Generic[T]):
     def _key(self, choice: Choice) -> tuple[str, str, bytes, str, int] | None:
         """Return the key of a choice in the cache; None if an option is no plain value."""
         try:
-            options = marshal.dumps(choice.options or {}, 2)  # tells types apart; version 2 writes equal values equally
+            options = marshal.dumps(dict(choice.options), 2)  # tells types apart; version 2 writes equal values equally
         except ValueError:
             return None
         return self.name, choice.type, options, plugins.disabled(), imports.reloads()

@@ -33,6 +33,7 @@ from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
 from vitlab.spec import Choice, TrialSpec
 from vitlab.store.files import Memo
+from vitlab.store.result import TrialResult
 from vitlab.training.evaluation import NARROW
 
 MAX_SIZES = 1_000  #: model sizes kept in the cache file, the latest ones
@@ -52,16 +53,23 @@ def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     identity = {"model": trial.spec.model.plain(), "origins": trial.origins, "data": asdict(info), "code": trial.code}
     key = key_of({**identity, "torch": torch.__version__})[:32]
     if key not in _sizes:
-        memo = Memo("sizes", MAX_SIZES)
-        match memo.entries.get(key):
-            case [int(params), int(work)]:
-                _sizes[key] = params, work
-            case _:
-                _sizes[key] = parameters(model), _work(model, info)
-                if _sizes[key][1]:
-                    memo.entries[key] = _sizes[key]
-                    memo.keep()
+        memo = _read_sizes()
+        if key not in _sizes:
+            _sizes[key] = parameters(model), _work(model, info)
+            if _sizes[key][1]:
+                memo.entries[key] = _sizes[key]
+                memo.keep()
     return _sizes[key]
+
+
+def _read_sizes() -> Memo:
+    """Return the cache file of sizes after adding its entries to those of this process."""
+    memo = Memo("sizes", MAX_SIZES)
+    for key, entry in memo.entries.items():
+        match entry:
+            case [int(params), int(work)]:
+                _sizes.setdefault(key, (params, work))
+    return memo
 
 
 def _work(model: Model, info: DataInfo) -> int:
@@ -101,7 +109,7 @@ def rehearse() -> None:
     """Fill the caches of a process before it is forked.
 
     The first count of a model's work is slow, since torch's meta device is written in Python, and so is the first use
-    of a section of a study file, whose schema is built then.
+    of a type that is validated, whose schema is built then.
     """
     cost_of(
         {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
@@ -109,6 +117,10 @@ def rehearse() -> None:
     )
     versions()
     TrialSpec.model_rebuild()
+    with suppress(ValueError):
+        TrialResult.from_json({})
+    _read_sizes()
+    _processor()
 
 
 @cache

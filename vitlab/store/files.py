@@ -20,7 +20,7 @@ from typing import Any, TypeVar, overload
 
 from vitlab.store import locks
 from vitlab.store.damage import load_stored, read_stored, report_damage, set_aside, set_aside_damaged
-from vitlab.store.locks import process
+from vitlab.store.locks import own_process, process
 
 R = TypeVar("R")
 
@@ -97,7 +97,7 @@ def temporary(path: Path) -> Path:
     The leading dot marks an unfinished file, which nothing reads.  ``OWNER`` names the process, so that
     :func:`abandoned` finds the files of a killed one.
     """
-    return path.with_name(f".{path.name}.{_owner(process(os.getpid()))}.{os.urandom(8).hex()}")
+    return path.with_name(f".{path.name}.{_owner(own_process())}.{os.urandom(8).hex()}")
 
 
 def abandoned(folder: Path) -> list[Path]:

@@ -15,10 +15,12 @@ Files are written atomically (:mod:`vitlab.store.files`), and damaged ones count
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -235,9 +237,10 @@ class TrialFolder:
         if self.checkpoint.exists() and not self.checkpoint.is_dir():
             set_aside(self.checkpoint)
         cut_torn_line(self.path / "events.jsonl")
-        for name in (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json"):
-            for partial in self.path.glob(f".{name}.*"):
-                remove(partial)
+        names = (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
+        for name in os.listdir(self.path):
+            if name.startswith(tuple(f".{own}." for own in names)):
+                remove(self.path / name)
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
         """Return the events of the journal from a byte offset on, and the offset for the next call.
@@ -287,8 +290,8 @@ class Store:
         return sorted({*damaged, *(file for folder in folders for file in abandoned(folder))})
 
 
-_MEASUREMENT = TypeAdapter(Measurement)
-_TIME = TypeAdapter(Millis)
+_MEASUREMENT = cache(lambda: TypeAdapter(Measurement))
+_TIME = cache(lambda: TypeAdapter(Millis))
 
 
 def _event(body: Any) -> Event:
@@ -297,9 +300,9 @@ def _event(body: Any) -> Event:
     Raises:
         ValueError, LookupError, TypeError, AttributeError: if the line is damaged.
     """
-    t, kind = _TIME.validate_python(body.pop("t")), body.pop("kind")
+    t, kind = _TIME().validate_python(body.pop("t")), body.pop("kind")
     if kind == "metrics":
-        _MEASUREMENT.validate_python({"images": 0, **body})  # readers need no number of images
+        _MEASUREMENT().validate_python({"images": 0, **body})  # readers need no number of images
     elif not isinstance(kind, str):
         raise TypeError("a kind is text")
     return Event(t, kind, body)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -134,6 +135,16 @@ def process(pid: int) -> str:
     return "" if state in "ZX" else f"{socket.gethostname()}/{pid}/{rest[18]}"
 
 
+def own_process() -> str:
+    """Return the name of this process, see :func:`process`."""
+    return _own_name(os.getpid())
+
+
+@cache
+def _own_name(pid: int) -> str:
+    return process(pid)
+
+
 # -- kernel locks ------------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +215,7 @@ def _is_still(file: Path, descriptor: int) -> bool:
 
 def own_id() -> str:
     """Return the names of this process and its driver, as written to lock files."""
-    return f"{process(os.getpid())} {os.environ.get(DRIVER, '')}"
+    return f"{own_process()} {os.environ.get(DRIVER, '')}"
 
 
 # -- heartbeats --------------------------------------------------------------------------------------------------------

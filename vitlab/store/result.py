@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter
@@ -142,7 +143,7 @@ class TrialResult:
         Raises:
             ValueError: If a value is missing or of another type, with its name.
         """
-        return _RESULT.validate_python(data)
+        return _RESULT().validate_python(data)
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,8 @@ class Failure:
         Raises:
             ValueError: if a value is missing or of another type, naming it.
         """
-        return _FAILURE.validate_python(data)
+        return _FAILURE().validate_python(data)
 
 
-_RESULT = TypeAdapter(TrialResult)
-_FAILURE = TypeAdapter(Failure)
+_RESULT = cache(lambda: TypeAdapter(TrialResult))
+_FAILURE = cache(lambda: TypeAdapter(Failure))

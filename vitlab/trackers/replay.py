@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -254,20 +254,20 @@ class _Account:
     @classmethod
     def read(cls, file: Path, place: str) -> _Account:
         """Read the state from a file; what an incompatible version has written is dropped and delivered again."""
-        data = (read_json(file, _ACCOUNTS.validate_python) or {}).get(place, {})
+        data = (read_json(file, _ACCOUNTS().validate_python) or {}).get(place, {})
         account = cls(file, place, {}, data)
         with suppress(ValueError):
-            account.trials = _TRIALS.validate_python(data)
+            account.trials = _TRIALS().validate_python(data)
         return account
 
     def commit(self) -> None:
         now = {name: asdict(item) for name, item in self.trials.items()}
         if now != self.stored:
-            write_json(self.file, {**(read_json(self.file, _ACCOUNTS.validate_python) or {}), self.place: now})
+            write_json(self.file, {**(read_json(self.file, _ACCOUNTS().validate_python) or {}), self.place: now})
 
 
-_ACCOUNTS = TypeAdapter(dict[str, dict[str, Any]])  #: by place
-_TRIALS = TypeAdapter(dict[str, _TrialState])
+_ACCOUNTS = cache(lambda: TypeAdapter(dict[str, dict[str, Any]]))  #: by place
+_TRIALS = cache(lambda: TypeAdapter(dict[str, _TrialState]))
 
 
 def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None]:

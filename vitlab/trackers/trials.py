@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class RunMark:
     def of(cls, mark: Cursor) -> RunMark | None:
         """Parse a mark; None if an incompatible version has written it."""
         try:
-            return _MARK.validate_python(mark)
+            return _MARK().validate_python(mark)
         except ValueError:
             return None
 
@@ -56,7 +57,7 @@ class RunMark:
         return asdict(self)
 
 
-_MARK = TypeAdapter(RunMark)
+_MARK = cache(lambda: TypeAdapter(RunMark))
 
 
 class TrialRuns:
