@@ -19,7 +19,7 @@ from vitlab import imports, lab, registry
 from vitlab.components.mlp import mlp
 from vitlab.data.datasets import dataset
 from vitlab.data.prepare import prepare
-from vitlab.errors import Refused
+from vitlab.errors import OptionError, Refused
 from vitlab.lab import Answer
 from vitlab.plan import source
 from vitlab.plan.key import closure, code_digest, modules_of, refresh
@@ -359,6 +359,21 @@ def test_names_imported_before_reload_are_not_run(tmp_path: Path) -> None:
     assert vitlab.run(file, out=tmp_path / "out").trained == 1
 
 
+def test_cached_choices_differ_by_type_and_registration(tmp_path: Path) -> None:
+    options = {"type": "vit", "layer_scale": 1, "patch_size": [4, 4]}
+    first = registry.slot("model").resolve(options)
+    assert registry.slot("model").resolve(options) is first
+    for wrong in (True, "one"):
+        with pytest.raises(OptionError, match="layer_scale"):
+            registry.slot("model").resolve({**options, "layer_scale": wrong})
+    write(tmp_path / "later.py", component("later", 1))
+    with pytest.raises(OptionError, match="no mlp called 'later'"):
+        mlp.resolve({"type": "later", "ratio": 2.0})
+    importlib.import_module("later")
+    assert mlp.resolve({"type": "later", "ratio": 2.0}).component.__module__ == "later"
+    assert registry.slot("model").resolve(options) is not first, "its default may be ambiguous now"
+
+
 def test_comment_edited_after_import_changes_nothing(tmp_path: Path) -> None:
     module = write(tmp_path / "remarked.py", component("remarked", 1))
     importlib.import_module("remarked")
@@ -388,6 +403,23 @@ def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.Monke
     refresh()
     assert closure({"vitlab.training.loop"}) == closure({"vitlab.training.loop"}, source.loaded) == digest
     assert closure({"vitlab.training.loop"}, source.read) != digest
+
+
+def test_imports_of_vitlab_are_followed_once_per_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every trial checks the code; the imports of an imported module change only if it is imported again."""
+    name = "vitlab.training.loop"
+    followed = []
+    find = source._targets
+    monkeypatch.setattr(source, "_targets", lambda module, *rest: followed.append(module) or find(module, *rest))
+    first = closure({name}, source.loaded)
+    followed.clear()
+    refresh()
+    assert closure({name}, source.loaded) == closure({name}) == first and not followed
+    last = imports.last_import(name)
+    assert last is not None
+    monkeypatch.setitem(imports._imports, name, last._replace(number=-1))  # as after a reload
+    refresh()
+    assert closure({name}, source.loaded) == first and set(followed) == {name}
 
 
 def test_two_versions_of_plugin_file_are_distinguished(tmp_path: Path) -> None:

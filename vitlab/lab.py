@@ -22,8 +22,8 @@ from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import write_plan
 from vitlab.plan.versions import begin_run
 from vitlab.report.answer import Answer as Answer
-from vitlab.report.api import OUT, study_path
-from vitlab.store.folders import Store
+from vitlab.report.api import study_path
+from vitlab.store.folders import OUT, Store
 from vitlab.trackers import tracker_of
 
 

@@ -16,11 +16,10 @@ from vitlab.plan.plan_file import read_decisions
 from vitlab.plan.tune import decide
 from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.plan.versions import content, name_of, with_builtins
-from vitlab.report.api import OUT
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import attribute_to_changes, is_known, unknown
 from vitlab.spec.study import FORMER_KEYS
-from vitlab.store.folders import Store
+from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
 
 if TYPE_CHECKING:

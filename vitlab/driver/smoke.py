@@ -11,10 +11,9 @@ from vitlab.driver.scheduler import Watch, execute, with_prerequisites
 from vitlab.errors import TrialFailed, count
 from vitlab.plan.key import modules_beside
 from vitlab.plan.trial import Trial
-from vitlab.report.api import OUT
 from vitlab.spec import read_study
 from vitlab.spec.trial import SOURCES
-from vitlab.store.folders import Store
+from vitlab.store.folders import OUT, Store
 from vitlab.trackers import Untracked
 
 CORRUPTED_IMAGES = 32

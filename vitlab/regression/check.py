@@ -20,10 +20,10 @@ from vitlab.regression.baseline import Baseline, Facts, Values, read_baseline, u
 from vitlab.regression.decide import Cell, overall
 from vitlab.regression.facts import Finding, compare_facts, compute_facts, first_of_arms
 from vitlab.regression.gate import CheckResult, Outlook
-from vitlab.report.api import OUT, logs_command
+from vitlab.report.api import logs_command
 from vitlab.spec import Study, read_document
 from vitlab.spec.study import Check
-from vitlab.store.folders import Store
+from vitlab.store.folders import OUT, Store
 
 MAX_NAME_LENGTH = 90  #: characters of a study's name in the name of the gate's own study
 

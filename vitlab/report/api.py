@@ -16,15 +16,13 @@ from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
 from vitlab.spec import read_document
 from vitlab.store.damage import read_stored
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import OUT, Store, TrialFolder
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from vitlab.report.notebook import Comparison, Results
 
-OUT = Path("vitlab-runs")
-"""Default output folder."""
 PREDICTIONS = {
     "split": ("string", "val or test"),
     "id": ("int64", "index of the image in the official split"),

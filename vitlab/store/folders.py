@@ -45,6 +45,8 @@ from vitlab.store.files import (
 from vitlab.store.locks import Busy, is_locked, require
 from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResult
 
+OUT = Path("vitlab-runs")
+"""Default output folder."""
 COPIED_S = 7 * 24 * 3600.0
 """Age of a result when its file was written from which on the file is taken for a copy."""
 
