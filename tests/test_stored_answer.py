@@ -43,7 +43,7 @@ from vitlab.components.mlp import GeluMLP, mlp
 class Own(GeluMLP):
     \"\"\"A plugin's.\"\"\"
 """
-HEAVY = ("torch", "mlflow", "pandas", "matplotlib", "scipy", "numpy", "statsmodels", "ray")
+HEAVY = ("torch", "mlflow", "pydantic", "yaml", "pandas", "matplotlib", "scipy", "numpy", "statsmodels", "ray")
 
 
 @dataclass

@@ -9,7 +9,8 @@
 
 Results and small inputs are compared by content, all other files by modification time, size and inode.  If anything
 differs, cannot be checked (:meth:`Dataset.identity_files`, :meth:`Tracker.files`), or was changed while the study ran,
-the study is planned as usual.  Nothing here imports torch, MLflow, pandas or matplotlib.
+the study is planned as usual.  Nothing here imports torch, MLflow, pandas, matplotlib
+or, before an answer is stored, pydantic.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab._version import __version__
 from vitlab.errors import count
 from vitlab.imports import INSTALLED, last_import, stamp_of
-from vitlab.store.files import write_json
-from vitlab.store.folders import Store
+from vitlab.store.files import DRIVER_LOCK, write_json
 from vitlab.store.locks import is_locked
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def find(request: Request) -> StoredAnswer | None:
             data = json.loads(file.read_bytes())
             if data["request"] != request.digest or data["terminal"] != _terminal():
                 continue
-            if is_locked(Store(request.root).driver(file.parent.name)):
+            if is_locked(file.with_name(DRIVER_LOCK)):
                 continue
             if data["state"] == _state(request.root, file.parent, data["trials"], data["files"]):
                 return StoredAnswer(file.parent, **data["answer"])

@@ -24,6 +24,8 @@ from vitlab.store.locks import own_process, process
 
 R = TypeVar("R")
 
+DRIVER_LOCK = "driver.lock"
+"""Lock of the driver of a study, in the study's folder."""
 ABANDONED_S = 24 * 3600.0
 """Age in seconds from which a temporary file of another machine or an unknown process counts as abandoned."""
 

@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 from vitlab.errors import UserError
 from vitlab.store.damage import DAMAGED, is_readable, read_stored, set_aside, set_aside_damaged
 from vitlab.store.files import (
+    DRIVER_LOCK,
     abandoned,
     append_json,
     check_weights,
@@ -273,7 +274,7 @@ class Store:
 
     def driver(self, study: str) -> Path:
         """Return the lock file of a study's driver."""
-        return self.study(study) / "driver.lock"
+        return self.study(study) / DRIVER_LOCK
 
     def clear(self, study: str) -> None:
         """Delete abandoned temporary files in the output folder and in a study's folder."""
