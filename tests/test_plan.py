@@ -22,7 +22,7 @@ from vitlab.plan import Plan, source
 from vitlab.plan.arms import RuleFault, holds, parse_rule
 from vitlab.plan.design import changes_of, count, short_names, text
 from vitlab.plan.engine_choice import engine_of, shape
-from vitlab.plan.key import RUNNER, closure, code_digest, key_of, refresh
+from vitlab.plan.key import RUNNER, canonical, closure, code_digest, key_of, key_of_texts, refresh
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec.design import Node
 
@@ -341,6 +341,8 @@ def test_key_ignores_settings_without_effect_on_numbers(tmp_path: Path) -> None:
 def test_key_is_hash_of_canonical_json() -> None:
     assert key_of({"b": 1, "a": [1.5, None]}) == key_of({"a": [1.5, None], "b": 1})
     assert len(key_of({})) == 64
+    identity = {"seeds": {"b": 1, "a": 0.1}, "né": ["x"], "data": None}
+    assert key_of_texts({name: canonical(value) for name, value in identity.items()}) == key_of(identity)
     with pytest.raises(ValueError, match="JSON compliant"):
         key_of({"a": float("nan")})
 

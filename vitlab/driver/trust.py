@@ -37,7 +37,8 @@ def find_problems(
         changes: the changes of the command line.
     """
     run_problems = _run_problems(study, document)
-    return [*_unmet(study, document, loaded), *(run_problems or _untrusted(study, file, out, changes))]
+    original = study_document(file) if changes else document
+    return [*_unmet(study, document, loaded), *(run_problems or _untrusted(study, original, out, changes))]
 
 
 def _unmet(study: Study, document: Document, loaded: Iterable[registry.Origin]) -> list[Any]:
@@ -65,9 +66,11 @@ def _run_problems(study: Study, document: Document) -> list[Problem]:
     return problems
 
 
-def _untrusted(study: Study, file: str | Path, out: str | Path, changes: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of options that would let a study file run code, write elsewhere or send results away."""
-    document = study_document(file)
+def _untrusted(study: Study, document: Document, out: str | Path, changes: Mapping[str, Any]) -> list[Problem]:
+    """Return the problems of options that would let a study file run code, write elsewhere or send results away.
+
+    ``document`` is the file, without the changes of the command line.
+    """
     run = document.data.get("run")
     run = run if isinstance(run, Mapping) else {}
     problems = []

@@ -17,7 +17,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, nearest
 from vitlab.plan.design import Changes, changed
-from vitlab.plan.key import code_of_modules, key_of
+from vitlab.plan.key import canonical, code_of_modules, key_of_texts
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver, other_split, same_images
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
@@ -236,13 +236,13 @@ def trial_of(
         other = trial_of(prerequisite.trial, own, seeds, prerequisites, {**taught, **splits})
         prerequisites[other.key] = other
         needs[role] = f"{other.key}/{other.code}"
-    identity = {
-        "spec": resolved.identity,
-        "seeds": streams,
-        "origins": resolved.origins,
-        "data": resolved.info.identity,
-        "needs": {role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()},
-    }
+    key = key_of_texts(
+        {
+            **resolved.canonical,
+            "seeds": canonical(streams),
+            "needs": canonical({role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()}),
+        }
+    )
     return Trial(
         resolved.spec,
         streams,
@@ -250,7 +250,7 @@ def trial_of(
         resolved.info.identity,
         needs,
         resolved.files,
-        key=key_of(identity),
+        key=key,
         code=code_of_modules(resolved.modules, needs, resolved.versions),
         versions=resolved.versions,
     )

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from vitlab.plan.key import (
     NOTHING,
     READER,
     Surroundings,
+    canonical,
     digests_of,
     identity_of,
     modules_beside,
@@ -69,6 +70,12 @@ class ResolvedTrial:
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
     versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
     notes: frozenset[str] = frozenset()  #: sentences on components that have a former name
+
+    @cached_property
+    def canonical(self) -> dict[str, str]:
+        """The parts of a trial's key that all seeds share, as canonical JSON."""
+        parts = {"spec": self.identity, "origins": self.origins, "data": self.info.identity}
+        return {name: canonical(part) for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
