@@ -17,7 +17,7 @@ demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
 
 test: .venv/ready-dev check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --basetemp .venv/tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --basetemp .venv/tests
 
 # Only the tests that need a CUDA device.
 test-gpu: .venv/ready-dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # The same examples in every run.  To search for new ones: pytest --hypothesis-profile=default
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("same")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile vitlab once, which otherwise each of the many processes does where none of them writes bytecode."""
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        for folder in ("vitlab", "plugins"):
+            compileall.compile_dir(Path(__file__).parent / folder, quiet=2)
 
 
 @pytest.fixture(autouse=True)

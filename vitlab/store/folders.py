@@ -15,7 +15,6 @@ Files are written atomically (:mod:`vitlab.store.files`), and damaged ones count
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -241,9 +240,9 @@ class TrialFolder:
             set_aside(self.checkpoint)
         cut_torn_line(self.path / "events.jsonl")
         names = (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
-        for name in os.listdir(self.path):
-            if name.startswith(tuple(f".{own}." for own in names)):
-                remove(self.path / name)
+        for file in list(self.path.glob(".*")):
+            if file.name.startswith(tuple(f".{name}." for name in names)):
+                remove(file)
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
         """Return the events of the journal from a byte offset on, and the offset for the next call.
