@@ -155,10 +155,10 @@ class RoPE2D(_Rotary):
             name = "normalize" if options.get("periods") is None else "periods"
             return f"position 'rope2d' uses {name} with coordinates: centred alone; write it, or remove {name}"
         count = g.prefix.count("register")
-        if options.get("registers") and (count == 0 or math.isqrt(count) ** 2 != count):
+        if options.get("registers") and math.isqrt(count) ** 2 != count:
             return (
                 f"position 'rope2d' places registers on a square, and their number is {count}; set model.registers to "
-                "1, 4, 9 or another square"
+                "0, 1, 4, 9 or another square"
             )
         return super().incompatibility(g, options)
 
