@@ -204,7 +204,6 @@ def test_registers_turn_in_augmented_steps_as_in_others() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"registers": True}, "their number is 0; set model.registers to 1, 4, 9"),
         ({"normalize": "max"}, "uses normalize with coordinates: centred alone"),
         ({"periods": [1.0, 2.0]}, "uses periods with coordinates: centred alone"),
         ({"coordinates": "centred", "reference": [4, 4]}, "does not depend on the grid; remove reference"),
@@ -213,6 +212,14 @@ def test_registers_turn_in_augmented_steps_as_in_others() -> None:
 def test_options_without_effect_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
         position.build({"type": "rope2d", **options}, geometry())
+
+
+def test_number_of_turned_registers_is_a_square_or_0() -> None:
+    turned, plain = ({"type": "rope2d", "registers": registers} for registers in (True, False))
+    with pytest.raises(OptionError, match="their number is 3; set "):
+        position.build(turned, geometry(prefix=("class", *["register"] * 3)))
+    one, other = (tables(position.build(options, geometry())) for options in (turned, plain))
+    assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("options", [{"coordinates": "centred", "jitter": 1.5, "rescale": 2.0}, {"reference": [2, 2]}])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vitlab.components import attention
+from vitlab.components.attention import softmax
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
 from vitlab.engines.batch_last import _Attend
@@ -23,10 +23,10 @@ def no_position(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
     """Scale by 1 / K instead of 1 / root K, in the kernels of the loop and of stacked trials."""
-    sdpa, weights, attend = attention._sdpa, attention._weights, _Attend.apply
+    sdpa, weights, attend = softmax._sdpa, softmax._weights, _Attend.apply
     patch.setattr(_Attend, "apply", lambda qkv, scale: attend(qkv, scale**2))
-    patch.setattr(attention, "_sdpa", lambda q, k, v, bias: sdpa(q * q.shape[-1] ** -0.5, k, v, bias))
-    patch.setattr(attention, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
+    patch.setattr(softmax, "_sdpa", lambda q, k, v, bias, scale: sdpa(q, k, v, bias, scale**2))
+    patch.setattr(softmax, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
 
 
 def half_the_rate(patch: pytest.MonkeyPatch) -> None:
