@@ -23,7 +23,9 @@ from vitlab.plan.arms import RuleFault, holds, parse_rule
 from vitlab.plan.design import changes_of, count, short_names, text
 from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.key import RUNNER, canonical, closure, code_digest, key_of, key_of_texts, refresh
+from vitlab.plan.resolve import same_images
 from vitlab.plan.values import EngineBenchmark, Trial
+from vitlab.spec import Choice
 from vitlab.spec.design import Node
 
 BASE: dict[str, Any] = {
@@ -697,3 +699,23 @@ def test_former_name_of_an_engine_is_accepted_with_a_note(tmp_path: Path) -> Non
     stored = json.loads(json.dumps(study_plan.to_json()).replace('"engine": "batch_last"', '"engine": "stack"'))
     assert {arm["engine"] for arm in stored["arms"]} == {"stack"}
     assert engines(Plan.from_json(stored)) == engines(study_plan)
+
+
+def test_further_test_images_do_not_hide_another_split() -> None:
+    mine, theirs = (Choice("cifar10", {"validation": share}) for share in (0.1, 0.2))
+    assert same_images(mine, "cifar10:a+b", theirs, "cifar10:a") and same_images(mine, None, theirs, "cifar10:a+b")
+    assert not same_images(mine, "cifar10:a+b", theirs, "cifar10:c+b")
+    assert not same_images(mine, "cifar10:a", Choice("cifar100"), "cifar10:a")
+
+
+def test_teacher_is_not_tested_on_the_further_images_of_its_student(tmp_path: Path) -> None:
+    teacher = {"model": BASE["model"], "train": {"steps": 1}}
+    base = {
+        "data": {"type": "digits", "corrupted": ["fog"]},
+        "model": BASE["model"],
+        "train": {"steps": 1},
+        "distill": {"teacher": {"trial": teacher}},
+    }
+    study_plan = plan(tmp_path, base=base, seeds=1)
+    assert study_plan.trials[0].trial.spec.data.options["corrupted"] is not None
+    assert study_plan.prerequisites[0].spec.data.options.get("corrupted") is None

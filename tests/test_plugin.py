@@ -90,31 +90,31 @@ def failure_of(room: Slot[Any], name: str) -> str:
 
 
 def test_plugins_are_listed_without_import(site: Path) -> None:
-    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
-    assert [str(entry.origin) for entry in registry.listing("norm") if entry.name == "dyt"] == ["acme-vit 1.2.0"]
-    assert "dyt" in norm.names() and "acme_vit" not in sys.modules
-    assert norm.get("dyt").__module__ == "acme_vit" and "acme_vit" in sys.modules
+    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["tanh = acme_vit:DyT"]})
+    assert [str(entry.origin) for entry in registry.listing("norm") if entry.name == "tanh"] == ["acme-vit 1.2.0"]
+    assert "tanh" in norm.names() and "acme_vit" not in sys.modules
+    assert norm.get("tanh").__module__ == "acme_vit" and "acme_vit" in sys.modules
 
 
 def test_plugin_works_like_builtin(site: Path) -> None:
-    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
-    check_component("norm", "dyt")
-    choice = norm.resolve({"type": "dyt", "alpha": 2})
-    assert choice.plain() == {"type": "dyt", "alpha": 2.0} and str(choice.origin) == "acme-vit 1.2.0"
+    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["tanh = acme_vit:DyT"]})
+    check_component("norm", "tanh")
+    choice = norm.resolve({"type": "tanh", "alpha": 2})
+    assert choice.plain() == {"type": "tanh", "alpha": 2.0} and str(choice.origin) == "acme-vit 1.2.0"
     assert norm.build(choice, 4).alpha.item() == 2.0  # type: ignore[attr-defined]
-    below, unknown = faults(norm, {"type": "dyt", "alpha": 0}), faults(norm, {"type": "dyt", "alhpa": 1})
-    assert below == [(("alpha",), "norm 'dyt': alpha must be greater than 0; found 0")]
-    assert unknown == [(("alhpa",), "norm 'dyt' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha.")]
-    ((path, text),) = faults(norm, "dty")
-    assert path == ("type",) and text.startswith("no norm called 'dty'. Did you mean 'dyt'? Installed: dyt, ")
-    nested = slot("attention").resolve({"type": "explicit", "qk_norm": "dyt"}).plain()["qk_norm"]
-    assert nested == {"type": "dyt", "alpha": 0.5}
-    assert [name for name in components("norm") if "dyt" in name] == ["dyt"]
+    below, unknown = faults(norm, {"type": "tanh", "alpha": 0}), faults(norm, {"type": "tanh", "alhpa": 1})
+    assert below == [(("alpha",), "norm 'tanh': alpha must be greater than 0; found 0")]
+    assert unknown == [(("alhpa",), "norm 'tanh' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha.")]
+    ((path, text),) = faults(norm, "tahn")
+    assert path == ("type",) and text.startswith("no norm called 'tahn'. Did you mean 'tanh'? Installed: ")
+    nested = slot("attention").resolve({"type": "explicit", "qk_norm": "tanh"}).plain()["qk_norm"]
+    assert nested == {"type": "tanh", "alpha": 0.5}
+    assert [name for name in components("norm") if "tanh" in name] == ["tanh"]
 
 
 def test_name_offered_by_two_sources_is_ambiguous(site: Path) -> None:
-    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
-    both = ["dyt = other_vit:DyT", "layernorm = other_vit:DyT", "good = other_vit:DyT"]
+    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["tanh = acme_vit:DyT"]})
+    both = ["tanh = other_vit:DyT", "layernorm = other_vit:DyT", "good = other_vit:DyT"]
     install(site, "other_vit", "0.1", DYT, {"vitlab.norm": both})
 
     def clash(name: str) -> str:
@@ -122,21 +122,21 @@ def test_name_offered_by_two_sources_is_ambiguous(site: Path) -> None:
             norm.find(name)
         return str(caught.value)
 
-    sentence = "norm 'dyt' is offered by acme-vit and other-vit; write 'acme-vit:dyt' or 'other-vit:dyt'."
-    assert clash("dyt") == sentence
+    sentence = "norm 'tanh' is offered by acme-vit and other-vit; write 'acme-vit:tanh' or 'other-vit:tanh'."
+    assert clash("tanh") == sentence
     assert clash("layernorm") == (
         "norm 'layernorm' is offered by other-vit and vitlab; write 'other-vit:layernorm' or 'vitlab:layernorm'."
     )
     modules = {
-        name: norm.get(name).__module__ for name in ("acme-vit:dyt", "other-vit:dyt", "vitlab:layernorm", "good")
+        name: norm.get(name).__module__ for name in ("acme-vit:tanh", "other-vit:tanh", "vitlab:layernorm", "good")
     }
     assert [*modules.values()] == ["acme_vit", "other_vit", "vitlab.components.norm", "other_vit"]
-    assert clash("dyt") == sentence, "also once both have been imported"
-    assert [name for name in components("norm") if name.endswith("dyt")] == ["acme-vit:dyt", "other-vit:dyt"]
-    assert norm.resolve("acme-vit:dyt").plain() == {"type": "acme-vit:dyt", "alpha": 0.5}
-    assert faults(norm, "dyt") == [(("type",), sentence)]
-    with pytest.raises(UnknownComponent, match=r"^no norm called 'nobody:dyt'\."):
-        norm.find("nobody:dyt")
+    assert clash("tanh") == sentence, "also once both have been imported"
+    assert [name for name in components("norm") if name.endswith("tanh")] == ["acme-vit:tanh", "other-vit:tanh"]
+    assert norm.resolve("acme-vit:tanh").plain() == {"type": "acme-vit:tanh", "alpha": 0.5}
+    assert faults(norm, "tanh") == [(("type",), sentence)]
+    with pytest.raises(UnknownComponent, match=r"^no norm called 'nobody:tanh'\."):
+        norm.find("nobody:tanh")
 
 
 def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:

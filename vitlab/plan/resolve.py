@@ -15,6 +15,7 @@ from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsEr
 from vitlab.geometry import DataInfo
 from vitlab.plan.design import put, value_at
 from vitlab.plan.key import (
+    FURTHER_OPTIONS,
     NOTHING,
     READER,
     Surroundings,
@@ -264,7 +265,9 @@ class Resolver:
                 if role == "teacher" and "data" not in nested:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
                         continue  # its mistakes are reported already
-                    nested = {"data": plain["data"], **nested}
+                    # Tests on further images are of the student alone.
+                    shared = {name: value for name, value in plain["data"].items() if name not in FURTHER_OPTIONS}
+                    nested = {"data": shared, **nested}
                 try:
                     trial = self.resolve(nested)
                 except Faults as error:
@@ -394,8 +397,14 @@ def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_ide
         theirs: resolved ``data`` of the other trial.
         their_identity: identity of its data; None if unknown.
     """
-    differ = None not in (my_identity, their_identity) and my_identity != their_identity
-    return mine.type == theirs.type and not differ
+    if mine.type != theirs.type:
+        return False
+    # Behind a plus is the identity of further test images, which do not change the others.
+    return (
+        my_identity is None
+        or their_identity is None
+        or (my_identity.partition("+")[0] == their_identity.partition("+")[0])
+    )
 
 
 def other_split(mine: Choice, theirs: Choice) -> str | None:

@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, OptionError, nearest
 from vitlab.registry.slot_modules import BUILT_IN, Origin, slot
-from vitlab.spec.choice import Choice, Frozen, is_added_default, plain_values
+from vitlab.spec.choice import Added, Choice, Frozen, is_added_default, plain_values
 from vitlab.spec.collect import Fault
 from vitlab.spec.sentences import details, fault
 
@@ -215,9 +215,12 @@ def _is_outside_key(value: Any, info: FieldInfo) -> bool:
 
 
 def _is_added_default(value: Any, info: FieldInfo) -> bool:
+    if not any(isinstance(mark, Added) for mark in info.metadata):
+        return False
     if isinstance(value, Resolved) and isinstance(info.default, str):  # the default of an option that is a choice
+        choices = slot(value.slot)
         info = copy(info)
-        info.default = slot(value.slot).resolve(info.default)
+        info.default = choices.resolve(choices.qualify_builtin(info.default))
     return is_added_default(value, info)
 
 
