@@ -17,6 +17,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
+from vitlab.training.optim.groups import hidden_matrices
 from vitlab.weights.transfer import start_from
 
 DATA = DataInfo(image=(8, 12), channels=3, classes=5)
@@ -88,6 +89,13 @@ def test_gated_residual_equals_formula(gate: str) -> None:
             z = torch.sigmoid(f @ w_z.T + y @ u_z.T - gated.bias)
             y = (1 - z) * y + z * torch.tanh(f @ w_g.T + (r * y) @ u_g.T)
     torch.testing.assert_close(block(x, None, None), y, rtol=1e-10, atol=1e-10)
+
+
+def test_matrix_optimizers_see_each_map_of_a_gated_recurrent_unit() -> None:
+    gates = {f"blocks.0.{gate}.{side}.weight": 3 for gate in ("gate1", "gate2") for side in ("from_x", "from_y")}
+    found = hidden_matrices(build(block={"type": "gated", "gate": "gru"}))
+    assert gates.items() <= found.items()
+    assert hidden_matrices(build(block="gated"))["blocks.0.gate1.from_x.weight"] == 1
 
 
 @pytest.mark.parametrize("mix", ["learned", "fixed"])

@@ -5,6 +5,7 @@ B images, T tokens, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -72,6 +73,16 @@ class Gated(Block):
         super().__init__(place)
         self.gate1 = ResidualGate(place.geometry.dim, gate, start)
         self.gate2 = ResidualGate(place.geometry.dim, gate, start)
+
+    def stacked_maps(self) -> Mapping[str, int]:
+        """Return the maps of reset, update and candidate of ``gru``."""
+        gates = {"gate1": self.gate1, "gate2": self.gate2}
+        return {
+            f"{name}.{side}.weight": 3
+            for name, gate in gates.items()
+            if gate.gate == "gru"
+            for side in ("from_x", "from_y")
+        }
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Apply attention and MLP, each normalised before and joined to its input by a gate."""
