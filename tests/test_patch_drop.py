@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitlab import noise
 from vitlab.components.base import PatchDrop, name_draws
+from vitlab.components.head import Distilled
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.batch_last import incompatibility
 from vitlab.geometry import DataInfo
@@ -131,6 +132,16 @@ def test_segmentation_needs_every_patch() -> None:
         reason
         == "head 'segmentation' reads every patch, and patch_drop 0.5 removes some; use another head, or patch_drop: 0"
     )
+
+
+def test_heads_with_a_forward_of_their_own_declare_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**SIZES, "patch_drop": 0.5, "prefix": ("class", "distillation"), "head": "distilled"}
+    assert ViT.incompatibility(DATA, options) is None
+    monkeypatch.setattr(Distilled, "forward", lambda self, x_BTD: self.classify(self.pool(x_BTD)))
+    assert ViT.incompatibility(DATA, options) is None
+    monkeypatch.setattr(Distilled, "reads", None)
+    reason = ViT.incompatibility(DATA, options)
+    assert reason is not None and reason.startswith("head 'distilled' has a forward of its own, which may need every")
 
 
 def test_batch_last_and_keys() -> None:

@@ -205,10 +205,16 @@ class Anatomy:
                     f"position '{encoding.type}' places every patch in the blocks, and patch_drop {self.patch_drop:g} "
                     "removes some before them; use a position that is added at the stem, or patch_drop: 0"
                 )
-        if head.component.task == "segmentation" or head.component.forward is not Head.forward:
+        if head.component.task == "segmentation":
             return (
                 f"head '{head.type}' reads every patch, and patch_drop {self.patch_drop:g} removes some; use another "
                 "head, or patch_drop: 0"
+            )
+        if head.component.forward is not Head.forward and not head.component.reads:
+            return (
+                f"head '{head.type}' has a forward of its own, which may need every patch, and patch_drop "
+                f"{self.patch_drop:g} removes some; declare the prefix tokens that it reads, use another head, or "
+                "patch_drop: 0"
             )
         return None
 
