@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
-from test_engines import training
+from test_engines import DATA, training
 from torch import nn
 
+from vitlab.data.prepare import data_info
 from vitlab.errors import OptionError, UserError
 from vitlab.geometry import DataInfo
+from vitlab.plan.resolve import Faults, Resolver
 from vitlab.registry import slot
+from vitlab.spec.trial import InitFrom
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
+from vitlab.weights.transfer import start_from
 
 BLOCK_PARTS = ("attn", "mlp")
 INFO = DataInfo(image=(8, 8), channels=1, classes=6)
@@ -129,3 +135,63 @@ def test_impossible_combinations_are_refused() -> None:
         of_width(32, "mup", optimizer={"type": "sgd", "lr": 0.1})
     identity = slot("model").resolve({"type": "vit", "patch_size": 4}).hashed()
     assert "depth" in identity and "parametrization" not in identity and "base_width" not in identity
+
+
+def build(**options: Any) -> Any:
+    sizes = {"patch_size": 4, "dim": 32, "depth": 1, "heads": 4}
+    return slot("model").build({"type": "vit", **sizes, "parametrization": "mup", **options}, INFO)
+
+
+def test_model_can_be_copied_and_pickled() -> None:
+    model = build()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.rate_factors() == model.rate_factors() != {}
+        other.initialise(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"head": {"type": "linear", "pool": "map"}}, "pool 'map' of head 'linear' by its root"),
+        ({"head": {"type": "mlp", "pool": "prr"}}, "pool 'prr' of head 'mlp' by its root"),
+        ({"dim": 12, "heads": 3, "base_width": 6, "position": "sincos2d"}, "a model of base_width 6 too: "),
+        ({"dim": 12, "heads": 3, "base_width": 9, "position": "rope2d"}, "a model of base_width 9 too: "),
+    ],
+)
+def test_parts_that_do_not_scale_are_refused_at_planning(options: dict[str, Any], sentence: str) -> None:
+    own = {"patch_size": 4, "dim": 32, "heads": 4, **options}
+    reason = slot("model").get("vit").incompatibility(INFO, {**own, "parametrization": "mup"})
+    assert reason is not None and sentence in reason
+    assert slot("model").get("vit").incompatibility(INFO, own) is None
+
+
+@pytest.mark.parametrize(("optimizer", "growth"), [("adamw", 4), ("adam", 1)])
+def test_only_decoupled_decay_is_scaled(optimizer: str, growth: float) -> None:
+    one = of_width(256, "mup", optimizer={"type": optimizer, "lr": 1e-2, "weight_decay": 0.1})
+    scaled = [group for group in one.optimizer.param_groups if group.get("lr_scale", 1.0) == 1 / 4]
+    assert scaled and all(group["weight_decay"] == pytest.approx(0.1 * growth) for group in scaled)
+
+
+def trial(dim: int, train: dict[str, Any]) -> dict[str, Any]:
+    model = {"type": "vit", "patch_size": 4, "dim": dim, "heads": 4, "depth": 1, "parametrization": "mup"}
+    return {"data": DATA, "model": model, "train": {"steps": 1, **train}}
+
+
+def test_planning_refuses_other_optimizers_and_objectives_with_parts_of_their_own() -> None:
+    for dim in (32, 64):  # 64 is base_width
+        with pytest.raises(Faults) as caught:
+            Resolver(data_info).resolve(trial(dim, {"optimizer": "sgd"}))
+        sentence = "model.parametrization mup is for Adam, and the optimizer is SGD; use adamw or adam"
+        assert caught.value.faults == [(("train", "optimizer"), sentence)]
+        assert Resolver(data_info).resolve(trial(dim, {"optimizer": "adam"})).incompatibility == ""
+        resolved = Resolver(data_info).resolve(trial(dim, {"objective": "mae"}))
+        assert "objective 'mae' trains further ones" in resolved.incompatibility
+
+
+def test_start_from_another_scale_of_attention_names_it() -> None:
+    how = InitFrom.model_validate({"checkpoint": "x"})
+    standard = build(parametrization="standard")
+    told = "parametrization is mup with base_width 64, and in the model that the weights were trained in it is "
+    assert start_from(build(), standard, how) == [f"{told}standard"]
+    assert start_from(build(), build(base_width=16), how) == [f"{told}mup with base_width 16"]
+    assert start_from(build(base_width=32), standard, how) == start_from(build(), build(), how) == []

@@ -4,7 +4,7 @@ In the standard parametrization the best learning rate falls as a model gets wid
 models of different widths can be compared, or a rate found at a small width, under Adam:
 
 =====================  ===========================  ====================  ====================
-weights                deviation of initial values  rate of Adam          weight decay
+weights                deviation of initial values  rate of Adam          decay of AdamW
 =====================  ===========================  ====================  ====================
 inputs and vectors     as usual                     as usual              as usual
 hidden matrices        times 1 / sqrt(m)            times 1 / m           times m
@@ -13,7 +13,8 @@ output                 times 1 / m                  times 1 / m           times 
 
 m is the number of a map's inputs, relative to the same model of width ``base_width``, at which nothing differs.  The
 deviation of a scheme that falls by itself with the number of inputs is multiplied by sqrt(m).  Logits of attention are
-divided by the width of a head instead of its root.  Decay is scaled because Adam multiplies it by the rate.
+divided by the width of a head instead of its root.  Decay is scaled because AdamW multiplies it by the rate;
+that of ``adam`` is a part of the gradient, and stays.
 
 Reference: arXiv:2203.03466, tables 3 and 8 and appendix B.1.
 """
@@ -30,10 +31,10 @@ from torch import Tensor, nn
 
 from vitlab.components.attention import SOFTMAX
 from vitlab.components.block import Place
-from vitlab.errors import UserError
+from vitlab.errors import GeometryError, UserError
 from vitlab.geometry import Geometry
 from vitlab.models.anatomy import Anatomy
-from vitlab.registry import slot
+from vitlab.registry import BUILT_IN, slot
 
 if TYPE_CHECKING:
     from vitlab.models.vit import ViT
@@ -54,7 +55,25 @@ def incompatibility(anatomy: Anatomy, base_width: int) -> str | None:
     for i, block in enumerate(anatomy.blocks):
         if block.attention.component not in SOFTMAX:
             return f"parametrization mup needs scaled dot-product attention; block {i} has '{block.attention.type}'"
-    return None
+    pool = anatomy.head.options.get("pool")
+    if pool in ("map", "prr"):
+        return (
+            f"parametrization mup divides logits of attention by the width of a head, and pool '{pool}' of head "
+            f"'{anatomy.head.type}' by its root; use another pool"
+        )
+    base = replace(anatomy, geometry=replace(anatomy.geometry, dim=base_width))
+    try:
+        reason = base.incompatibility()
+    except GeometryError as error:
+        reason = error.faults[0][1]
+    return reason and f"parametrization mup needs a model of base_width {base_width} too: {reason}"
+
+
+def optimizer_incompatibility(component: type) -> str | None:
+    """Return why this parametrization cannot be trained by an optimizer, by its class in the slot, or None."""
+    if issubclass(component, (_built_in("adamw"), _built_in("adam"))):
+        return None
+    return f"model.parametrization mup is for Adam, and the optimizer is {component.__name__}; use adamw or adam"
 
 
 def scale_attention(model: ViT) -> None:
@@ -109,18 +128,24 @@ def rate_groups(
     Raises:
         UserError: If the optimizer is not Adam.
     """
-    name = type(optimizer).__name__
-    if name not in ("Adam", "AdamW"):
-        raise UserError(f"model.parametrization mup is for Adam, and the optimizer is {name}; use adamw or adam")
+    if reason := optimizer_incompatibility(type(optimizer)):
+        raise UserError(reason)
+    is_decoupled = isinstance(optimizer, _built_in("adamw"))
     split = []
     for group in groups:
         by_factor: dict[float, list[Any]] = {}
         for named in group["params"]:
             by_factor.setdefault(factors.get(named[0], 1.0), []).append(named)
         for factor, params in by_factor.items():
-            own = {"lr_scale": group.get("lr_scale", 1.0) * factor, "weight_decay": group["weight_decay"] / factor}
+            decay = group["weight_decay"] / factor if is_decoupled else group["weight_decay"]
+            own = {"lr_scale": group.get("lr_scale", 1.0) * factor, "weight_decay": decay}
             split.append({**group, "params": params, **own})
     return split
+
+
+def _built_in(optimizer: str) -> type:
+    """Return a built-in optimizer; its module is above this one."""
+    return slot("optimizer").get(f"{BUILT_IN}:{optimizer}")
 
 
 def _of_width(size: Geometry | Place | int, width: int) -> Geometry | Place | int:

@@ -141,9 +141,9 @@ class ViT(Model):
             final_norm_at=final_norm_at,
             head=head,
         )
-        self._mup: Any = importlib.import_module(MUP) if parametrization == "mup" else None
-        reason = anatomy.incompatibility() or (self._mup and self._mup.incompatibility(anatomy, base_width))
-        if reason:
+        self.parametrization = parametrization
+        scaled = parametrization == "mup"
+        if reason := anatomy.incompatibility() or (scaled and _mup().incompatibility(anatomy, base_width)):
             raise OptionError([((), reason)])
         g = anatomy.geometry
         self.geometry = g
@@ -169,8 +169,8 @@ class ViT(Model):
         self.head = self._part("head", anatomy.head, g)
         name_draws(self)
         self.base_width = base_width
-        if self._mup is not None:
-            self._mup.scale_attention(self)
+        if scaled:
+            _mup().scale_attention(self)
 
     # -- the figure -------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class ViT(Model):
         anatomy = cls.anatomy(data, options)
         reason = anatomy.incompatibility()
         if reason is None and options.get("parametrization") == "mup":
-            reason = importlib.import_module(MUP).incompatibility(anatomy, options.get("base_width", 64))
+            reason = _mup().incompatibility(anatomy, options.get("base_width", 64))
         return reason
 
     @classmethod
@@ -270,7 +270,7 @@ class ViT(Model):
 
     def rate_factors(self) -> dict[str, float]:
         """Return the factors of learning rates under ``mup``."""
-        return self._mup.rate_factors(self) if self._mup is not None else {}
+        return _mup().rate_factors(self) if self.parametrization == "mup" else {}
 
     def layer_of(self, name: str) -> int:
         """Return 0 for patches, tokens and positions, from 1 for blocks; the last norm belongs to the last block."""
@@ -296,7 +296,7 @@ class ViT(Model):
             if isinstance(module, LayerScale):
                 module.gamma.fill_(module.start)
         state = self.to_canonical(self.state_dict())
-        factors = self._mup.init_factors(self) if self._mup is not None else {}
+        factors = _mup().init_factors(self) if self.parametrization == "mup" else {}
         for name, (kind, fan_in) in self._parameters_to_draw(state).items():
             x = torch.empty(state[name].shape)
             self.scheme.draw(x, name, kind, fan_in, seed)
@@ -368,6 +368,10 @@ class ViT(Model):
 
 
 _NOT_ANATOMY = ("size", "layer_scale", "drop", "drop_path", "init", "parametrization", "base_width")
+
+
+def _mup() -> Any:
+    return importlib.import_module(MUP)
 
 
 def _token(g: Geometry, name: str) -> nn.Parameter | None:

@@ -18,6 +18,7 @@ from vitlab.plan.key import (
     FURTHER_OPTIONS,
     NOTHING,
     READER,
+    WIDTH,
     Surroundings,
     canonical,
     digests_of,
@@ -159,9 +160,19 @@ class Resolver:
         objective = self._objective(parts, wrong)
         if objective is not None and info is not None and model_choice is not None and not incompatibility:
             incompatibility = objective.incompatibility(info, model_choice, plain) or ""
+        is_mup = model_choice is not None and model_choice.options.get("parametrization") == "mup"
+        if is_mup and objective is not None and not objective.labels and not incompatibility:
+            incompatibility = (
+                f"parametrization mup scales the parts of the model, and objective "
+                f"'{value_at(plain, (*OBJECTIVE, 'type'))}' trains further ones; use parametrization: standard"
+            )
         optimizer, train = parts.get(("train", "optimizer")), plain.get("train")
         if optimizer is not None and isinstance(train, Mapping):
             reason = optimizer.choice.component.incompatibility(train)  # type: ignore[attr-defined]
+            if not reason and is_mup:
+                # Imported by name, because planning does not import models.
+                width: Any = importlib.import_module(WIDTH)
+                reason = width.optimizer_incompatibility(optimizer.choice.component)
             faults += [(("train", "optimizer"), reason)] if reason else []
         metrics = self._metrics(plain, identity, info, objective, faults)
         if info is not None and info.task != "classification" and value_at(plain, ("train", "mix")) is not None:

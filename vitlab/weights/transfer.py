@@ -106,21 +106,37 @@ def _option_differences(model: Model, source: Model, how: InitFrom) -> list[str]
     for path, choice in model.component_choices.items():
         if path not in source.component_choices or (path == "head" and how.head != "keep"):
             continue
-        one, other = (dict(options_of(each.component_choices[path])) for each in (model, source))
+        mine, theirs = (dict(options_of(each.component_choices[path])) for each in (model, source))
         block, name = -1, path
         if path.startswith("blocks."):
             _, number, *rest = path.split(".")
             block, name = int(number), ".".join(rest) or "block"
             depth = max(depth, block + 1)
         rows += [
-            (block, f"{name}{option}", format_value(one.get(option)), format_value(other.get(option)))
-            for option in differing_options(one, other)
+            (block, f"{name}{option}", format_value(mine.get(option)), format_value(theirs.get(option)))
+            for option in differing_options(mine, theirs)
             if not (choice.slot == "position" and option.endswith(".prefix_rows"))  # these are converted
         ]
+    one, other = _parametrization(model), _parametrization(source)
+    if one != other and _base_width(model) != _base_width(source):  # the scale of attention depends on it
+        rows.append((-1, "parametrization", one, other))
     return [
-        f"{option} is {mine}, and in the model that the weights were trained in it is {theirs}"
-        for option, mine, theirs in group_by_block(rows, depth)
+        f"{option} is {here}, and in the model that the weights were trained in it is {there}"
+        for option, here, there in group_by_block(rows, depth)
     ]
+
+
+def _base_width(model: Model) -> int | None:
+    """Return the width at which the model's attention has the usual scale; None if unknown."""
+    if getattr(model, "parametrization", "standard") == "mup":
+        return cast(int, cast(Any, model).base_width)
+    geometry = cast(Geometry | None, getattr(model, "geometry", None))
+    return None if geometry is None else geometry.dim
+
+
+def _parametrization(model: Model) -> str:
+    name: str = getattr(model, "parametrization", "standard")
+    return f"mup with base_width {_base_width(model)}" if name == "mup" else name
 
 
 def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -> dict[str, Tensor]:
