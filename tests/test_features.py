@@ -56,6 +56,13 @@ def test_weighted_votes_equal_scikit_learn_with_weights(temperature: float) -> N
     assert nearest_classes(images.x_ND, neighbours, 20, temperature).tolist() == expected.tolist()
 
 
+def test_temperatures_have_different_names() -> None:
+    warm = [{"type": "knn", "temperature": temperature} for temperature in (0.05, 0.1, 1e-5)]
+    assert [slot("metric").build(one).name for one in warm] == ["knn20_t0_05", "knn20_t0_1", "knn20_t0_00001"]
+    tree = {"data": DATA, "model": VIT, "train": {"steps": 1, "metrics": ["knn", *warm]}}
+    assert len(Resolver(data_info).resolve(tree).spec.train.metrics) == 4
+
+
 def test_effective_rank_is_rankme() -> None:
     rank = slot("metric").build("effective_rank")
     images = features(60, 12, 3, 4)

@@ -18,19 +18,23 @@ from trainings import train
 
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
+from vitlab.driver.planning import plan_study
 from vitlab.engines import ENGINES, supported_engine
 from vitlab.engines.base import train as train_together
+from vitlab.errors import SpecError
 from vitlab.models.contract import Model
-from vitlab.plan.key import code_of, components, modules_of_spec
+from vitlab.plan.key import closure, code_of, components, modules_of_spec
 from vitlab.plan.resolve import Faults, Resolver
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
+from vitlab.runner.circumstances import kernels_of_first_pass
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.training.loop import Training, TrainingResult
 from vitlab.training.objective.mae import MAE, MaskedAutoencoder
+from vitlab.training.recompute import recompute_blocks
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 pytest.importorskip("timm")
@@ -192,7 +196,7 @@ POSITIONS: list[dict[str, Any]] = [
     {"position": "rope2d", "drop": 0.1, "drop_path": 0.2},
     {"position": "rope2d_mixed"},
     {"position": {"type": "learned", "where": "every_layer"}},
-    {"position": "none", "prefix": [], "final_norm_at": "pooled", "head": {"type": "linear", "pool": "gap"}},
+    {"position": "none", "prefix": [], "head": {"type": "linear", "pool": "gap"}},
 ]
 
 
@@ -262,6 +266,7 @@ def test_micro_batches_equal_the_whole_batch() -> None:
         ({"position": "relative_bias"}, "position 'relative_bias' adds a bias for every pair of them"),
         ({"position": "conditional"}, "position 'conditional' is computed from all of them"),
         ({"patch": "conv_stem"}, "patch 'conv_stem' reads the pixels of others"),
+        ({"final_norm_at": "pooled", "head": {"type": "linear", "pool": "gap"}}, "write final_norm_at: tokens"),
         ({"patch_drop": 0.5}, "patch_drop 0.5 removes some of those"),
         ({"type": "resnet8"}, "hides patches of a ViT, and model 'resnet8' is none"),
         ({"patch_size": 8}, "leaves no patch visible: mask_ratio is 0.75, and the model has 1 patches"),
@@ -367,7 +372,7 @@ def test_dino_equals_authors_procedure() -> None:
         assert "model.blocks.0.attn.qkv.weight" in decay and "model.cls_token" not in decay
         optimizer.step()
         center = center * 0.9 + torch.cat(teacher_output).mean(0) * 0.1
-        m = 1 - (1 - 0.996) * (1 + math.cos(math.pi * (step + 1) / 2)) / 2
+        m = 1 - (1 - 0.996) * (1 + math.cos(math.pi * step / 2)) / 2
         with torch.no_grad():
             for own, other in zip(teacher.parameters(), student.parameters(), strict=True):
                 own.mul_(m).add_(other, alpha=1 - m)
@@ -392,6 +397,65 @@ def test_dino_resumes_bit_for_bit_with_teacher_and_centre() -> None:
     for name, value in whole.module.state_dict().items():
         assert torch.equal(again.module.state_dict()[name], value), name
     assert "engine vmap does not support objective 'dino'" in (ENGINES["vmap"].incompatibility(whole) or "")
+
+
+def test_teacher_of_recomputed_blocks_has_its_own_weights() -> None:
+    fast = {**DISTILLED, "momentum": 0.5}
+    metrics = []
+    for is_recomputed in (False, True):
+        model = built(drop=0.1)
+        if is_recomputed:
+            recompute_blocks(model)
+        data = Feed(prepare({**DATA, "fraction": 0.2}, SEEDS), CROPS, SEEDS, dtype=torch.float64)
+        (result,) = train_together(
+            [Training(model, data, spec(steps=2, objective=fast, evaluations=1), SEEDS, "classification")]
+        )
+        assert result is not None
+        metrics.append(result.metrics)
+    assert metrics[0] == metrics[1] and "val/loss" in metrics[0]
+
+
+@pytest.mark.parametrize("objective", [MASKED, DISTILLED], ids=["mae", "dino"])
+def test_circumstances_of_trials_without_labels(objective: dict[str, Any], tmp_path: Path) -> None:
+    """The kernel is recorded though the model itself is never called; a step is not three forward passes."""
+    train_options = {"steps": 1, "batch_size": 16, "evaluations": 1, "objective": objective}
+    folder = TrialFolder(tmp_path / "trial" / "code")
+    result = ran(folder, "trial", {"data": {**DATA, "augment": CROPS}, "model": VIT, "train": train_options})
+    assert result.circumstances.numerics["attention"] in ("sdpa", "explicit")
+    (logged,) = [event.body["metrics"] for event in folder.events()[0] if event.kind == "metrics"]
+    assert "system/images_per_s" in logged and not logged.keys() & {"system/mfu", "system/tflops"}
+
+
+def test_kernels_of_parts_are_observed_once() -> None:
+    model = built()
+    kernels = kernels_of_first_pass(model, together=False)
+    model.forward_features(torch.zeros(2, 1, 8, 8).double())
+    assert kernels == {"sdpa"}
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_digest_covers_parts_that_are_built_by_name() -> None:
+    parts = {"vitlab.components.mlp", "vitlab.components.norm", "vitlab.components.position.additive"}
+    assert parts <= closure({"vitlab.training.objective.mae"}).keys()
+    assert "vitlab.components.norm" in closure({"vitlab.components.attention.differential"})
+
+
+@pytest.mark.parametrize("run", ["{micro_batch_size: 4}", "{device: cpu, resources: {processes: 2}}"])
+def test_dino_with_cut_batches_is_refused_in_planning(run: str, tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(f"""\
+study: cut
+base:
+  data: {{type: digits, augment: [random_resized_crop]}}
+  model: {VIT}
+  train: {{steps: 1, objective: dino}}
+design: {{one_at_a_time: {{model.depth: [1]}}}}
+seeds: 2
+analysis: {{metric: val/loss, goal: min}}
+run: {run}
+""")
+    with pytest.raises(SpecError, match="objective 'dino' needs the images of a step in one piece"):
+        plan_study(study, out=tmp_path)
 
 
 @pytest.mark.parametrize(

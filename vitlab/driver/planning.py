@@ -162,6 +162,8 @@ def _study_and_plan(
     surroundings = Surroundings(_file_modules(study, loaded), versions)
     plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings)
     assert study is not None
+    if found := _cut_batch(plan, study.run):
+        raise SpecError([document.problem(*found)])
     renamed = [
         f"{'.'.join(map(str, former))} is now called {'.'.join(map(str, present))}; both are accepted."
         for former, present in FORMER_KEYS.items()
@@ -187,6 +189,19 @@ def _count(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:
     from vitlab.models.cost import cost_of
 
     return cost_of(choice, info)
+
+
+def _cut_batch(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
+    """Return the setting that cuts the batches of an objective that needs them whole, with the reason; None if none."""
+    from vitlab.plan.key import objective_of
+
+    name = "micro_batch_size" if run.micro_batch_size is not None else "resources" if run.resources.together > 1 else ""
+    for choice in (objective_of(planned.trial.spec.train.objective) for planned in _all(plan) if name):
+        component: Any = registry.slot("objective").find(choice.type)[0]
+        if component.whole_batch:
+            what = "run.micro_batch_size" if name == "micro_batch_size" else "the several processes of run.resources"
+            return ("run", name), f"objective '{choice.type}' needs the images of a step in one piece; remove {what}"
+    return None
 
 
 def _streamed_data(plan: Plan) -> list[str]:

@@ -80,6 +80,7 @@ class Attempt:
         self.first_began = starts[0].t / 1000 if starts else self.began
         self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.size = 0, 0  #: parameters and multiply-accumulates
+        self.step_macs = 0  #: those of an image in a step, 0 if a step does not compute the model once on all of it
         self.rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
 
@@ -123,6 +124,8 @@ class Attempt:
         training = Training(
             model, feed, spec, trial.seeds, prepared.info.task, distillation, parts, emit=self.log, write=self.save
         )
+        if training.objective.labels and not trial.spec.model.options.get("patch_drop"):
+            self.step_macs = self.size[1]
         self.engine_type, engine_note = supported_engine(engine, training)
         self.engine = self.engine_type.name
         resume, damage = self._checkpoint()
@@ -216,7 +219,7 @@ class Attempt:
                 step=measurement.step,
                 epoch=measurement.epoch,
                 images=measurement.images,
-                metrics={**measurement.metrics, **utilisation(measurement.metrics, self.size[1], self.rate)},
+                metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.rate)},
             )
 
     def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:

@@ -23,6 +23,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from vitlab._version import __version__
 from vitlab.components.attention import Auto
@@ -83,19 +85,22 @@ def _work(model: Model, info: DataInfo) -> int:
 def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
     """Return a set that will hold the automatically chosen kernels after the first forward pass.
 
+    The attentions are observed, since an objective may call parts of the model alone.
+
     Of trials trained ``together``, one model computes for all, or none does in the engine ``batch_last``; there
     ``auto`` always chooses ``explicit``.
     """
-    kernels = {"explicit" for module in model.modules() if together and isinstance(module, Auto)}
+    attentions = [module for module in model.modules() if isinstance(module, Auto)]
+    kernels = {"explicit" for _ in attentions if together}
+    hooks: dict[nn.Module, RemovableHandle] = {}
 
-    def record(*_: Any) -> None:
+    def record(attention: nn.Module, *_: Any) -> None:
         if torch.compiler.is_compiling():  # recorded by the first evaluation, which is not compiled
             return
-        choices = (getattr(module, "kernel", None) for module in model.modules())
-        kernels.update(kernel for kernel in choices if isinstance(kernel, str))
-        hook.remove()
+        kernels.add(str(attention.kernel))
+        hooks.pop(attention).remove()
 
-    hook = model.register_forward_hook(record)
+    hooks.update((attention, attention.register_forward_hook(record)) for attention in attentions)
     return kernels
 
 

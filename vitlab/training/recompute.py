@@ -10,7 +10,7 @@ Reference: arXiv:1604.06174.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -32,19 +32,25 @@ def recompute_blocks(model: Model) -> None:
     if not isinstance(blocks, nn.ModuleList):
         raise UserError(f"run.activation_checkpointing: a {type(model).__name__} has no list of blocks; set it to none")
     for block in blocks:
-        _recompute(block)
+        kind: Any = type(block)
+        block.__class__ = _recomputed(kind)
 
 
-def _recompute(block: nn.Module) -> None:
-    forward = block.forward
+@cache
+def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of a block's class.
 
-    @wraps(forward)
-    def checkpointed(*inputs: Any) -> Any:
-        if not (block.training and torch.is_grad_enabled()):
+    A function stored in the block would be shared by its deep copies, which would then compute with its weights.
+    """
+
+    @wraps(kind.forward)
+    def checkpointed(self: nn.Module, *inputs: Any) -> Any:
+        forward = partial(kind.forward, self)
+        if not (self.training and torch.is_grad_enabled()):
             return forward(*inputs)
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=_contexts)
 
-    block.forward = checkpointed
+    return type(kind.__name__, (kind,), {"forward": checkpointed, "__module__": kind.__module__})
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitlab.components.attention.contract import Attention, MixValues, Probability, Rotation, attention
 from vitlab.components.base import Dropout
+from vitlab.components.norm import RMSNorm
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
 from vitlab.registry import Pick, slot
@@ -83,7 +84,7 @@ class Differential(Attention):
         else:
             for name in ("lambda_a", "lambda_b"):
                 self.register_parameter(name, nn.Parameter(torch.zeros(())))
-        self.sub_norm = slot("norm").build({"type": "rmsnorm", "eps": 1e-5}, g.head_dim)
+        self.sub_norm = RMSNorm(g.head_dim, eps=1e-5)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from decimal import Decimal
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
@@ -74,8 +75,9 @@ class EffectiveRank(FeatureMetric):
 class NearestNeighbours(FeatureMetric):
     """Accuracy of the vote of the k training images with the most similar features, by cosine similarity.
 
-    Named ``knnK`` in results, such as ``knn20``, and ``knn20_uniform`` without a temperature.  It takes a pass over all
-    training images at every evaluation (``train.evaluations``).  Reference: arXiv:1805.01978, arXiv:2104.14294 (DINO).
+    Named ``knnK`` in results, such as ``knn20``, ``knn20_t0_05`` at a temperature of 0.05 instead of the default, and
+    ``knn20_uniform`` without one.  It takes a pass over all training images at every evaluation
+    (``train.evaluations``).  Reference: arXiv:1805.01978, arXiv:2104.14294 (DINO).
 
     Args:
         k: Number of neighbours; all training images if there are fewer.
@@ -90,7 +92,9 @@ class NearestNeighbours(FeatureMetric):
     ) -> None:
         self.k = k
         self.temperature = temperature
-        self.name = f"knn{k}" + ("" if temperature == 0.07 else "_uniform" if temperature is None else "_t")
+        self.name = f"knn{k}" + (
+            "" if temperature == 0.07 else "_uniform" if temperature is None else _suffix(temperature)
+        )
 
     def chance(self, data: DataInfo) -> float:
         """Return the accuracy of guesses: 1 / classes."""
@@ -118,3 +122,8 @@ def nearest_classes(x_ND: Tensor, train: Features, k: int, temperature: float | 
         votes_BK = vote_Bk.new_zeros(len(part_BD), classes).scatter_add_(1, train.y_N[index_Bk], vote_Bk)
         predicted.append(votes_BK.argmax(1))
     return torch.cat(predicted)
+
+
+def _suffix(temperature: float) -> str:
+    """Return a suffix of a metric's name, which has letters, digits and ``_`` alone."""
+    return f"_t{Decimal(str(temperature)):f}".replace(".", "_")

@@ -150,7 +150,7 @@ class DINO(Objective):
 
     def after_step(self, step: int) -> None:
         """Move the teacher towards the student."""
-        progress = step / max(1, self.setup.steps)
+        progress = (step - 1) / max(1, self.setup.steps)
         share = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
         self.module.update_teacher(1 - share)
 

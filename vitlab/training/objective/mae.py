@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from vitlab import noise
 from vitlab.components.attention import SOFTMAX
+from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut
 from vitlab.components.position import Position, Rotation, choices_of
 from vitlab.components.position.additive import Additive
@@ -241,7 +242,7 @@ class DecoderBlock(nn.Module):
         self.norm1 = slot("norm").build("vitlab:layernorm", g.dim)
         self.attn = slot("attention").build("vitlab:auto", g)
         self.norm2 = slot("norm").build("vitlab:layernorm", g.dim)
-        self.mlp = slot("mlp").build("vitlab:gelu", g)
+        self.mlp = GeluMLP(g)
 
     def forward(self, x_BTE: Tensor) -> Tensor:
         """Apply attention and MLP, each normalised before and added to its input."""
@@ -324,6 +325,11 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
             return f"{who} position '{part.type}' is computed from all of them; use another position"
     if anatomy.patch_drop:
         return f"{who} patch_drop {anatomy.patch_drop:g} removes some of those; use patch_drop: 0"
+    if anatomy.final_norm_at == "pooled":
+        return (
+            "objective 'mae' reads the tokens of the model, and final_norm_at: pooled leaves them without the last "
+            "norm; write final_norm_at: tokens"
+        )
     for block in anatomy.blocks:
         if block.attention.component not in SOFTMAX:
             return f"{who} attention '{block.attention.type}' may need all; use attention 'auto'"
