@@ -169,7 +169,7 @@ def vit5_logits(state: dict[str, Tensor], x_BCHW: Tensor, heads: int) -> Tensor:
 
 
 def test_vit5_equals_its_code() -> None:
-    text = PAGE.partition("```yaml")[2].partition("\n")[2].partition("```")[0]
+    text = PAGE.partition("```text")[2].partition("\n")[2].partition("```")[0]
     read: dict[str, Any] = yaml.safe_load(text)["base"]["model"]
     whole = {name: value for name, value in read.items() if name not in ("type", "size")}
     for _, cell in rows(2):
