@@ -145,7 +145,7 @@ def graphs_of(arm: Arm, engine: str) -> int | str:
     try:
         if engine == "loop":
             training = arm.training()
-            training.compute_loss = compile_loss(training, counter)
+            training.compiled_loss = compile_loss(training, counter)
             training.train_step()
             training.train_step()
         else:

@@ -42,7 +42,7 @@ class Compiled(Loop):
         with self._falling_back():
             torch.compiler.reset()  # otherwise graphs of earlier trainings of this process count towards a limit
             for training in self.trainings:
-                training.compute_loss = compile_loss(training, self.backend)
+                training.compiled_loss = compile_loss(training, self.backend)
 
 
 def compile_loss(training: Training, backend: str) -> LossFunction:

@@ -151,7 +151,7 @@ class Training:
         if spec.ema is not None:
             self.average = importlib.import_module(AVERAGING).Average(self.module, spec.ema)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.compute_loss: LossFunction = self._compute_loss  #: replaced by an engine that compiles it
+        self.compiled_loss: LossFunction | None = None  #: of an engine that compiles :meth:`compute_loss`
 
         self.step = 0
         self.history: list[Measurement] = []
@@ -197,13 +197,14 @@ class Training:
         # Third-party components may draw from torch's own generator, so it is seeded by the step as well.
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
-        loss = self.compute_loss(batch.x_BCHW, batch.y_B, draws)
+        compute_loss = self.compiled_loss or self.compute_loss
+        loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
         weight = self.parts.weight(self.objective, batch.y_B)
         weighted = loss.total * weight
         torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
         return WeightedLoss(loss.detached(), weight)
 
-    def _compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
+    def compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
         """Return the loss of some images of a step: the part of it that depends on the weights."""
         with noise.drawing(draws):
             return self.objective.loss(x_BCHW, target)
