@@ -23,7 +23,7 @@ from vitlab.plan.arms import RuleFault, holds, parse_rule
 from vitlab.plan.design import changes_of, count, short_names, text
 from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.key import RUNNER, canonical, closure, code_digest, key_of, key_of_texts, refresh
-from vitlab.plan.resolve import same_images
+from vitlab.plan.shared_images import same_images
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
 from vitlab.spec.design import Node

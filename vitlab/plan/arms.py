@@ -18,7 +18,8 @@ from typing import Any
 from vitlab.errors import Path, Problem, nearest
 from vitlab.plan.design import Changes, changed
 from vitlab.plan.key import canonical, code_of_modules, key_of_texts
-from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver, other_split, same_images
+from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
+from vitlab.plan.shared_images import other_split, same_images
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.choice import label

@@ -28,6 +28,8 @@ from vitlab.plan.key import (
     modules_of_class,
     objective_of,
 )
+from vitlab.plan.shared_images import other_split, same_images
+from vitlab.plan.unlabelled import parts_with_labels
 from vitlab.registry import SLOT_MODULES, Resolved, slot
 from vitlab.registry.options import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
@@ -190,7 +192,7 @@ class Resolver:
                 reason = _other_split_below(Choice.of(plain["data"]), info.identity, role, prerequisite.trial)
                 faults += [(places[role], reason)] if reason else []
         if objective is not None and not objective.labels:
-            faults += _without_labels(plain)
+            faults += parts_with_labels(plain)
         if faults:
             raise Faults(faults, plain, info)
         assert info is not None and objective is not None
@@ -362,24 +364,6 @@ def _drop_unused_options(distill: dict[str, Any]) -> None:
         distill.pop("reduction", None)
 
 
-def _without_labels(plain: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield the parts of a trial that need labels, which its objective does not read."""
-    name = plain["train"]["objective"]["type"]
-    if plain.get("distill"):
-        yield ("distill",), f"objective '{name}' learns without labels and without a teacher; remove distill"
-    if plain["train"].get("mix"):
-        yield ("train", "mix"), f"objective '{name}' learns without labels, which train.mix mixes; remove it"
-    for option in ("corrupted", "shifted"):
-        if plain["data"].get(option):
-            yield ("data", option), f"objective '{name}' trains no predictions to test on further images; remove it"
-    source = plain.get("init_from") or {}
-    if source.get("head") == "fitted":
-        message = f"objective '{name}' trains no head; fit it in a trial that starts from this one"
-        yield ("init_from", "head"), message
-    if source.get("freeze") == "body":
-        yield ("init_from", "freeze"), f"objective '{name}' trains the body alone; remove freeze"
-
-
 def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial | None) -> Iterator[str]:
     """Yield the reasons why a trial cannot learn from its teacher."""
     if info.task != "classification":
@@ -397,52 +381,6 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
         yield f"the teacher's classes are {theirs}, and those of this trial {mine}"
     elif same and here["classes"] != there["classes"]:
         yield f"the teacher's data.classes is {there['classes']}, and here it is {here['classes']}"
-
-
-def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_identity: str | None) -> bool:
-    """Return whether two trials may share training and validation images.
-
-    Args:
-        mine: resolved ``data`` of one trial.
-        my_identity: identity of its data; None if unknown.
-        theirs: resolved ``data`` of the other trial.
-        their_identity: identity of its data; None if unknown.
-    """
-    if mine.type != theirs.type:
-        return False
-    # Behind a plus is the identity of further test images, which do not change the others.
-    return (
-        my_identity is None
-        or their_identity is None
-        or (my_identity.partition("+")[0] == their_identity.partition("+")[0])
-    )
-
-
-def other_split(mine: Choice, theirs: Choice) -> str | None:
-    """Return why two trials on the same images hold out different ones under one seed, or None.
-
-    The form is ``NAME is THEIRS, and here it is MINE``.  Fractions, images per class, colours and sizes do not change
-    which images are held out; a subset of the classes does so only if whole groups are held out.
-    """
-    here, there = (_held_out(data) for data in (mine, theirs))
-    if here != there:
-        return f"data.validation is {there}, and here it is {here}"
-    room = slot("dataset")
-    grouped = room.get(mine.type).groups is not room.contract.groups
-    classes, other_classes = mine.options.get("classes"), theirs.options.get("classes")
-    if grouped and classes != other_classes:
-        return f"data.classes is {other_classes}, and here it is {classes}"
-    return None
-
-
-def _held_out(data: Choice) -> str:
-    """Format the share of the training images that is held out, or state that the data set defines the split."""
-    room = slot("dataset")
-    component: Any = room.get(data.type)
-    share = data.options.get("validation")
-    if share is None and component.held_out is not room.contract.held_out:
-        return "unset (the authors' own images)"
-    return f"{component.validation if share is None else share:g}"
 
 
 def _other_split_below(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
