@@ -240,7 +240,6 @@ def test_prefetch_is_bounded_and_threads_end(root: Path, monkeypatch: pytest.Mon
     assert 1 <= len(threads) <= torch.get_num_threads(), "members share them"
     before = len(decoded)
     del one, members, member
-    gc.collect()
     for thread in threads:
         thread.join(timeout=5)
     assert not reading() and len(decoded) <= before + len(threads), "what had begun to be read, and no more"

@@ -1,7 +1,8 @@
 """Maximal update parametrization of a ViT: one learning rate for all widths.
 
-In the standard parametrization the best learning rate falls as a model gets wider.  Here it does not change, so that
-models of different widths can be compared, or a rate found at a small width, under Adam:
+In the standard parametrization the best learning rate falls as a model gets wider.  In this one it is meant not to
+change under Adam, so that one rate serves models of different widths.  That the sizes of activations stay is tested
+here; that the best rate stays is the claim of the reference, and has not been measured on these models:
 
 =====================  ===========================  ====================  ====================
 weights                deviation of initial values  rate of Adam          decay of AdamW

@@ -77,7 +77,7 @@ class ViT(Model):
         head: from tokens to predictions.
         init: the scheme of initial values.
         parametrization: with ``mup``, initial values, rates of Adam and the scale of attention depend on dim such that
-            the best learning rate does not (arXiv:2203.03466).
+            the best learning rate should not (arXiv:2203.03466).
         base_width: dim at which ``mup`` equals ``standard``.
 
     Raises:
