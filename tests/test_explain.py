@@ -12,6 +12,7 @@ import yaml
 
 import vitlab
 from vitlab.components.attention import SDPA
+from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.scheduler import Watch
 from vitlab.errors import SpecError, UserError
@@ -332,6 +333,32 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
     (file,) = compare(explanations, "s", tmp_path)
     assert file.name == "side_by_side_class.png" and file.stat().st_size
     assert captions == ["study s; image i"]
+
+
+def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
+    """Every second pixel of the picture is right, and those without a label do not count."""
+    explanations = {}
+    x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
+    for name in ("one", "two"):
+        model = tiny("segmentation", head="segmentation")
+        with torch.no_grad():
+            expected_HW = model.logits_by_head(model.eval()(x))[""][0].argmax(0).numpy()
+        label_HW = expected_HW.copy()
+        label_HW[:, ::2] = (label_HW[:, ::2] + 1) % 4
+        label_HW[:4] = IGNORED
+        subject = Subject(name, "image i", label_HW)
+        explanations[name] = explain(model, x, image, ("a", "b", "c", "d"), tmp_path / name, subject)
+        np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
+        assert str(subject) == f"{name}; image i"
+    assert {file.name for file in compare(explanations, "s", tmp_path)} == {
+        "side_by_side_mean.png",
+        "side_by_side_labels.png",
+    }
+    figure = pictures.label_maps(image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW)
+    assert [axis.get_title() for axis in figure.axes] == ["image", "true labels", "two"]
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50% of the pixels right"]
+    white = figure.axes[1].images[0].get_array()[:4]
+    assert (white == 1).all()
 
 
 # -- as artifacts of a trial ------------------------------------------------------------------------------------------

@@ -739,7 +739,8 @@ def test_students_of_one_teacher_are_one_sample_of_teacher(tmp_path):
     )
     assert doc["arms"][1]["p"] is doc["arms"][1]["difference_low"] is doc["arms"][1]["better"] is None
     assert doc["arms"][2]["p"] is not None
-    assert "baseline: 1 distinct teacher for 5 trials; the results need not hold for other teachers." in doc["notes"]
+    note = "baseline, big teacher: 1 distinct teacher for 5 trials; the results need not hold for other teachers."
+    assert note in doc["notes"]
 
 
 def test_teacher_per_seed_is_judged_normally(tmp_path):
@@ -750,7 +751,7 @@ def test_teacher_per_seed_is_judged_normally(tmp_path):
         )
         doc = document(plan, store)
         assert doc["arms"][1]["p"] == pytest.approx(stats.ttest_rel(NONE, BASE).pvalue)
-        assert "b: 5 distinct teachers for 5 trials." in doc["notes"]
+        assert "every arm: 5 distinct teachers for 5 trials." in doc["notes"]
 
 
 def test_failed_prerequisite_is_reported(tmp_path, undrawn):

@@ -17,6 +17,7 @@ from vitlab.errors import UserError, VitlabError
 from vitlab.plan.packaged import study_name
 
 if TYPE_CHECKING:
+    from vitlab.explain.one_image import Label
     from vitlab.models.contract import Model
     from vitlab.store.folders import TrialFolder
     from vitlab.training.artifacts import Transform
@@ -209,7 +210,7 @@ def _require_attention(model: Model) -> None:
         raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
 
 
-def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, str | None]:
+def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, Label]:
     """Return an image, how pictures name it, and its true label where that is known."""
     split, _, index = image.partition(":")
     if split == "test" and index.isdecimal():

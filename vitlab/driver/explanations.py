@@ -19,7 +19,11 @@ from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from vitlab.explain.one_image import Label
 
 
 def examine_arms(
@@ -89,10 +93,8 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 
-def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, str | None]]:
-    """Return images of a trial's own test split by index, each uint8 (C, H, W), with the true label.
-
-    The label is None if labels are per pixel.
+def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Label]]:
+    """Return images of a trial's own test split by index, each uint8 (C, H, W), with the truth.
 
     Args:
         trial: the content of the trial's ``spec.json``.
@@ -113,8 +115,17 @@ def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple
             raise UserError(f"there is no test image {index}: the split has {len(subset)}, counted from 0")
     position_N = torch.tensor(list(images))
     y_N = subset.y_N[position_N]
-    labels = [None] * len(y_N) if y_N.ndim > 1 else [names[y] if names else str(y) for y in y_N.tolist()]
-    return list(zip(subset.at(position_N), labels, strict=True))
+    truth: list[Label] = [_truth(y, names) for y in y_N]
+    return list(zip(subset.at(position_N), truth, strict=True))
+
+
+def _truth(y: Tensor, names: Sequence[str]) -> Label:
+    from vitlab.data.pixels import IGNORED, VOID
+
+    if y.ndim:
+        label_HW: NDArray[np.int64] = y.long().where(y != VOID, IGNORED).numpy()
+        return label_HW
+    return names[int(y)] if names else str(int(y))
 
 
 def _place(folder: TrialFolder, index: int) -> Path:

@@ -29,16 +29,30 @@ TOP = 5  #: predictions shown
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
 
 
+Label = str | NDArray[np.int64] | None
+"""The true class of an image, or of each of its pixels, (H, W); None if it is not known."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """The model and the image of an explanation, as its pictures name them."""
 
     model: str  #: such as "study first, arm baseline, seed 0"
     image: str  #: such as "test image 3"
-    label: str | None = None  #: the true class, where one is known
+    label: Label = None  #: the truth, where it is known
+
+    @property
+    def class_name(self) -> str | None:
+        """Return the true class of the image; None if it is not known, or if every pixel has its own."""
+        return self.label if isinstance(self.label, str) else None
+
+    @property
+    def label_HW(self) -> NDArray[np.int64] | None:
+        """Return the true class of every pixel; None if it is not known, or if the image has one."""
+        return None if isinstance(self.label, str) else self.label
 
     def __str__(self) -> str:
-        truth = "" if self.label is None else f" (true label: {self.label})"
+        truth = "" if self.class_name is None else f" (true label: {self.class_name})"
         return f"{self.model}; {self.image}{truth}"
 
 
@@ -51,6 +65,8 @@ class Explanation:
     image_HWC: NDArray[np.float64]  #: in [0, 1]
     rollouts: Mapping[str, NDArray[np.float64]]  #: token to its rolled-out attention over the grid of patches
     predictions: tuple[tuple[str, float], ...]  #: label and probability, best first
+    labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
+    predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
 
 
 def explain(
@@ -79,7 +95,7 @@ def explain(
     captured = capture(model, x_BCHW)
     geometry = captured.geometry
     figures: dict[str, Figure] = {}
-    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(captured, labels, subject.label)}
+    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(captured, labels, subject.class_name)}
     top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
@@ -89,7 +105,7 @@ def explain(
     for token, map_BYX in to_patches(rolled_BTT, geometry, model.head.reads).items():
         heat = rollouts[token] = map_BYX[0].numpy()
         figures[f"rollout_{token}"] = pictures.attention_overlay(
-            image, heat, title=f"attention rollout, {_token(token)}", predictions=top, truth=subject.label
+            image, heat, title=f"attention rollout, {_token(token)}", predictions=top, truth=subject.class_name
         )
         tables[f"rollout_{token}"] = _grid(heat)
         figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_head], query=_token(token))
@@ -115,12 +131,21 @@ def explain(
         figures["cosine"] = pictures.curves({"": cosine_L.numpy()}, ylabel="cosine of class and distillation token")
         tables["cosine"] = {"depth": list(range(len(cosine_L))), "cosine": cosine_L.tolist()}
     _of_parameters(model, figures, tables)
+    predicted_HW = None
+    if captured.logits_by_head[""].ndim == 4:
+        predicted_HW = captured.logits_by_head[""][0].argmax(0).numpy()
+        figures["labels"] = pictures.label_maps(
+            image, {"prediction": predicted_HW}, labels=labels, truth_HW=subject.label_HW
+        )
+        tables["labels"] = _grid(predicted_HW)
     files = _write(out, figures, tables, str(subject))
-    return Explanation(subject, tuple(files), image, rollouts, tuple(top))
+    return Explanation(subject, tuple(files), image, rollouts, tuple(top), labels, predicted_HW)
 
 
 def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
-    """Write one picture for each token: the rolled-out attention of several models over the same image, side by side.
+    """Write pictures of several models and the same image, side by side.
+
+    There is one for each token, of its rolled-out attention, and one of the predicted labels of the pixels.
 
     Args:
         explanations: name of a model, such as its arm and seed, to its explanation; all of one image.
@@ -128,7 +153,7 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
         out: a folder; created if it does not exist.
 
     Returns:
-        The files written; a token that fewer than two of the models have is left out.
+        The files written; what fewer than two of the models have is left out.
     """
     tokens = dict.fromkeys(token for explanation in explanations.values() for token in explanation.rollouts)
     figures: dict[str, Figure] = {}
@@ -138,10 +163,16 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
             figures[f"side_by_side_{token}"] = pictures.side_by_side(
                 {name: each.image_HWC for name, each in having.items()},
                 {name: each.rollouts[token] for name, each in having.items()},
-                {name: each.predictions[0] for name, each in having.items()},
+                {name: each.predictions[0] for name, each in having.items() if each.predicted_HW is None},
                 title=f"attention rollout, {_token(token)}",
-                truth=next(iter(having.values())).subject.label,
+                truth=next(iter(having.values())).subject.class_name,
             )
+    predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
+    if len(predicted) > 1:
+        first = next(each for each in explanations.values() if each.predicted_HW is not None)
+        figures["side_by_side_labels"] = pictures.label_maps(
+            first.image_HWC, predicted, labels=first.labels, truth_HW=first.subject.label_HW
+        )
     subject = replace(next(iter(explanations.values())).subject, model=f"study {study}")
     return _write(out, figures, {}, str(subject))
 

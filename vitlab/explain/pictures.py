@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from vitlab.data.pixels import IGNORED
 from vitlab.plan.palette import ALARM, GREY, INK, SERIES
 
 Array = NDArray[np.floating[Any]]
@@ -24,6 +27,7 @@ HEAT = "inferno"
 HEADS = "viridis"
 MIN_SIDE = 224  #: smallest side of a picture, in pixels
 TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
+LABEL_COLOURS = [colormaps["tab20"](index)[:3] for index in range(20)]  #: of the pixels of a class
 COLUMNS = 5  #: pictures in a row of a comparison
 MAX_AXIS_CHARACTERS = 34  #: characters that the height of a figure has room for
 
@@ -74,7 +78,7 @@ def side_by_side(
     Args:
         images: model to the image as that model reads it, (H, W, C) in [0, 1].
         heats: model to its heatmap over the grid of patches; each is scaled to its own maximum.
-        predictions: model to its most probable label, and the probability.
+        predictions: model to its most probable label, and the probability; without models that segment.
         title: of the figure.
         truth: the true label; a wrong prediction is named in red.
     """
@@ -92,11 +96,52 @@ def side_by_side(
         image_HWC = _enlarged(_colours(images[name]))
         _show(axis, image_HWC, "\n".join(textwrap.wrap(name, 28)))
         heatmap = _heat(axis, image_HWC, _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2]))
-        label, share = predictions[name]
-        right = truth is None or label == truth
-        axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color=INK if right else ALARM)
+        if name in predictions:
+            label, share = predictions[name]
+            right = truth is None or label == truth
+            axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color=INK if right else ALARM)
     figure.colorbar(heatmap, ax=axes, shrink=0.7, label="attention relative to its maximum")
     figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def label_maps(
+    image_HWC: Array,
+    predicted: Mapping[str, NDArray[np.int64]],
+    *,
+    labels: Sequence[str],
+    truth_HW: NDArray[np.int64] | None,
+) -> Figure:
+    """Draw the image, its true labels, and the predicted labels of each model, with the share of right pixels.
+
+    Args:
+        image_HWC: in [0, 1].
+        predicted: model to the class of every pixel; models may differ in the size of the image that they read.
+        labels: names of the classes; numbers if empty.
+        truth_HW: the true class of every pixel, those without a label as :data:`~vitlab.data.pixels.IGNORED`; None
+            where it is not known.
+    """
+    maps = {**({} if truth_HW is None else {"true labels": truth_HW}), **predicted}
+    classes = sorted({int(label) for map_HW in maps.values() for label in np.unique(map_HW)} - {IGNORED})
+    # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
+    colours = [*LABEL_COLOURS[::2], *LABEL_COLOURS[1::2]]
+    colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
+    rows, columns = -(-(len(maps) + 1) // COLUMNS), min(COLUMNS, len(maps) + 1)
+    figure = Figure(figsize=(2.3 * columns + 1.6, 2.8 * rows + 0.5), layout="constrained")
+    first, *others = figure.subplots(rows, columns, squeeze=False).flat
+    _show(first, _colours(image_HWC), "image")
+    for axis in others[len(maps) :]:
+        axis.set_visible(False)
+    for axis, (name, map_HW) in zip(others, maps.items(), strict=False):
+        picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
+        for label, colour in colour_of.items():
+            picture_HWC[map_HW == label] = colour
+        _show(axis, picture_HWC, "\n".join(textwrap.wrap(name, 28)))
+        if truth_HW is not None and name in predicted and map_HW.shape == truth_HW.shape:
+            labelled_HW = truth_HW != IGNORED
+            axis.set_xlabel(f"{(map_HW == truth_HW)[labelled_HW].mean():.0%} of the pixels right", fontsize=8)
+    patches = [Patch(color=colour_of[label], label=labels[label] if labels else str(label)) for label in classes]
+    figure.legend(handles=patches, loc="outside right center", frameon=False, fontsize=8)
     return figure
 
 

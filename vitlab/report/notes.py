@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RATE = "train.optimizer.lr"
+PREREQUISITES = {"init_from": "pre-training"}  #: in notes; other roles have their names
 NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size")
 """Settings that affect the last bits and should not differ within a comparison."""
 
@@ -121,12 +122,14 @@ def _prerequisites(plan: Plan) -> list[str]:
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
             prerequisites.setdefault((planned.arm, role), []).append(name)
-    lines = []
+    arms_of_note: dict[str, list[str]] = {}
     for (arm, role), trials in prerequisites.items():
-        distinct = len(set(trials))
-        note = f"{arm}: {count(distinct, f'distinct {role}')} for {count(len(trials), 'trial')}"
-        lines.append(note + (f"; the results need not hold for other {role}s." if distinct < len(trials) else "."))
-    return lines
+        distinct, noun = len(set(trials)), PREREQUISITES.get(role, role)
+        note = f"{count(distinct, f'distinct {noun}')} for {count(len(trials), 'trial')}"
+        note += f"; the results need not hold for other {noun}s." if distinct < len(trials) else "."
+        arms_of_note.setdefault(note, []).append(arm)
+    every = {planned.arm for planned in plan.trials}
+    return [f"{'every arm' if set(arms) == every else ', '.join(arms)}: {note}" for note, arms in arms_of_note.items()]
 
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
