@@ -7,7 +7,7 @@
 - ``report.json``: the answers, the table of arms, the notes and the provenance of the report;
 - ``plan.json``: the arms, the seeds and the analysis;
 - ``figures.html``: the figures of the report;
-- ``attention.png``: a picture of ``vitlab explain``, if one is given.
+- ``attention.png`` or ``labels.png``: a picture of ``vitlab explain`` that has all arms, if one is given.
 
 This is also a hook of MkDocs, which makes the pages from these files and from the header of the study each time the
 site is built.  :func:`pages` needs only vitlab, so that tests can read the pages without building the site.
@@ -44,6 +44,18 @@ FIGURES = ("arms", "interaction", "curves", "scaling")  #: of the report, in the
 MAX_RANK = 4  #: of the columns of the table of arms; the others are in report.json
 MAX_ANSWERS = 4  #: sentences of a study in the index
 NO_CLAIM = (Verdict.CANNOT_TELL, Verdict.REFUSED)
+PICTURES = {
+    "attention": (
+        "What models look at",
+        "A test image and, for every arm, the attention of its first seed to it",
+        "Attention rolled out over all blocks",
+    ),
+    "labels": (
+        "What models predict",
+        "A test image, its true labels and, for every arm, the labels that its first seed predicts",
+        "Predicted labels of the pixels",
+    ),
+}  #: by the name of a file: the title, a description, and the caption
 DOWNLOADS = {
     "results.parquet": "final values, one row per training",
     "history.parquet": "curves, one row per measurement",
@@ -143,14 +155,15 @@ def _page(study: str) -> Iterator[str]:
         "that these seeds would have found four times in five.\n"
     )
     yield from (f"{figure}\n" for figure in figures[1:])
-    if (FOLDER / study / "attention.png").is_file():
-        yield "## What models look at\n"
-        picture = f"{study}/attention.png"
-        yield f"[![A test image and, for every arm, the attention of its first seed to it]({picture})]({picture})\n"
-        yield (
-            "Attention rolled out over all blocks, for one seed and one test image (`vitlab explain`): an "
-            "illustration, on which no number of this page rests.\n"
-        )
+    for kind, (title, alternative, caption) in PICTURES.items():
+        if (FOLDER / study / f"{kind}.png").is_file():
+            picture = f"{study}/{kind}.png"
+            yield f"## {title}\n"
+            yield f"[![{alternative}]({picture})]({picture})\n"
+            yield (
+                f"{caption}, for one seed and one test image (`vitlab explain`): an illustration, on which no number "
+                "of this page rests.\n"
+            )
     for name, title in (("Expect", "Expected"), ("Found", "Found")):
         if name in head:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
@@ -190,7 +203,7 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     Args:
         study: the name of a packaged study.
         out: the output folder in which it has been run.
-        picture: the picture of ``vitlab explain`` that has all arms beside each other.
+        picture: a picture of ``vitlab explain`` that has all arms beside each other.
     """
     from vitlab.report import frame, render
     from vitlab.report.api import open_study
@@ -208,7 +221,7 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     frame.write_parquet(history.drop(columns=["time"]), folder / "history.parquet")
     write_bytes(folder / "figures.html", "".join(_figures(plan, results, history, doc["cost"])).encode())
     if picture is not None:
-        shutil.copyfile(picture, folder / "attention.png")
+        shutil.copyfile(picture, folder / ("labels.png" if "labels" in picture.name else "attention.png"))
     return folder
 
 

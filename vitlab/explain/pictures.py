@@ -28,7 +28,7 @@ HEADS = "viridis"
 MIN_SIDE = 224  #: smallest side of a picture, in pixels
 TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
 LABEL_COLOURS = [colormaps["tab20"](index)[:3] for index in range(20)]  #: of the pixels of a class
-COLUMNS = 5  #: pictures in a row of a comparison
+COLUMNS = 5  #: at most, of pictures in a row of a comparison
 MAX_AXIS_CHARACTERS = 34  #: characters that the height of a figure has room for
 
 
@@ -82,8 +82,7 @@ def side_by_side(
         title: of the figure.
         truth: the true label; a wrong prediction is named in red.
     """
-    rows = -(-(len(heats) + 1) // COLUMNS)
-    columns = min(COLUMNS, len(heats) + 1)
+    rows, columns = _layout(len(heats) + 1)
     figure = Figure(figsize=(2.3 * columns + 0.6, 2.8 * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
@@ -126,7 +125,7 @@ def label_maps(
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
     colours = [*LABEL_COLOURS[::2], *LABEL_COLOURS[1::2]]
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
-    rows, columns = -(-(len(maps) + 1) // COLUMNS), min(COLUMNS, len(maps) + 1)
+    rows, columns = _layout(len(maps) + 1)
     figure = Figure(figsize=(2.3 * columns + 1.6, 2.8 * rows + 0.5), layout="constrained")
     first, *others = figure.subplots(rows, columns, squeeze=False).flat
     _show(first, _colours(image_HWC), "image")
@@ -233,6 +232,12 @@ def curves(values: Mapping[str, Array], *, ylabel: str) -> Figure:
     if len(values) > 1:
         axis.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _layout(pictures: int) -> tuple[int, int]:
+    """Return rows and columns that hold some pictures, with as few empty places as possible in the fewest rows."""
+    rows = -(-pictures // COLUMNS)
+    return rows, -(-pictures // rows)
 
 
 def _heat(axis: Any, image_HWC: Array, heat_HW: Array) -> Any:
