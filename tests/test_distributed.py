@@ -11,7 +11,7 @@ import torch
 from job_helpers import ends, run_trial, until
 
 import vitlab
-from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError
+from vitlab.errors import OutOfMemory, ProcessLost, TrialFailed, UserError
 from vitlab.executors import Job, JobEnd, JobTrial, Local, machine
 from vitlab.executors.placement import GpuRequest, Placement
 from vitlab.plan.values import Trial
@@ -162,7 +162,7 @@ def test_process_death_loses_only_steps_since_checkpoint(
     what = trial({"loss": {"type": "troubled", "trouble": "killed", "rank": rank}})
     (guests.parent / "trouble").touch()
     where = folder("killed")
-    with pytest.raises(Lost, match=rf"process {rank} of this trial was killed by signal 9 \(SIGKILL\)"):
+    with pytest.raises(ProcessLost, match=rf"process {rank} of this trial was killed by signal 9 \(SIGKILL\)"):
         run_trial(what, where, settings(guests))
     assert gone(guests) and not where.is_locked() and not where.done() and where.failure() is None
     assert done(run_trial(what, where, settings(guests))).outcome == two[1].outcome

@@ -79,7 +79,7 @@ class Ear(Watch):
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
 
-    def ended(self, planned: Planned, how: str, detail: str) -> None:
+    def on_end(self, planned: Planned, how: str, detail: str) -> None:
         self.heard.append((planned.arm, how))
 
 

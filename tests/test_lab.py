@@ -320,7 +320,7 @@ class RecordingWatch(Watch):
     def say(self, sentence: str) -> None:
         self.said.append(sentence)
 
-    def ended(self, planned: Planned, how: str, detail: str) -> None:
+    def on_end(self, planned: Planned, how: str, detail: str) -> None:
         self.said.append(f"{planned.arm} {how}")
 
 

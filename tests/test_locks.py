@@ -322,7 +322,7 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
     messages: list[str] = []
 
     class Ear(scheduler.Watch):
-        def planned(self, *_: object) -> None:
+        def on_plan(self, *_: object) -> None:
             messages.append("planned")
 
         def say(self, sentence: str) -> None:

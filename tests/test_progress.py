@@ -162,17 +162,17 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
 ) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 4, "none": [None] * 4})
     lines = progress.PlainLines()
-    lines.planned(plan, plan.trials, store)
-    lines.scheduled([plan.trials[:4], plan.trials[4:]], 1)
+    lines.on_plan(plan, plan.trials, store)
+    lines.on_schedule([plan.trials[:4], plan.trials[4:]], 1)
     for planned in plan.trials[:4]:
-        lines.started(planned)
+        lines.on_start(planned)
     lines.tick()
     for planned in ended(plan, 0, 1, 2):
-        lines.ended(planned, progress.Ending.DONE, "")
-    lines.ended(plan.trials[3], progress.Ending.LOST, "its worker died; it is tried again")
+        lines.on_end(planned, progress.Ending.DONE, "")
+    lines.on_end(plan.trials[3], progress.Ending.LOST, "its worker died; it is tried again")
     lines.tick()
-    lines.ended(plan.trials[3], progress.Ending.DONE, "")
-    lines.ended(plan.trials[5], progress.Ending.DONE, "")
+    lines.on_end(plan.trials[3], progress.Ending.DONE, "")
+    lines.on_end(plan.trials[5], progress.Ending.DONE, "")
     lines.say("a sentence")
     monkeypatch.setattr(progress, "SILENCE_S", -1.0)
     lines.tick()
@@ -208,10 +208,10 @@ def test_live_table_has_bars_metrics_and_differences_so_far(tmp_path: Path, monk
     screen = io.StringIO()
     view = progress.LiveView(Console(file=screen, force_terminal=True, width=100, height=24, color_system=None))
     todo = plan.trials[2:]
-    view.planned(plan, todo, store)
-    view.scheduled([todo], 1)
+    view.on_plan(plan, todo, store)
+    view.on_schedule([todo], 1)
     for planned in todo:
-        view.started(planned)
+        view.on_start(planned)
     folder = store.trial(todo[3].trial.key, todo[3].trial.code).path
     assert not folder.exists()
     append(store, todo[3], 0, "start", attempt=1, step=0)
@@ -219,7 +219,7 @@ def test_live_table_has_bars_metrics_and_differences_so_far(tmp_path: Path, monk
     for planned, value in zip(todo[:2], (0.8, 0.78), strict=True):
         result = synthetic_studies.result_of(planned.trial, {"val/accuracy": value})
         store.trial(planned.trial.key, planned.trial.code).finish(result)
-        view.ended(planned, progress.Ending.DONE, "")
+        view.on_end(planned, progress.Ending.DONE, "")
     monkeypatch.setattr(progress, "REFRESH_S", -1.0)
     view.tick()
     drawn = screen.getvalue()

@@ -290,12 +290,12 @@ class Killer(Watch):
     def __init__(self, *, trial: int = 10**9, stage: int = 10**9, before_choosing: bool = False) -> None:
         self.left, self.stages, self.before_choosing = trial, stage, before_choosing
 
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         self.stages -= 1
         if self.stages < 0:
             raise SystemExit("killed")
 
-    def ended(self, planned: Planned, how: str, detail: str) -> None:
+    def on_end(self, planned: Planned, how: str, detail: str) -> None:
         self.left -= 1
         if self.left < 0:
             raise SystemExit("killed")

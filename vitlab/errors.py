@@ -13,7 +13,7 @@ VitlabError                  exit code 3
 ├── Refused                  exit code 4: the code or the versions differ from those of the plan; plan again
 ├── TrialFailed              exit code 4: trials failed or are missing
 │   ├── OutOfMemory          a trial needs more memory than there was
-│   └── Lost                 a process of a trial died; another attempt may succeed
+│   └── ProcessLost          a process of a trial died; another attempt may succeed
 └── Interrupted              exit code 130: the user pressed Ctrl-C; everything computed so far is kept
 
 try:
@@ -147,7 +147,7 @@ class OutOfMemory(TrialFailed):
     """A trial needs more memory than there was."""
 
 
-class Lost(TrialFailed):
+class ProcessLost(TrialFailed):
     """A process of a trial died; another attempt may succeed."""
 
 

@@ -112,7 +112,7 @@ def train(
     if failed_before:
         trials_before = count(len(failed_before), "trial")
         watch.say(f"{trials_before} failed before under this code; --retry-failed trains them again.")
-    watch.planned(plan, to_train, store)
+    watch.on_plan(plan, to_train, store)
     try:
         execute(to_train, store, run, plugins, tracker, watch, plan.probes)
     finally:

@@ -52,17 +52,17 @@ class _Display(Watch):
         self._done = self._total = 0
         self._time = RemainingTime((), Store(Path()))
 
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         self._done, self._total = 0, len(todo)
         self._time = RemainingTime(todo, store, len(plan.pending))
 
-    def scheduled(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
+    def on_schedule(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
         self._time.schedule(batches, slots)
 
-    def started(self, planned: Planned) -> None:
+    def on_start(self, planned: Planned) -> None:
         self._time.start(planned)
 
-    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
+    def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         if ending in (Ending.DONE, Ending.FAILED):
             self._done += 1
             self._time.end(planned, time.time())
@@ -84,9 +84,9 @@ class PlainLines(_Display):
         self._ended: list[Planned] = []
         self._printed = 0.0
 
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start counting."""
-        super().planned(plan, todo, store)
+        super().on_plan(plan, todo, store)
         self._printed = time.monotonic()
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
@@ -94,14 +94,14 @@ class PlainLines(_Display):
             err=True,
         )
 
-    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
+    def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Print a line for a trial that did not end well; the others are printed together."""
         if ending == Ending.DONE and not detail:
-            super().ended(planned, ending, detail)
+            super().on_end(planned, ending, detail)
             self._ended.append(planned)
             return
         self._flush()
-        super().ended(planned, ending, detail)
+        super().on_end(planned, ending, detail)
         self._print(f"{trial_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
 
     def tick(self) -> None:
@@ -135,26 +135,26 @@ class _Board(_Display):
     def __init__(self) -> None:
         super().__init__()
         self._running: dict[str, TrialProgress] = {}
-        self._drawn = 0.0
+        self._refreshed = 0.0
 
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        super().planned(plan, todo, store)
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        super().on_plan(plan, todo, store)
         self._plan, self._store = plan, store
         self._running.clear()
         self._so_far = SoFar(plan, store, todo)
 
-    def started(self, planned: Planned) -> None:
+    def on_start(self, planned: Planned) -> None:
         self._running[trial_name(planned)] = self._time.start(planned)
 
-    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
-        super().ended(planned, ending, detail)
+    def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
+        super().on_end(planned, ending, detail)
         self._running.pop(trial_name(planned), None)
         if ending == Ending.DONE:
             self._so_far.add(planned)
         else:
             self.say(f"{trial_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
 
-    def _measured(self) -> float:
+    def _progress(self) -> float:
         """Return the number of trials that have ended, plus the share of each running one."""
         return self._done + sum(progress.share for progress in self._running.values())
 
@@ -173,9 +173,9 @@ class LiveView(_Board):
         self._console = console or Console(stderr=True)
         self._live: Live | None = None
 
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start the live table."""
-        super().planned(plan, todo, store)
+        super().on_plan(plan, todo, store)
         self._console.print(f"[bold]{plan.study}[/]  {size_of(plan, todo, store)}")
         if todo:
             self._live = Live(self._draw(), console=self._console, auto_refresh=False, transient=True)
@@ -183,9 +183,9 @@ class LiveView(_Board):
 
     def tick(self) -> None:
         """Redraw the table when it is due."""
-        if self._live and time.monotonic() - self._drawn > REFRESH_S:
+        if self._live and time.monotonic() - self._refreshed > REFRESH_S:
             self._live.update(self._draw(), refresh=True)
-            self._drawn = time.monotonic()
+            self._refreshed = time.monotonic()
 
     def say(self, sentence: str) -> None:
         """Print the sentence above the table."""
@@ -201,7 +201,7 @@ class LiveView(_Board):
         rest = self._rest()  # reads the journals
         head = Table.grid(padding=(0, 2))
         head.add_row(
-            ProgressBar(total=max(self._total, 1), completed=self._measured(), width=40),
+            ProgressBar(total=max(self._total, 1), completed=self._progress(), width=40),
             f"{self._done} of {self._total} trials",
             rest,
         )
@@ -225,17 +225,17 @@ class NotebookView(_Board):
         super().__init__()
         self._handle: Any = None
 
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Show the table in the notebook's output cell."""
-        super().planned(plan, todo, store)
+        super().on_plan(plan, todo, store)
         self._head = f"{plan.study}: {size_of(plan, todo, store)}"
         self._handle = sys.modules["IPython"].display.display(self._draw(), display_id=True)
 
     def tick(self) -> None:
         """Redraw the table when it is due."""
-        if self._handle is not None and time.monotonic() - self._drawn > NOTEBOOK_REFRESH_S:
+        if self._handle is not None and time.monotonic() - self._refreshed > NOTEBOOK_REFRESH_S:
             self._handle.update(self._draw())
-            self._drawn = time.monotonic()
+            self._refreshed = time.monotonic()
 
     def say(self, sentence: str) -> None:
         """Print the sentence."""
@@ -255,7 +255,7 @@ class NotebookView(_Board):
             rows.append((f"... and {len(self._running) - MAX_ROWS} more", "", ""))
         text = ", ".join(filter(None, (f"{self._head}: {progress}", rest)))
         cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        bar = f'<progress max="{max(self._total, 1)}" value="{self._measured():g}"></progress>'
+        bar = f'<progress max="{max(self._total, 1)}" value="{self._progress():g}"></progress>'
         html = f"<div>{escape(self._head)}<br>{bar} {escape(', '.join(filter(None, (progress, rest))))}"
         return _Page(text, f"{html}<table>{cells}</table></div>")
 

@@ -36,16 +36,16 @@ POLL_S = 0.5  #: polling interval while another driver runs the study
 class Watch:
     """Observer of a run.  The methods of the base class do nothing."""
 
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Handle the plan; ``todo`` are the trials to train."""
 
-    def scheduled(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
+    def on_schedule(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
         """Handle the trials that are trained together, in batches of which ``slots`` run at a time."""
 
-    def started(self, planned: Planned) -> None:
+    def on_start(self, planned: Planned) -> None:
         """Handle the submission of a trial to a worker."""
 
-    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
+    def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Handle the end of a trial (done, failed, refused or stopped), or of an attempt that is tried again."""
 
     def tick(self) -> None:
@@ -90,7 +90,7 @@ def execute(
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
     groups = group_trials(rest, executor.slots, run.effective_engine, _work, probes)
     jobs = [job(engine, group) for engine, group in groups]
-    watch.scheduled([[planned_of[folder] for folder in job.folders] for job in (*running, *jobs)], executor.slots)
+    watch.on_schedule([[planned_of[folder] for folder in job.folders] for job in (*running, *jobs)], executor.slots)
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 
@@ -107,10 +107,10 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
             for path, planned in list(remaining.items()):
                 if TrialFolder(path).done():
                     del remaining[path]
-                    watch.ended(planned, Ending.DONE, "")
+                    watch.on_end(planned, Ending.DONE, "")
                 elif path not in running and TrialFolder(path).is_locked():
                     running.add(path)
-                    watch.started(planned)
+                    watch.on_start(planned)
             watch.tick()
             time.sleep(POLL_S)
     except KeyboardInterrupt:
@@ -155,7 +155,7 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
                 [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
             )
             missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
-            watch.planned(plan, missing, store)
+            watch.on_plan(plan, missing, store)
             try:
                 follow_driver(trials, store, busy, watch)
             finally:
@@ -223,14 +223,14 @@ def _drive(
             if not ready and not running:
                 blocked = [folder for job in waiting for folder in job.folders]
                 for folder in blocked:
-                    watch.ended(planned_of[folder], Ending.FAILED, "a trial that it starts from has failed")
+                    watch.on_end(planned_of[folder], Ending.FAILED, "a trial that it starts from has failed")
                 return n_failed + len(blocked)
             for job in ready[: max(0, executor.slots - len(running))]:
                 waiting.remove(job)
                 executor.submit(job)
                 running.add(job.folder)
                 for folder in job.folders:
-                    watch.started(planned_of[folder])
+                    watch.on_start(planned_of[folder])
             for end in executor.poll(timeout_s=0.2):
                 running.discard(end.job.folder)
                 retries: list[tuple[Job, list[Path]]] = []
@@ -254,7 +254,7 @@ def _drive(
                         with suppress(OSError):  # if nothing can be written, the next run retries the trial
                             TrialFolder(folder).mark_failed(detail, ending)
                         ending = Ending.FAILED
-                    watch.ended(planned_of[folder], ending, detail)
+                    watch.on_end(planned_of[folder], ending, detail)
                 waiting += [half for job, folders in retries for half in job.split(folders)]
             if refusals:
                 waiting.clear()  # the rest was planned with the same code; running jobs continue to their end

@@ -48,7 +48,7 @@ def smoke(
     distinct = {_components(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.trial(item.trial.key, item.trial.code).done()]
     to_train = with_prerequisites(plan, missing, store)
-    watch.planned(plan, to_train, store)
+    watch.on_plan(plan, to_train, store)
     if repeated := len(plan.trials) - len(distinct):
         verb, left_out = ("has", "is") if repeated == 1 else ("have", "are")
         watch.say(f"{count(repeated, 'trial')} {verb} the same components as another and {left_out} left out.")

@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vitlab.errors import Lost, OutOfMemory, Refused
+from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.registry import Slot
 from vitlab.registry.plugin_files import sentence_with_place
 from vitlab.runner.job import Job
@@ -266,7 +266,7 @@ def _ending_of(error: BaseException) -> Ending:
     """Return how an attempt that raised this error ended."""
     if isinstance(error, OutOfMemory | MemoryError):
         return Ending.OOM
-    return Ending.LOST if isinstance(error, Lost) else Ending.ERROR
+    return Ending.LOST if isinstance(error, ProcessLost) else Ending.ERROR
 
 
 def _is_complete(folder: TrialFolder, keep: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vitlab.engines.base import EngineFailed, Loop, train
-from vitlab.errors import Lost, OutOfMemory, Refused, TrialFailed, UserError, VitlabError
+from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
 from vitlab.models.contract import Model
 from vitlab.plan import source
 from vitlab.plan.key import RUNNER, closure, code_of_modules, modules_of_spec, refresh
@@ -96,7 +96,7 @@ def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult 
 
     Returns:
         For each trial its result, whose status may be ``diverged``; or None if training was stopped after writing a
-        checkpoint; or ``Busy`` if another process holds the trial or has taken it over; or ``Lost`` if one
+        checkpoint; or ``Busy`` if another process holds the trial or has taken it over; or ``ProcessLost`` if one
         of several processes died; or another error, ``OutOfMemory`` if memory ran out, which its folder records.
 
     Raises:
@@ -264,7 +264,7 @@ def _train_in_ranks(
         case NoResult.BUSY:
             return Busy(str(folder.path))
         case Ending.LOST:  # nothing is recorded, as when a whole worker dies
-            return Lost(rank.sentence)
+            return ProcessLost(rank.sentence)
     ending = Ending.OOM if rank.ending == Ending.OOM else Ending.ERROR
     with suppress(Busy), folder.lease():
         folder.fail(rank.sentence, rank.traceback, ending)

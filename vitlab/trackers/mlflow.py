@@ -214,8 +214,8 @@ class MlflowTracker(Replay):
         charts = dashboard.sections(metrics, headline)
         finals = [name for _, names, _ in charts for name in names if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
-        axes = dashboard.axes(self._varied(), metrics, headline)
-        numbers = dashboard.axes(self._varied(numbers=True), metrics, headline)
+        axes = dashboard.axes(self._design_params(), metrics, headline)
+        numbers = dashboard.axes(self._design_params(numbers=True), metrics, headline)
         views = {
             dashboard.ARMS: (
                 "Arms, as means over seeds",
@@ -229,7 +229,7 @@ class MlflowTracker(Replay):
         dashboard.save(session.client, session.experiment, views)
         self._viewed = (metrics, images)
 
-    def _varied(self, *, numbers: bool = False) -> list[str]:
+    def _design_params(self, *, numbers: bool = False) -> list[str]:
         """Return the parameters that the design varies, in its order; with ``numbers``, only numeric ones.
 
         A component's option is included if arms with that component differ in it.
@@ -264,7 +264,7 @@ class MlflowTracker(Replay):
                 self.plan,
                 summary=summary,
                 others=others,
-                varied=self._varied(),
+                varied=self._design_params(),
             )
             links.append(description.link("arms with their intervals", summary_experiment, view=dashboard.SUMMARY))
         links += [
