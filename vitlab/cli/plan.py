@@ -141,8 +141,8 @@ def _table(
     notes = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)]
     for note in _ends(notes):
         console.print(Text(note if note is not None else f"... {len(notes) - 2 * ROWS:,} more notes ..."))
-    for tuning in plan.tuning:
-        console.print(Text(_tuning(tuning, is_cached)))
+    for sentence in _describe_tuning(plan.tuning, is_cached):
+        console.print(Text(sentence))
     for sentence in _describe_benchmarks(plan) if benchmarked else ():
         console.print(Text(sentence))
     if costs:
@@ -273,16 +273,31 @@ def _describe_benchmarks(plan: Any) -> Iterator[str]:
         yield f"{'; '.join(names)}: the engine is measured when the study is run; until then, the default rule applies."
 
 
-def _tuning(tuning: Any, is_cached: dict[tuple[str, int], bool]) -> str:
+def _describe_tuning(tunings: Sequence[Any], is_cached: dict[tuple[str, int], bool]) -> Iterator[str]:
+    """Yield a sentence for arms with the same choice, and one for arms that will choose among the same rivals."""
     from vitlab.errors import count
     from vitlab.plan.tune import name_of
 
-    whom = tuning.arm or "all arms"
-    if tuning.winner is not None:
-        return f"{whom}: {name_of(tuning.rivals[tuning.winner].values)} was chosen by {tuning.select}."
-    trained = sum(is_cached[planned.arm, planned.seed] for planned in tuning.trials)
-    rivals = "; ".join(name_of(rival.values) for rival in tuning.rivals)
-    return tuning.failure or (
-        f"{whom}: tuned first, by {tuning.select}, among {rivals}: {count(len(tuning.trials), 'trial')}, {trained} "
-        "of them trained already."
-    )
+    def arms(some: Sequence[Any]) -> str:
+        every = len(some) == len(tunings)
+        return "all arms" if every and (len(some) > 1 or some[0].arm is None) else "; ".join(item.arm for item in some)
+
+    chosen: dict[tuple[str, str], list[Any]] = {}
+    waiting: dict[tuple[str, str], list[Any]] = {}
+    for tuning in tunings:
+        names = [name_of(rival.values) for rival in tuning.rivals]
+        if tuning.failure:
+            yield tuning.failure
+        elif tuning.winner is not None:
+            chosen.setdefault((names[tuning.winner], tuning.select), []).append(tuning)
+        else:
+            waiting.setdefault(("; ".join(names), tuning.select), []).append(tuning)
+    for (name, metric), some in chosen.items():
+        yield f"{arms(some)}: {name} was chosen by {metric}."
+    for (rivals, metric), some in waiting.items():
+        trials = [planned for tuning in some for planned in tuning.trials]
+        trained = sum(is_cached[planned.arm, planned.seed] for planned in trials)
+        yield (
+            f"{arms(some)}: tuned first, by {metric}, among {rivals}: {count(len(trials), 'trial')}, {trained} of them "
+            "trained already."
+        )
