@@ -13,8 +13,9 @@ Optimizers are checked in the second way only: torch itself breaks the graph in 
 with modules of their own are not tried, since fake parameters cannot be moved twice.
 
 The table has the operations of a step that compute something, which is the number of kernels that eager mode launches,
-and the copies to the device.  Adam and SGD are counted unfused; on CUDA they are fused to a few kernels.  The CPU build of torch has no guard for CUDA devices, and aborts in the backward pass of
-fake CUDA tensors; hence the device in Python.
+the copies to the device, and the values read back.  Only the arms of :data:`READ_BACKS` may read values back, and must;
+the table repeats why.  The CPU build of torch has no guard for CUDA devices, and aborts in the backward pass of fake
+CUDA tensors; hence the device in Python.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from vitlab.errors import VitlabError
 from vitlab.registry import listing, slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.loop import Training
+from vitlab.training.optim import elementwise
 
 DEVICE = "gpu"
 ENGINE_NAMES = ("loop", "vmap")
@@ -54,6 +56,11 @@ TRAIN = {"steps": 4, "batch_size": 8, "evaluations": 1}
 PARTS = ("patch", "position", "block", "attention", "mlp", "norm", "head")
 FURTHER = {"patch: resnet": {"patch_size": 1}, "head: distilled": {"prefix": ["class", "distillation"]}}
 """Arm to further options of its model."""
+
+READ_BACKS = {
+    "optimizer: adafactor": "torch.optim.Adafactor reads two norms of every weight, with foreach as well",
+}
+"""Arm to the reason why its steps read values back from the device."""
 
 VIEWS = re.compile(
     r"^(_record_function_enter_new|_record_function_exit|promote_types|view|_unsafe_view|reshape|permute|transpose|t"
@@ -99,11 +106,20 @@ class Row:
     graphs: int | str
     kernels: int | str
     copies: int = 0
+    reads: int = 0
 
     @property
     def failed(self) -> bool:
         """True if something is wrong."""
         return isinstance(self.graphs, str) or isinstance(self.kernels, str)
+
+    def __str__(self) -> str:
+        """Return the line of the table."""
+        reason = READ_BACKS[self.arm] if self.reads else ""
+        return (
+            f"{self.arm:32} {self.engine:6} {self.graphs:>6} {self.kernels:>7} {self.copies:>6} {self.reads:>5}  "
+            f"{reason}"
+        ).rstrip()
 
 
 def built_in(name: str) -> list[str]:
@@ -123,8 +139,7 @@ def arms() -> Iterator[Arm]:
     for name in built_in("loss"):
         yield Arm(f"loss: {name}", {}, {"loss": name})
     for name in built_in("optimizer"):
-        if name != "adafactor":  # torch's reads the norms of weights and steps back, and its docstring here says so
-            yield Arm(f"optimizer: {name}", {}, {"optimizer": name})
+        yield Arm(f"optimizer: {name}", {}, {"optimizer": name})
     yield Arm("mix", {}, {"mix": {"mixup": 0.8, "cutmix": 1.0}})
     yield Arm("ema", {}, {"ema": {}})
     yield Arm("clip_grad", {}, {"clip_grad": 1.0})
@@ -132,6 +147,7 @@ def arms() -> Iterator[Arm]:
         yield Arm(f"precision: {precision}", {}, {"precision": precision})
     for name in built_in("augment"):
         yield Arm(f"augment: {name}", {}, {}, {**IMAGES, "channels": 3, "augment": [name]})
+    yield Arm("augment: of masks", {"head": "segmentation"}, {}, {**SCENES, "augment": built_in("augment")})
 
 
 # -- one graph --------------------------------------------------------------------------------------------------------
@@ -197,18 +213,21 @@ def register_device() -> torch.library.Library:
 class _Fake(TorchDispatchMode):
     """Makes the inputs of copies fake and drops their values, or FakeTensorMode would copy these to the device.
 
-    A value that is read from a tensor on the host is replaced by another.
+    A value that is read from a tensor on the host, or on the device where that is expected, is replaced by another.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, reads_back: bool) -> None:
         super().__init__()
         self.mode = mode
+        self.readable = {"cpu", DEVICE} if reads_back else {"cpu"}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._to_copy.default:
             args = _pytree.tree_map_only(Tensor, self._fake, args)
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type == "cpu":
-            return 0.5 if args[0].is_floating_point() else 0  # drawn on the host, such as the weight of mixup
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].device.type in self.readable:
+            return 0.5 if args[0].is_floating_point() else 0  # such as the weight of mixup, drawn on the host
+        if func is torch.ops.aten._fused_sgd_.default:
+            return None  # in place; torch has no rule for fake tensors
         return func(*args, **(kwargs or {}))
 
     def _fake(self, tensor: Tensor) -> Tensor:
@@ -217,7 +236,7 @@ class _Fake(TorchDispatchMode):
 
 
 class Watch(TorchDispatchMode):
-    """Counts operations and copies to the device.
+    """Counts operations, copies to the device, and values read back one by one.
 
     Raises:
         ReadBack: At a copy from the device.
@@ -225,13 +244,16 @@ class Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernels = self.copies = 0
+        self.kernels = self.copies = self.reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         inputs, outputs = _device_types((args, kwargs)), _device_types(result)
         if DEVICE in inputs and "cpu" in outputs and func.overloadpacket.__name__ in ("_to_copy", "copy_", "clone"):
             raise ReadBack(f"{func} copies from the device to the host")
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.reads += DEVICE in inputs
+            return result
         computes = func.namespace == "aten" and not VIEWS.match(func.overloadpacket.__name__)
         if computes and DEVICE in inputs | outputs:
             is_copy = func.overloadpacket.__name__ in ("_to_copy", "copy_") and "cpu" in inputs
@@ -240,32 +262,44 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def step_of(arm: Arm, engine: str) -> tuple[int | str, int]:
-    """Return the kernels of the second step of an arm and its copies to the device, or what is wrong."""
+def step_of(arm: Arm, engine: str) -> Watch | str:
+    """Return the counts of the second step of an arm, or what is wrong."""
+    reads_back = arm.name in READ_BACKS
     try:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        trainings = [arm.training(seed, fake_device(mode)) for seed in range(1 if engine == "loop" else 2)]
-        with fake_device(mode):
+        count = 1 if engine == "loop" else 2
+        trainings = [arm.training(seed, fake_device(mode, reads_back)) for seed in range(count)]
+        with fake_device(mode, reads_back):
             running: Engine = ENGINES[engine](trainings)
             running.train_step()
             with Watch() as watch:
                 running.train_step()
     except Exception as error:
-        return _sentence(error), 0
-    return watch.kernels, watch.copies
+        return _sentence(error)
+    if reads_back and not watch.reads:
+        return "nothing is read back; remove the arm from READ_BACKS"
+    return watch
 
 
 @contextmanager
-def fake_device(mode: FakeTensorMode) -> Iterator[str]:
-    """Make the device usable inside the block, with tensors that have no values."""
+def fake_device(mode: FakeTensorMode, reads_back: bool) -> Iterator[str]:
+    """Make the device usable inside the block, with tensors that have no values and with fused optimizers, as on CUDA.
+
+    Args:
+        mode: The mode of all fake tensors of a training.
+        reads_back: Whether reading a value back is expected, and returns another value instead of raising.
+    """
     register_device()
     overwrite, pin_memory = torch.__future__.get_overwrite_module_params_on_conversion(), Tensor.pin_memory
+    fused = elementwise.fused
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     Tensor.pin_memory = lambda self: self  # type: ignore[method-assign,assignment]
+    elementwise.fused = lambda groups: True
     try:
-        with mode, _Fake(mode):
+        with mode, _Fake(mode, reads_back):
             yield DEVICE
     finally:
+        elementwise.fused = fused
         Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 
@@ -297,8 +331,10 @@ def row_of(arm: Arm, engine: str, compiled: bool = True) -> Row | None:
         return Row(arm.name, engine, _sentence(error), "")
     if ENGINES[engine].incompatibility(training) is not None:
         return None
-    kernels, copies = step_of(arm, engine)
-    return Row(arm.name, engine, graphs_of(arm, engine) if compiled else 0, kernels, copies)
+    step, graphs = step_of(arm, engine), graphs_of(arm, engine) if compiled else 0
+    if isinstance(step, str):
+        return Row(arm.name, engine, graphs, step)
+    return Row(arm.name, engine, graphs, step.kernels, step.copies, step.reads)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -308,7 +344,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: Parts of the names of the arms to try, by default all; ``--steps`` makes no graphs.
     """
     patterns = [argument for argument in arguments if argument != "--steps"]
-    print(f"{'arm':32} {'engine':6} {'graphs':>6} {'kernels':>7} {'copies':>6}")
+    print(f"{'arm':32} {'engine':6} {'graphs':>6} {'kernels':>7} {'copies':>6} {'reads':>5}")
     failures = 0
     for arm in arms():
         if patterns and not any(pattern in arm.name for pattern in patterns):
@@ -319,7 +355,7 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"{arm.name:32} {engine:6} not supported by this engine")
                 continue
             failures += row.failed
-            print(f"{row.arm:32} {row.engine:6} {row.graphs:>6} {row.kernels:>7} {row.copies:>6}", flush=True)
+            print(row, flush=True)
     print(f"{failures} failures")
     return 1 if failures else 0
 

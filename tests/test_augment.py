@@ -46,11 +46,19 @@ def images(n: int = 40, channels: int = 3, height: int = 12, width: int = 16) ->
     return (mixed * gain * 255).round().to(torch.uint8)
 
 
+@pytest.fixture(params=["picked images", "all images"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute operations for the images that drew them only, as on the CPU, or for all images, as on other devices."""
+    if request.param == "all images":
+        monkeypatch.setattr(pixels, "PICKING_DEVICES", ())
+
+
 def test_listing_reads_every_builtin_from_source_text() -> None:
     assert [entry.name for entry in listing("augment") if entry.origin.source == BUILT_IN] == EVERY
     assert set(EVERY) <= set(slot("augment").names())
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("name", EVERY)
 def test_augmented_sample_does_not_depend_on_batch(name: str, dtype: torch.dtype) -> None:
@@ -263,6 +271,7 @@ def test_blur_equals_torchvision() -> None:
     assert pixels.blur(images(height=3, width=2), sigma_B).shape == (40, 3, 3, 2)
 
 
+@pytest.mark.usefixtures("place")
 def test_color_jitter_applies_torchvision_operations_in_drawn_order() -> None:
     x_BCHW, id_B = images(), torch.arange(40)
     change = ColorJitter(brightness=0.5, contrast=0.4, saturation=1.5, hue=0.1)
@@ -289,6 +298,7 @@ def test_color_jitter_factors_and_orders_are_uniform() -> None:
     assert torch.equal(untouched(x_BCHW, KEY, torch.arange(40)), x_BCHW)
 
 
+@pytest.mark.usefixtures("place")
 def test_three_augment_applies_one_of_three() -> None:
     x_BCHW, id_B = images(), torch.arange(40)
     which_B, sigma_B = ThreeAugment().draws(KEY, id_B)
@@ -349,6 +359,23 @@ def test_rand_augment_operations_and_signs_are_uniform() -> None:
     assert torch.equal((one(x_BCHW.float() / 255, KEY, id_B) * 255).round().to(torch.uint8), expected)
 
 
+@pytest.mark.usefixtures("place")
+def test_rand_augment_applies_torchvision_operations_that_each_image_drew() -> None:
+    module = torchvision("torchvision.transforms.autoaugment")
+    x_BCHW, change = images(height=16, width=20), RandAugment(num_ops=2, magnitude=12)
+    space = module.RandAugment()._augmentation_space(31, (16, 20))
+    out_BCHW, (which_BT, sign_BT) = change(x_BCHW, KEY, MANY[:40]), change.draws(KEY, MANY[:40])
+    assert len(which_BT.unique()) == len(NAMES.split()) == 14
+    for x_CHW, out_CHW, which_T, sign_T in zip(x_BCHW, out_BCHW, which_BT.tolist(), sign_BT.tolist(), strict=True):
+        for which, sign in zip(which_T, sign_T, strict=True):
+            levels, signed = space[name := NAMES.split()[which]]
+            amount = float(levels[12]) * (sign if signed else 1) if levels.ndim else 0.0
+            x_CHW = module._apply_op(x_CHW, name, amount, Mode.NEAREST, None)
+        off = (out_CHW.int() - x_CHW.int()).abs()
+        assert (off > 2).float().mean() < 0.02
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", RandAugmentTimm.operations)
 def test_randaugment_timm_operations_equal_timm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image

@@ -80,10 +80,20 @@ FAULTS = """
 import sys
 sys.path.insert(0, {tests!r})
 import torch
-from gpu_dry_run import Arm, step_of
+import gpu_dry_run
+from gpu_dry_run import IMAGES, Arm, Watch, step_of
 from vitlab.components.mlp import GeluMLP
 arm = Arm("base", {{}}, {{}})
-print([isinstance(step_of(arm, engine)[0], int) for engine in ("loop", "vmap")])
+print([isinstance(step_of(arm, engine), Watch) for engine in ("loop", "vmap")])
+picking = ["color_jitter", "rand_augment", "rand_augment_timm", "three_augment"]
+augmented = Arm("augment", {{}}, {{"precision": "fp16"}}, {{**IMAGES, "channels": 3, "augment": picking}})
+print(isinstance(step_of(augmented, "loop"), Watch))
+adafactor = {{"optimizer": "adafactor"}}
+print(step_of(Arm("optimizer: adafactor", {{}}, adafactor), "loop").reads)
+print(step_of(Arm("adafactor, undeclared", {{}}, adafactor), "loop"))
+gpu_dry_run.READ_BACKS["base"] = "it does not"
+print(step_of(arm, "loop"))
+del gpu_dry_run.READ_BACKS["base"]
 forward = GeluMLP.forward
 for fault in (
     lambda x: x * x.abs().max().item(),
@@ -92,7 +102,7 @@ for fault in (
     lambda x: x + x.detach().cpu().to(x.device),
 ):
     GeluMLP.forward = lambda self, x, fault=fault: fault(forward(self, x))
-    print(step_of(arm, "loop")[0])
+    print(step_of(arm, "loop"))
 """
 
 
@@ -100,7 +110,15 @@ def test_dry_run_finds_faults_on_gpus() -> None:
     """In a process of its own, since the device that stands for a GPU cannot be removed."""
     command = [sys.executable, "-c", FAULTS.format(tests=str(HERE))]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert lines[0] == "[True, True]"
-    expected = ["_local_scalar_dense", "_local_scalar_dense", "on the same device", "from the device to the host"]
-    for line, sign in zip(lines[1:], expected, strict=True):
+    assert lines[:2] == ["[True, True]", "True"]
+    assert int(lines[2]) == 2 * 20  # two norms of each weight of a ViT with one block
+    expected = [
+        "_local_scalar_dense",
+        "nothing is read back; remove the arm from READ_BACKS",
+        "_local_scalar_dense",
+        "_local_scalar_dense",
+        "on the same device",
+        "from the device to the host",
+    ]
+    for line, sign in zip(lines[3:], expected, strict=True):
         assert sign in line

@@ -20,6 +20,9 @@ from vitlab import noise
 GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue, with torchvision's digits."""
 
+PICKING_DEVICES = ("cpu",)
+"""Device types on which the host knows without waiting which images an operation applies to."""
+
 
 def grey(x_BCHW: Tensor) -> Tensor:
     """Return luma in every channel; images without three channels are returned unchanged."""
@@ -173,7 +176,13 @@ def affine_smooth(x_BCHW: Tensor, matrix_B23: Tensor, outside: int) -> Tensor:
 
 
 def apply_where(x_BCHW: Tensor, mask_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:
-    """Apply ``change(images, *amounts)`` to the images where ``mask_B`` is true, each with its own amounts."""
+    """Apply ``change(images, *amounts)`` to the images where ``mask_B`` is true, each with its own amounts.
+
+    On the CPU, the change is computed for these images only.  Elsewhere it is computed for all images, because the host
+    would have to wait for the device to know which ones they are.
+    """
+    if x_BCHW.device.type not in PICKING_DEVICES:
+        return torch.where(mask_B[:, None, None, None], change(x_BCHW, *amounts), x_BCHW)
     position_M = mask_B.nonzero()[:, 0]
     if not len(position_M):
         return x_BCHW
