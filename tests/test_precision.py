@@ -134,6 +134,41 @@ def test_checkpointing_changes_no_result_of_a_trial(tmp_path: Path) -> None:
     assert after.circumstances.numerics["activation_checkpointing"] == "blocks"
 
 
+class Stateful(nn.Module):
+    """A block whose forward pass updates buffers, and a weight that depends on one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6, momentum=0.1)
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return x_BD + self.linear(torch.tanh(self.norm(x_BD)))
+
+
+def test_checkpointing_updates_buffers_once() -> None:
+    """Running statistics after a step follow the formula of one pass, and power iterations start from the same vector."""
+    torch.manual_seed(0)
+    plain = nn.Module()
+    plain.blocks = nn.ModuleList([Stateful(), Stateful()])
+    recomputed = copy.deepcopy(plain)
+    recompute_blocks(recomputed)  # type: ignore[arg-type]
+    first_BD, second_BD = torch.randn(2, 20, 6).unbind(0)
+    for model in (plain, recomputed):
+        for x_BD in (first_BD, second_BD):
+            y_BD = x_BD.clone().requires_grad_()
+            for block in model.blocks:
+                y_BD = block(y_BD)
+            y_BD.square().sum().backward()
+    norm: Any = recomputed.blocks[0].norm
+    mean_D = 0.9 * 0.1 * first_BD.mean(0) + 0.1 * second_BD.mean(0)
+    torch.testing.assert_close(norm.running_mean, mean_D)
+    assert norm.num_batches_tracked == 2
+    assert same(dict(recomputed.named_buffers()), dict(plain.named_buffers()))
+    gradients = [{name: p.grad for name, p in model.named_parameters()} for model in (plain, recomputed)]
+    assert same(*gradients)
+
+
 def test_checkpointing_is_refused_without_blocks_and_with_other_engines() -> None:
     model = slot("model").build({"type": "linear"}, DataInfo(image=(8, 8), channels=1, classes=3))
     with pytest.raises(UserError, match="has no list of blocks"):
