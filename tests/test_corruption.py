@@ -1,8 +1,12 @@
 """Corruptions of test images, compared with the authors' formulas in numpy, SciPy and Pillow."""
 
 import colorsys
+import hashlib
 import io
 import json
+import os
+import shutil
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -19,11 +23,14 @@ from vitlab.data.corruption import NAMES, SEVERITIES, corrupt
 from vitlab.data.corruption.kinds import Draws
 from vitlab.data.corruption.tables import parameters
 from vitlab.data.datasets.base import Corrupted
+from vitlab.data.datasets.folder import SETTLED_S
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
+from vitlab.data.splits import TensorCache
 from vitlab.engines import ENGINES, base
 from vitlab.errors import SpecError, UserError
 from vitlab.geometry import DataInfo
 from vitlab.plan.key import FURTHER_TESTS, modules_beside
+from vitlab.plan.resolve import Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.spec.trial import Distill
@@ -317,6 +324,13 @@ def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypa
     assert len(calls) == 3
 
 
+def test_cache_of_corrupted_images_stays_below_its_limit():
+    cache, image = TensorCache(), torch.zeros(3, dtype=torch.int32)
+    for index in range(5):
+        cache.add(index, image, max_bytes=40)
+    assert [cache.get(index) is image for index in range(5)] == [True, True, True, False, False]
+
+
 def test_corrupted_sets_without_effect_leave_key_and_code_of_trial():
     def resolved(**options):
         return slot("dataset").resolve({**DATA, **options})
@@ -325,7 +339,12 @@ def test_corrupted_sets_without_effect_leave_key_and_code_of_trial():
     every = {"corruptions": list(NAMES)[::-1], "severities": [5, 4, 3, 2, 1]}
     assert resolved(corrupted="all").hashed() == resolved(corrupted=every).hashed() != resolved().hashed()
     assert resolved(corrupted=["snow", "fog"]).hashed() == resolved(corrupted=["fog", "snow"]).hashed()
-    spec = {"model": {"type": "vit"}, "train": {"steps": 1}}
+    spec = {"model": {"type": "vit", "patch_size": 4}, "train": {"steps": 1}}
+    keys = [
+        Resolver(data_info).resolve({**spec, "data": {**DATA, "corrupted": {"images": images}, **options}}).canonical
+        for images, options in ((None, {}), (30, {}), (31, {}), (29, {}), (30, {"test_images": 31}))
+    ]
+    assert keys[0] == keys[1] == keys[2] != keys[3] and keys[4]["spec"].count('"images":30') == 1
     assert FURTHER_TESTS not in modules_beside(TrialSpec.model_validate({**spec, "data": DATA}))
     assert FURTHER_TESTS in modules_beside(TrialSpec.model_validate({**spec, "data": {**DATA, "corrupted": "all"}}))
 
@@ -449,11 +468,17 @@ def test_published_folders_are_evaluated_among_their_classes(published):
 
 
 def test_published_folders_are_part_of_identity_and_missing_ones_are_refused(published, tmp_path):
-    before = data_info(published).identity
+    before = data_info(published).content
     plain = {name: published[name] for name in ("type", "root", "image_size")}
-    assert before.startswith(data_info(plain).identity + "+")
+    assert before.images == data_info(plain).identity
+    digest = hashlib.blake2b(digest_size=16)
+    for name, folder in (("corrupted", "c"), ("shifted/imagenet_r", "r")):
+        for file in sorted((tmp_path / folder).rglob("*.png")):
+            entry = file.relative_to(tmp_path / folder).as_posix()
+            digest.update(f"{name}\0{entry}\0{file.stat().st_size}\n".encode())
+    assert str(before) == f"{before.images}+{digest.hexdigest()}", "the text in the keys of earlier trials"
     write_pictures(tmp_path / "r", ["n07"])
-    assert data_info(published).identity != before
+    assert data_info(published).content != before
     with pytest.raises(UserError, match="no folder snow/1; add it, or leave it out"):
         prepare({**published, "corrupted": {"corruptions": ["snow"]}}, dict.fromkeys(STREAMS, 0))
     write_pictures(tmp_path / "r", ["n99"])
@@ -461,6 +486,18 @@ def test_published_folders_are_part_of_identity_and_missing_ones_are_refused(pub
         prepare(published, dict.fromkeys(STREAMS, 0))
     with pytest.raises(UserError, match="there is no folder"):
         data_info({**published, "shifted": {"a": str(tmp_path / "nowhere")}})
+
+
+def test_folders_of_published_pictures_are_listed_once_per_change(published, tmp_path, monkeypatch):
+    long_ago = time.time() - 2 * SETTLED_S
+    for folder in [tmp_path / "r", tmp_path / "c", *(tmp_path / "r").rglob("n*"), *(tmp_path / "c").rglob("*")]:
+        os.utime(folder, (long_ago, long_ago))
+    before, listed, scandir = data_info(published), [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: listed.append(str(folder)) or scandir(folder))
+    assert data_info(published) == before
+    assert listed and not any(folder.startswith((str(tmp_path / "r"), str(tmp_path / "c"))) for folder in listed)
+    shutil.copy(tmp_path / "r" / "n20" / "0.png", tmp_path / "r" / "n20" / "9.png")
+    assert data_info(published).further != before.further
 
 
 def test_arrays_of_cifar_c_are_read_by_severity(tmp_path):
@@ -471,10 +508,10 @@ def test_arrays_of_cifar_c_are_read_by_severity(tmp_path):
     cifar10 = slot("dataset").build({"type": "cifar10", "corrupted_root": str(tmp_path)})
     options = {"corrupted": Corrupted(corruptions=["fog"], severities=[4], images=6), "classes": None}
     info = DataInfo(image=(32, 32), channels=3, classes=10)
-    (split,) = further.further_splits(cifar10, options, None, info, {}).values()
+    (split,) = further.further_splits(cifar10, options, None, info, TensorCache()).values()
     assert (split.metric, split.kind, split.y_N.tolist()) == ("mce", "fog", split.id_N.tolist())
     assert np.array_equal(split.at(slice(2, 9)).permute(0, 2, 3, 1), x_NHWC[30 + split.id_N[2:]])
-    grey = further.further_splits(cifar10, options, None, replace(info, channels=1, image=(16, 16)), {})
+    grey = further.further_splits(cifar10, options, None, replace(info, channels=1, image=(16, 16)), TensorCache())
     assert grey["corrupted/fog/4"].at(slice(0, 2)).shape == (2, 1, 16, 16)
     np.save(tmp_path / "snow.npy", x_NHWC[:40])
     for kind, message in (("frost", "there is no .*frost.npy"), ("snow", "are not of cifar10: shapes")):

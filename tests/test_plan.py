@@ -16,7 +16,7 @@ import yaml
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
-from vitlab.geometry import Work
+from vitlab.geometry import DataIdentity, Work
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
 from vitlab.plan.arms import RuleFault, holds, parse_rule
@@ -703,9 +703,24 @@ def test_former_name_of_an_engine_is_accepted_with_a_note(tmp_path: Path) -> Non
 
 def test_further_test_images_do_not_hide_another_split() -> None:
     mine, theirs = (Choice("cifar10", {"validation": share}) for share in (0.1, 0.2))
-    assert same_images(mine, "cifar10:a+b", theirs, "cifar10:a") and same_images(mine, None, theirs, "cifar10:a+b")
-    assert not same_images(mine, "cifar10:a+b", theirs, "cifar10:c+b")
-    assert not same_images(mine, "cifar10:a", Choice("cifar100"), "cifar10:a")
+    plain, further = DataIdentity("cifar10:a"), DataIdentity("cifar10:a", "b")
+    assert same_images(mine, further, theirs, plain) and same_images(mine, None, theirs, further)
+    assert not same_images(mine, further, theirs, DataIdentity("cifar10:c", "b"))
+    assert not same_images(mine, plain, Choice("cifar100"), plain)
+
+
+def test_identity_of_further_images_is_read_from_earlier_specs() -> None:
+    digest = "0123456789abcdef" * 2
+    stored = {"spec": BASE, "seeds": {}, "origins": []}
+    for identity, images, further in (
+        (f"folder:a+{digest}", "folder:a", digest),
+        ("folder:a", "folder:a", ""),
+        ("mylab:1.0+local", "mylab:1.0+local", ""),
+    ):
+        trial = Trial.from_json({**stored, "data": identity})
+        assert trial.data == DataIdentity(images, further)
+        assert trial.to_json()["data"] == identity
+    assert Trial.from_json({**stored, "data": None}).data is None
 
 
 def test_teacher_is_not_tested_on_the_further_images_of_its_student(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Components do not see ``patch_size``, which only the model has; they see the gri
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -129,9 +130,27 @@ def _divisors(n: int, of: int = 1) -> str:
     return ", ".join(map(str, divisors)) or "none"
 
 
+@dataclass(frozen=True)
+class DataIdentity:
+    """Identity of the content of a data set; its text is what keys, stores and reports contain."""
+
+    images: str  #: of the training and the test images, see :attr:`DataInfo.identity`
+    further: str = ""  #: of further test images, see :attr:`DataInfo.further`
+
+    @classmethod
+    def parse(cls, text: str) -> DataIdentity:
+        """Return the identity of a text."""
+        match = re.fullmatch(r"(.*)\+([0-9a-f]{32})", text)
+        return cls(text) if match is None else cls(*match.groups())
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return f"{self.images}+{self.further}" if self.further else self.images
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """Properties of a data set that a model depends on, available without reading the data."""
+    """Properties of a data set, available without reading the data."""
 
     image: Pair  #: pixels, height and width, as the model sees them
     channels: int
@@ -139,3 +158,12 @@ class DataInfo:
     task: Task = "classification"
     identity: str | None = None  #: checksum or manifest digest of the content; None if it is not downloaded yet
     labels: tuple[str, ...] = ()  #: names of the classes, if they are known
+    further: str = ""
+    """Digest of further test images, 32 hexadecimal digits; empty without any.  No other image depends on them."""
+    test_images: int | None = None
+    """Number of test images, where vitlab corrupts these itself; None if they must be read to count them."""
+
+    @property
+    def content(self) -> DataIdentity | None:
+        """The identity of all files; None if they are not downloaded yet."""
+        return None if self.identity is None else DataIdentity(self.identity, self.further)

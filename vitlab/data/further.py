@@ -16,14 +16,12 @@ from vitlab.data import image_cache
 from vitlab.data.corruption import corrupt
 from vitlab.data.datasets.base import Dataset
 from vitlab.data.datasets.pictures import Pictures
-from vitlab.data.splits import FurtherSplit, Subset, select_classes
+from vitlab.data.splits import FurtherSplit, Subset, TensorCache, select_classes
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 
 MAX_MEMORY_SHARE = 1 / 8
 """Largest share of the machine's memory for the cached images of a process; further ones are corrupted each time."""
-
-Cache = dict[tuple[Any, ...], Tensor]
 
 
 class CorruptedSplit(FurtherSplit):
@@ -33,12 +31,12 @@ class CorruptedSplit(FurtherSplit):
         subset: The images.
         kind: Name of the corruption.
         severity: From 1 to 5.
-        cache: Corrupted images by corruption, severity and identities; shared by the splits of a test set.
+        cache: Corrupted images by corruption, severity and positions; shared by the splits of a test set.
     """
 
     metric = "mce"
 
-    def __init__(self, subset: Subset, kind: str, severity: int, cache: Cache) -> None:
+    def __init__(self, subset: Subset, kind: str, severity: int, cache: TensorCache) -> None:
         self.kind = kind
         self.severity = severity
         self.y_N = subset.y_N
@@ -50,12 +48,10 @@ class CorruptedSplit(FurtherSplit):
         """Return the corrupted images at some positions, uint8 (B, C, H, W)."""
         id_B = self.id_N[part]
         key = (self.kind, self.severity, len(self.id_N), part.start, part.stop)
-        if key in self._cache:
-            return self._cache[key]
-        x_BCHW = corrupt(self._subset.at(part), self.kind, self.severity, id_B)
-        stored = sum(cached_BCHW.nbytes for cached_BCHW in self._cache.values())
-        if stored + x_BCHW.nbytes <= MAX_MEMORY_SHARE * image_cache.memory():
-            self._cache[key] = x_BCHW
+        x_BCHW = self._cache.get(key)
+        if x_BCHW is None:
+            x_BCHW = corrupt(self._subset.at(part), self.kind, self.severity, id_B)
+            self._cache.add(key, x_BCHW, int(MAX_MEMORY_SHARE * image_cache.memory()))
         return x_BCHW
 
 
@@ -91,7 +87,7 @@ class PictureSplit(FurtherSplit):
 
 
 def further_splits(
-    dataset: Dataset, options: Mapping[str, Any], test: Subset, info: DataInfo, cache: Cache
+    dataset: Dataset, options: Mapping[str, Any], test: Subset, info: DataInfo, cache: TensorCache
 ) -> dict[str, FurtherSplit]:
     """Return the further test images of a trial by name, such as ``corrupted/fog/3``.
 

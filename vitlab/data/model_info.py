@@ -31,6 +31,7 @@ def model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
         channels=channels or info.channels,
         classes=len(classes) if classes else info.classes,
         labels=tuple(info.labels[label] for label in classes) if classes and info.labels else info.labels,
+        test_images=None if classes else info.test_images,
     )
     if options["corrupted"] is not None:
         _check_corrupted(resolved, seen)

@@ -39,7 +39,7 @@ from vitlab.data.splits import FurtherSplit, apply_options, select_classes
 from vitlab.data.splits import Prepared as Prepared
 from vitlab.data.splits import Subset as Subset
 from vitlab.errors import DataError
-from vitlab.geometry import DataInfo
+from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.plan import source
 from vitlab.plan.key import FURTHER_OPTIONS, FURTHER_TESTS, closure, key_of, modules_of_class
 from vitlab.registry import BUILT_IN, Resolved, slot
@@ -134,7 +134,7 @@ def prepare(
     Args:
         choice: the data set and its options.
         seeds: of the streams ``split`` and ``subset``.
-        expected: the identity the trial was planned with; None if it was unknown.
+        expected: text of the identity the trial was planned with; None if it was unknown.
 
     Raises:
         OptionError: if the options are invalid.
@@ -142,9 +142,9 @@ def prepare(
     """
     resolved = _resolve(choice)
     raw = _raw(resolved)
-    if expected is not None and raw.info.identity != expected:
+    if expected is not None and str(raw.info.content) != expected:
         raise DataError(
-            f"{resolved.type} is not the data this was planned with: planned {expected}, found {raw.info.identity}; "
+            f"{resolved.type} is not the data this was planned with: planned {expected}, found {raw.info.content}; "
             "restore the data, or plan again on the machine that has it"
         )
     options = resolved.options
@@ -194,7 +194,7 @@ class _Raw:
     validation: float
     note_name: str  #: of the file of its cached statistics; empty if its images are in memory
     check: Callable[[], object]  #: see :func:`_check_unchanged`
-    corrupted: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
+    corrupted: splits.TensorCache = field(default_factory=splits.TensorCache)
     """Corrupted images of the test split, shared by the trials of this process."""
 
     @cached_property
@@ -270,12 +270,12 @@ def _raw(resolved: Resolved) -> _Raw:
     code = [_code(resolved), sorted(registry.plugin_files.modules())]
     key = json.dumps([str(resolved.origin), own, shape, _crops_pictures(resolved), code], sort_keys=True)
     info = dataset.info()
-    key += f" {info.identity}"
+    key += f" {info.content}"
     if key in _cache:
         _cache.move_to_end(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
-    before = None if type(dataset).pictures is Dataset.pictures else info.identity
+    before = None if type(dataset).pictures is Dataset.pictures else info.content
     check = partial(_check_unchanged, dataset, resolved, before)
     train, test = _read_splits(dataset, resolved, model_info(resolved, info), check)
     for split, subset in zip(SPLITS, (train, test), strict=True):
@@ -292,7 +292,7 @@ def _raw(resolved: Resolved) -> _Raw:
     return raw
 
 
-def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: str | None) -> DataInfo:
+def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: DataIdentity | None) -> DataInfo:
     """Return the current properties of the data as stored.
 
     Args:
@@ -304,9 +304,9 @@ def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: str | None)
         DataError: if the identity has changed.
     """
     info = dataset.info()
-    if identity not in (None, info.identity):
+    if identity not in (None, info.content):
         raise DataError(
-            f"{resolved.type} was changed while it was read: {identity} before, {info.identity} after; run again when "
+            f"{resolved.type} was changed while it was read: {identity} before, {info.content} after; run again when "
             "no process writes to it"
         )
     return info

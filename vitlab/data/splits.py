@@ -10,7 +10,7 @@ N images of a split, M of an official split, B of a batch, C channels, H rows, W
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,6 +186,24 @@ class FurtherSplit(ABC):
     @abstractmethod
     def at(self, part: slice) -> Tensor:
         """Return the images at some positions, uint8 (B, C, H, W), on the CPU."""
+
+
+class TensorCache:
+    """Tensors by key, up to a total size."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[Hashable, Tensor] = {}
+        self._bytes = 0
+
+    def get(self, key: Hashable) -> Tensor | None:
+        """Return a tensor; None if it is not cached."""
+        return self._tensors.get(key)
+
+    def add(self, key: Hashable, tensor: Tensor, max_bytes: int) -> None:
+        """Cache a tensor under a new key, unless all tensors would take more than ``max_bytes``."""
+        if self._bytes + tensor.nbytes <= max_bytes:
+            self._tensors[key] = tensor
+            self._bytes += tensor.nbytes
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ def trial_of(
         resolved.spec,
         streams,
         resolved.origins,
-        resolved.info.identity,
+        resolved.info.content,
         needs,
         resolved.files,
         key=key,
@@ -295,7 +295,7 @@ def _has_seen(
         source = Trial.from_json(read_json(file.with_name("spec.json")))
         theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
         mine = trial.spec.data
-        if same_images(mine, trial.info.identity, theirs, identity):
+        if same_images(mine, trial.info.content, theirs, identity):
             reason = other_split(mine, theirs)
             if reason is not None or {seeds.streams(seed)["split"] for seed in seeds.all} != {split}:
                 why = f" ({reason})" if reason else ""

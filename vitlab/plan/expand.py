@@ -279,12 +279,12 @@ def _levels(sizes: tuple[int, ...], alpha: float, family: int) -> Sequence[float
 def _identity(arm: ResolvedArm, study: Study) -> str:
     """Return a digest of what an arm trains; values chosen by matching and tuning follow from it."""
     match, tuned = (None if how is None else how.model_dump(mode="json") for how in (study.match, study.tune))
-    return key_of({"trial": arm.key, "data": arm.trial.info.identity, "match": match, "tune": tuned})[:32]
+    return key_of({"trial": arm.key, "data": arm.trial.data, "match": match, "tune": tuned})[:32]
 
 
 def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     """Return a trial without a key, for an arm that is not tuned yet; it cannot be run."""
-    return Trial(resolved.spec, streams, resolved.origins, resolved.info.identity)
+    return Trial(resolved.spec, streams, resolved.origins, resolved.info.content)
 
 
 def _engine(arm: ResolvedArm, chosen: EngineChoice, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:

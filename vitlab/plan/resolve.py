@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
-from vitlab.geometry import DataInfo
+from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.plan.design import put, value_at
 from vitlab.plan.key import (
     FURTHER_OPTIONS,
@@ -75,10 +75,15 @@ class ResolvedTrial:
     versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
     notes: frozenset[str] = frozenset()  #: sentences on components that have a former name
 
+    @property
+    def data(self) -> str | None:
+        """The identity of the data as keys contain it."""
+        return None if self.info.content is None else str(self.info.content)
+
     @cached_property
     def canonical(self) -> dict[str, str]:
         """The parts of a trial's key that all seeds share, as canonical JSON."""
-        parts = {"spec": self.identity, "origins": self.origins, "data": self.info.identity}
+        parts = {"spec": self.identity, "origins": self.origins, "data": self.data}
         return {name: canonical(part) for name, part in parts.items()}
 
 
@@ -147,6 +152,7 @@ class Resolver:
         if ("data",) in parts:
             try:
                 info = self._info(parts["data",].choice, plain["data"])
+                identity["data"] = _corrupted_in_key(identity["data"], info)
             except DataError as error:
                 faults.append((("data",), str(error)))
         if info is not None and model_choice is not None:
@@ -189,7 +195,7 @@ class Resolver:
         if info is not None and isinstance(plain.get("data"), Mapping):
             places = {"init_from": ("init_from", "trial"), "teacher": ("distill", "teacher")}
             for role, prerequisite in needs.items():
-                reason = _other_split_below(Choice.of(plain["data"]), info.identity, role, prerequisite.trial)
+                reason = _other_split_below(Choice.of(plain["data"]), info.content, role, prerequisite.trial)
                 faults += [(places[role], reason)] if reason else []
         if objective is not None and not objective.labels:
             faults += parts_with_labels(plain)
@@ -357,6 +363,14 @@ def _is_component(choice: Resolved, option: str | int) -> bool:
     return is_choice(slot(choice.slot).options(choice.component).model_fields[str(option)])
 
 
+def _corrupted_in_key(data: Mapping[str, Any], info: DataInfo) -> Mapping[str, Any]:
+    """Return the data of a key, where corrupting as many test images as there are, or more, is corrupting all."""
+    count = (data.get("corrupted") or {}).get("images")
+    if count is None or info.test_images is None or count < info.test_images:
+        return data
+    return {**data, "corrupted": {**data["corrupted"], "images": None}}
+
+
 def _drop_unused_options(distill: dict[str, Any]) -> None:
     """Remove the options of soft distillation from the identity of any other kind, which does not use them."""
     if distill.get("kind") != "soft":
@@ -383,14 +397,14 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
         yield f"the teacher's data.classes is {there['classes']}, and here it is {here['classes']}"
 
 
-def _other_split_below(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
+def _other_split_below(data: Choice, identity: DataIdentity | None, role: str, source: ResolvedTrial) -> str | None:
     """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
     queue = [(f"the {whose[role]}", source)]
     while queue:
         name, trial = queue.pop(0)
         theirs = trial.spec.data
-        if same_images(data, identity, theirs, trial.info.identity) and (reason := other_split(data, theirs)):
+        if same_images(data, identity, theirs, trial.info.content) and (reason := other_split(data, theirs)):
             return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
         queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
     return None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitlab.geometry import DataIdentity
 from vitlab.registry import slot
 from vitlab.spec import Choice
 
 
-def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_identity: str | None) -> bool:
+def same_images(
+    mine: Choice, my_identity: DataIdentity | None, theirs: Choice, their_identity: DataIdentity | None
+) -> bool:
     """Return whether two trials may share training and validation images.
 
     Args:
@@ -19,12 +22,7 @@ def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_ide
     """
     if mine.type != theirs.type:
         return False
-    # Behind a plus is the identity of further test images, which do not change the others.
-    return (
-        my_identity is None
-        or their_identity is None
-        or (my_identity.partition("+")[0] == their_identity.partition("+")[0])
-    )
+    return my_identity is None or their_identity is None or my_identity.images == their_identity.images
 
 
 def other_split(mine: Choice, theirs: Choice) -> str | None:

@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
+from vitlab.geometry import DataIdentity
 from vitlab.spec.trial import TrialSpec
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
 """A hash that is also the name of a folder; the pattern prevents a path from leaving the parent folder."""
+
+
+def _identity(value: Any) -> Any:
+    """Return the identity of a text; other values are left to the validation."""
+    return DataIdentity.parse(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,8 @@ class Trial:
     spec: TrialSpec  #: with every option resolved
     seeds: Mapping[str, int]  #: stream to seed
     origins: tuple[str, ...]  #: ``slot:name source version`` of every component, sorted
-    data: str | None  #: identity of the data set; None if it is not downloaded yet, in which case the key is pending
+    data: Annotated[DataIdentity, BeforeValidator(_identity)] | None
+    """Identity of the data set; None if it is not downloaded yet, in which case the key is pending."""
     needs: Mapping[str, Annotated[str, Field(pattern=r"^[\w-]*/?[\w-]*$")]] = field(default_factory=dict)
     """Role to key and code of the trial whose weights this one starts from."""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -41,7 +48,7 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as plain data."""
-        return {**vars(self), "spec": self.spec.plain()}
+        return {**vars(self), "spec": self.spec.plain(), "data": None if self.data is None else str(self.data)}
 
     @classmethod
     def from_json(cls, data: Any) -> Trial:

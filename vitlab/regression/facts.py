@@ -66,7 +66,7 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
         arms[planned.arm] = ArmFacts(
             key=trial.key,
             origins=trial.origins,
-            data=trial.data,
+            data=None if trial.data is None else str(trial.data),
             seeds=dict(trial.seeds),
             spec=dict(_flat(trial.spec.plain())),
             params=costs[planned.arm]["params"],

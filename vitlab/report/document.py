@@ -153,7 +153,10 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> dict[
         for name, value in result.circumstances.numerics.items():
             if str(value):  # a model without attention has no kernel
                 numerics.setdefault(name, set()).add(str(value))
-    data = {(item.planned.trial.spec.data.type, item.planned.trial.data) for item in trials}
+    data = {
+        (trial.spec.data.type, None if trial.data is None else str(trial.data))
+        for trial in (item.planned.trial for item in trials)
+    }
     last = max((result.circumstances.ended for result in results), default=None)
     return {
         **_source(version, store),

@@ -107,10 +107,10 @@ class Attempt:
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
         data: Resolved = slot("dataset").resolve(trial.spec.data)
         prepared = prepare(data, trial.seeds)
-        if trial.data is not None and prepared.info.identity != trial.data:
+        if trial.data is not None and str(prepared.info.content) != str(trial.data):
             raise DataError(
                 f"the data here is not the data this trial was planned for: {data.type} has the identity "
-                f"{prepared.info.identity}, and the plan says {trial.data}; restore the data, or plan again with "
+                f"{prepared.info.content}, and the plan says {trial.data}; restore the data, or plan again with "
                 "'vitlab run'"
             )
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))

@@ -242,7 +242,7 @@ class TrialRuns:
             data = trial.spec.data
             dataset = Dataset(
                 name=data.type,
-                digest=records.digest(trial.data),
+                digest=records.digest(str(trial.data)),
                 source_type="vitlab",
                 source=json.dumps(data.plain(), default=str),
             )

@@ -54,6 +54,7 @@ class Cifar(Checksummed):
 
     batches: ClassVar[Mapping[Split, tuple[str, ...]]]
     key: ClassVar[str]  #: of the labels in a batch
+    published_test_images = 10_000
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Cifar(Checksummed):
             raise DataError(f"{self.name}: there is no folder {self.corrupted_root}; correct 'corrupted_root'")
         sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(self.corrupted_root.glob("*.npy"))]
         digest = hashlib.blake2b("\n".join(sizes).encode(), digest_size=16).hexdigest()
-        return replace(info, identity=f"{info.identity}+{digest}")
+        return replace(info, further=digest, test_images=None)
 
     def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
         """Return the published images of a corruption, of which there are 10000 for each severity."""

@@ -34,7 +34,12 @@ class Digits(Dataset):
     def info(self) -> DataInfo:
         """Return the facts of the data set."""
         return DataInfo(
-            image=(8, 8), channels=1, classes=10, identity=f"digits:{DIGEST}", labels=tuple(map(str, range(10)))
+            image=(8, 8),
+            channels=1,
+            classes=10,
+            identity=f"digits:{DIGEST}",
+            labels=tuple(map(str, range(10))),
+            test_images=TEST,
         )
 
     def identity_files(self) -> Sequence[Path]:

@@ -231,6 +231,7 @@ class Checksummed(Published[dict[str, Path]]):
 
     labels: ClassVar[tuple[str, ...]]
     published: ClassVar[Mapping[str, str]]  #: MD5 of each unpacked file, by name
+    published_test_images: ClassVar[int | None] = None  #: number of test images in these files
 
     def _find(self) -> dict[str, Path] | None:
         return find(list(self._folders()), tuple(self.published))
@@ -253,4 +254,5 @@ class Checksummed(Published[dict[str, Path]]):
             classes=len(self.labels),
             identity=identity(self.name, checksums),
             labels=self.labels,
+            test_images=self.published_test_images if checksums == self.published else None,
         )

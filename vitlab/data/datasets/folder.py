@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -92,12 +92,15 @@ class ImageFolder(Dataset):
                 raise DataError(f"{reason}. To plan without it, set 'num_classes'.")
             return DataInfo(image=self.image_size, channels=3, classes=self.num_classes)
         labels = self._labels()
+        pictures = {split: self._pictures(split) for split in SPLITS}
         return DataInfo(
             image=self.image_size,
             channels=3,
             classes=len(labels),
-            identity=self._identity() + self._further_identity(),
+            identity=self._identity(pictures),
             labels=tuple(labels),
+            further=self._further_identity(),
+            test_images=len(pictures["test"]) if self.corrupted_root is None else None,
         )
 
     def read(self, split: Split) -> Images:
@@ -182,12 +185,12 @@ class ImageFolder(Dataset):
             )
         return sorted(names)
 
-    def _identity(self) -> str:
+    def _identity(self, pictures: Mapping[Split, Sequence[tuple[str, str]]]) -> str:
         """Return a digest over content, cached by names, sizes, inodes and modification times."""
         start, state_digest, latest, entries = time.time(), hashlib.blake2b(digest_size=16), 0.0, []
         prefix = len(str(self.root / "train")) - len("train")  # 0 for the root '.', which paths do not show
         for split in SPLITS:
-            for label, path in self._pictures(split):
+            for label, path in pictures[split]:
                 stat, entry = os.stat(path), f"{split}\0{label}\0{path[prefix:].replace(os.sep, '/')}"
                 latest = max(latest, stat.st_ctime)
                 entries.append((f"{entry}\0{stat.st_size}", path))
@@ -207,21 +210,39 @@ class ImageFolder(Dataset):
     def _further_identity(self) -> str:
         """Return a digest over names and sizes of the further test pictures; empty without any.
 
-        Their content is not read: there are 75 times as many corrupted pictures as there are test pictures.
+        Their content is not read: there are 75 times as many corrupted pictures as there are test pictures.  A process
+        lists them again only after a change of one of their folders.
         """
         roots = {f"shifted/{name}": folder for name, folder in self.shifted_roots.items()}
         if self.corrupted_root is not None:
             roots["corrupted"] = self.corrupted_root
         if not roots:
             return ""
-        digest = hashlib.blake2b(digest_size=16)
+        key = tuple((name, os.path.abspath(folder)) for name, folder in sorted(roots.items()))
+        if key in _listings and all(_modified(folder) == time_ns for folder, time_ns in _listings[key].folders):
+            return _listings[key].digest
+        start, digest, folders = time.time(), hashlib.blake2b(digest_size=16), []
         for name, folder in sorted(roots.items()):
             if not folder.is_dir():
                 raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
-            for path in _walk(str(folder)):
+            paths, below = _list(str(folder))
+            for path in paths:
                 entry = os.path.relpath(path, folder).replace(os.sep, "/")
                 digest.update(f"{name}\0{entry}\0{os.stat(path).st_size}\n".encode())
-        return f"+{digest.hexdigest()}"
+            folders += below
+        if all(time_ns < (start - SETTLED_S) * 1e9 for _, time_ns in folders):
+            _listings[key] = _Listing(folders, digest.hexdigest())
+        return digest.hexdigest()
+
+
+class _Listing(NamedTuple):
+    """The folders of further test pictures with their modification times, and the digest of the pictures."""
+
+    folders: Sequence[tuple[str, int]]
+    digest: str
+
+
+_listings: dict[tuple[tuple[str, str], ...], _Listing] = {}
 
 
 def _check_name(name: str, path: os.PathLike[str] | str) -> str:
@@ -239,10 +260,20 @@ def _check_name(name: str, path: os.PathLike[str] | str) -> str:
 
 def _walk(folder: str) -> list[str]:
     """Return the pictures in a folder and its subfolders, sorted by path components."""
-    paths, pending = [], [folder]
+    return _list(folder)[0]
+
+
+def _list(folder: str) -> tuple[list[str], list[tuple[str, int]]]:
+    """Return the pictures in a folder and its subfolders, sorted by path components, and the state of each folder.
+
+    The state is its absolute path, and the time of its last change as of before it is listed.
+    """
+    paths, folders, pending = [], [], [folder]
     while pending:
+        current = pending.pop()
+        folders.append((os.path.abspath(current), _modified(current)))
         try:
-            entries = list(os.scandir(pending.pop()))
+            entries = list(os.scandir(current))
         except OSError as error:
             raise DataError(
                 f"image_folder: {error.filename} cannot be listed ({error.strerror}); check that it exists and may be "
@@ -254,4 +285,12 @@ def _walk(folder: str) -> list[str]:
                 pending.append(entry.path)
             elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
                 paths.append(entry.path)
-    return sorted(paths, key=lambda path: path.split(os.sep))
+    return sorted(paths, key=lambda path: path.split(os.sep)), folders
+
+
+def _modified(folder: str) -> int:
+    """Return the time of the last change of a folder's entries in nanoseconds; 0 if it does not exist."""
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0

@@ -94,6 +94,8 @@ class Idx(Checksummed):
         download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
     """
 
+    published_test_images = 10_000
+
     def _names(self) -> list[str]:
         return [f"{name}[.gz]" for name in ALL]
 

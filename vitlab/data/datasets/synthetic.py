@@ -52,7 +52,11 @@ class Synthetic(Dataset):
     def info(self) -> DataInfo:
         """Return the facts of the data set."""
         return DataInfo(
-            image=self.image_size, channels=self.num_channels, classes=self.num_classes, identity="synthetic:1"
+            image=self.image_size,
+            channels=self.num_channels,
+            classes=self.num_classes,
+            identity="synthetic:1",
+            test_images=self.images["test"],
         )
 
     def identity_files(self) -> Sequence[Path]:
