@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from vitlab import report
+from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
 from vitlab.report import comparison, frame
 from vitlab.spec import STREAMS, Analysis, TrialSpec
@@ -45,7 +46,12 @@ def trial_of(arm: str, seed: int, lr: float = 2e-3) -> Trial:
     seeds = {stream: 0 if stream == "split" else seed for stream in STREAMS}
     key = hashlib.blake2b(f"{arm}/{seed}".encode(), digest_size=32).hexdigest()
     return Trial(
-        TrialSpec.model_validate(spec), seeds, ("model:vit vitlab 0.1.0",), "sha256:c0ffee", key=key, code="c" * 16
+        TrialSpec.model_validate(spec),
+        seeds,
+        ("model:vit vitlab 0.1.0",),
+        DataIdentity("sha256:c0ffee"),
+        key=key,
+        code="c" * 16,
     )
 
 

@@ -146,7 +146,7 @@ def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any],
 
 def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> tuple[Any, Trial]:
     resolved = TrialSpec.model_validate(spec)
-    what = Trial(resolved, SEEDS, (), data_info(resolved.data).identity, needs, key=key, code=code_of(resolved, needs))
+    what = Trial(resolved, SEEDS, (), data_info(resolved.data).content, needs, key=key, code=code_of(resolved, needs))
     result = run_trial(what, folder, Settings(deterministic=False))
     assert result is not None and result.status == "done"
     return result, what

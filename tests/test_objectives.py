@@ -303,7 +303,7 @@ def test_parts_that_need_labels_are_refused(changes: dict[str, Any], message: st
 
 def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> Any:
     resolved = TrialSpec.model_validate(spec)
-    what = Trial(resolved, SEEDS, (), data_info(resolved.data).identity, needs, key=key, code=code_of(resolved, needs))
+    what = Trial(resolved, SEEDS, (), data_info(resolved.data).content, needs, key=key, code=code_of(resolved, needs))
     result = run_trial(what, folder, replace(Settings(deterministic=False), keep="last"))
     assert result is not None and result.status == "done"
     return result

@@ -43,6 +43,7 @@ from synthetic_studies import (
 
 from vitlab import report, statistics
 from vitlab.errors import UserError
+from vitlab.geometry import DataIdentity
 from vitlab.plan import palette, registration
 from vitlab.plan.values import Arm, MetricFacts, Plan, Planned
 from vitlab.plan.versions import record_run
@@ -1033,7 +1034,9 @@ def test_end_is_time_of_result(tmp_path):
 
 def test_two_folders_of_one_data_type_are_two_data_sets(tmp_path):
     plan, store = study(tmp_path)
-    other = dataclasses.replace(plan.trials[-1], trial=dataclasses.replace(plan.trials[-1].trial, data="sha256:decaf"))
+    other = dataclasses.replace(
+        plan.trials[-1], trial=dataclasses.replace(plan.trials[-1].trial, data=DataIdentity("sha256:decaf"))
+    )
     provenance = document(dataclasses.replace(plan, trials=(*plan.trials[:-1], other)), store)["made"]
     assert [item["identity"] for item in provenance["data"]] == ["sha256:c0ffee", "sha256:decaf"]
 

@@ -23,6 +23,7 @@ from pyarrow import parquet
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
+from vitlab.geometry import DataIdentity
 from vitlab.plan.key import code_of, digests_of, identity_of
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
@@ -686,7 +687,7 @@ def test_failed_trial_can_be_retried(folder: Any) -> None:
 
 
 def trial_with(data: str) -> Trial:
-    return Trial(trial().spec, trial().seeds, (), data, key="key")
+    return Trial(trial().spec, trial().seeds, (), DataIdentity(data), key="key")
 
 
 def test_data_differing_from_plan_is_refused(folder: Any) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 import yaml
 
 from vitlab import lab
+from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec, TrialSpec
@@ -68,7 +69,12 @@ def plan_of(trials: int) -> Plan:
         arm, seed = arms[number // SEEDS], number % SEEDS
         own = {**spec, "model": {**spec["model"], "dim": 8 + number // SEEDS}}
         trial = Trial(
-            TrialSpec.model_validate(own), {"init": seed}, (), "digits:0", key=f"{number:064x}", code="c" * 64
+            TrialSpec.model_validate(own),
+            {"init": seed},
+            (),
+            DataIdentity("digits:0"),
+            key=f"{number:064x}",
+            code="c" * 64,
         )
         planned.append(Planned(arm.name, seed, trial))
     return Plan(STUDY, "Is nothing lost?", tuple(arms), tuple(planned), Analysis())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.files import write_bytes
@@ -117,7 +118,14 @@ def _plan() -> Plan:
                 Planned(
                     arm.name,
                     seed,
-                    Trial(TrialSpec.model_validate(spec), {"init": seed}, (), "digits:0", key=key, code="c" * 64),
+                    Trial(
+                        TrialSpec.model_validate(spec),
+                        {"init": seed},
+                        (),
+                        DataIdentity("digits:0"),
+                        key=key,
+                        code="c" * 64,
+                    ),
                 )
             )
     return Plan(STUDY, "Does it hold?", arms, tuple(trials), Analysis())
