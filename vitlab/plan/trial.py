@@ -48,7 +48,12 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as plain data."""
-        return {**vars(self), "spec": self.spec.plain(), "data": None if self.data is None else str(self.data)}
+        return {"spec": self.spec.plain(), **self.beside_spec()}
+
+    def beside_spec(self) -> dict[str, Any]:
+        """Return the fields other than the spec as plain data."""
+        values = {name: value for name, value in vars(self).items() if name != "spec"}
+        return {**values, "data": None if self.data is None else str(self.data)}
 
     @classmethod
     def from_json(cls, data: Any) -> Trial:

@@ -385,7 +385,7 @@ def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
 
 def _without_spec(planned: Planned) -> dict[str, Any]:
     """Return a planned trial as JSON values without its spec, which is stored once for all seeds."""
-    values = {name: value for name, value in vars(planned.trial).items() if name != "spec"}
+    values = planned.trial.beside_spec()
     return {"arm": planned.arm, "seed": planned.seed, **values}
 
 
