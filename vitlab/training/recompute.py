@@ -80,5 +80,5 @@ def _second_pass(draws: noise.Draws | None, state: list[tuple[nn.Module, str, Te
         with nullcontext() if draws is None else noise.drawing(draws):
             yield
     finally:
-        for (module, name, _), buffer in zip(state, after, strict=True):
-            module._buffers[name] = buffer
+        for (module, name, _), current in zip(state, after, strict=True):
+            module._buffers[name] = current
