@@ -534,11 +534,38 @@ def test_more_seeds_find_more_lost_seeds() -> None:
     assert verdict(20, 4, before=4, collapse=True).verdict == "pass"
 
 
-def test_outlier_does_not_widen_margin() -> None:
+def test_margin_does_not_grow_with_outlying_seed() -> None:
     draws = np.random.default_rng(1)
     seeds = [*(0.9 + 0.007 * draws.normal(size=9)), 0.1]
     assert pooled_sd([seeds]) > 0.2
     sound = pooled_sd([seeds[:9]])
-    assert robust_sd([seeds]) < 5 * sound
-    assert robust_sd([seeds[:9]]) == sound  # without an outlier nothing changes
-    assert robust_sd([[1.0, 1.0, 1.0, 2.0]]) == pooled_sd([[1.0, 1.0, 1.0, 2.0]])  # steps have no median distance
+
+    def robust(*arms: list[float]) -> float:
+        return robust_sd({str(arm): dict(enumerate(arms[arm])) for arm in range(len(arms))}, "max")
+
+    assert robust(seeds) == robust(seeds[:9]) == sound
+    assert robust([*seeds[:9], 1.7]) < 5 * sound  # far above: no collapse
+    assert robust([1.0, 1.0, 1.0, 2.0]) == pooled_sd([[1.0, 1.0, 1.0, 2.0]])  # steps have no median distance
+
+
+@pytest.mark.parametrize("collapsed", [(), (9,), (2, 9)])
+def test_collapsed_seed_of_baseline_does_not_hide_drop(collapsed: tuple[int, ...]) -> None:
+    """One collapsed seed among ten: a loss of ten points of the others is a regression, and none is a pass."""
+    draws = np.random.default_rng(2)
+    old, same = 0.9 + 0.007 * draws.normal(size=(2, 10))
+    old[list(collapsed)] = 0.1
+    same[list(collapsed[:1])] = 0.1
+    ten = study().model_copy(update={"seeds": Study.model_fields["seeds"].annotation.model_validate(10)})  # type: ignore[union-attr]
+
+    def verdict(new: np.ndarray) -> Cell:
+        sides = (values(seeds=0, a=[0.0]), values(seeds=0, a=[0.0]))
+        stored, fresh = (
+            side.model_copy(update={"metrics": {"val/accuracy": {"a": dict(enumerate(numbers.tolist()))}}})
+            for side, numbers in zip(sides, (old, new), strict=True)
+        )
+        [cell], _ = statistical(ten, baseline(stored), lambda more, arms: fresh)
+        return cell
+
+    lost, kept = verdict(same - 0.1), verdict(same)
+    assert lost.verdict == "regressed" and 0.08 < lost.drop < 0.12 and lost.collapsed[0] == len(collapsed)
+    assert kept.verdict == "pass" and kept.margin < 0.03

@@ -23,7 +23,8 @@ from vitlab.report.escalation import with_open_arms
 from vitlab.report.frame import results
 from vitlab.report.render import _Content
 from vitlab.spec import Study
-from vitlab.statistics import power, predictive_power, sequential_levels
+from vitlab.statistics import after_stopping, power, predictive_power, sequential_levels
+from vitlab.statistics.stopping import stagewise_p
 
 BY_THREE = (3, 6, 9, 12)
 
@@ -82,6 +83,59 @@ def test_predictive_power_equals_simulated_futures(margin: float | None) -> None
         decided |= np.abs(final) < margin - stats.t.isf(level, then - 1) * se
     expected = predictive_power(mean, sd / math.sqrt(now), now - 1, (now, then), level, margin)
     assert expected == pytest.approx(decided.mean(), abs=0.004)
+
+
+def test_estimate_after_stopping_of_many_pairs_equals_normal_theory() -> None:
+    """With many pairs t is normal, and the probability of a result farther in its order is that of two rectangles."""
+    n, far = (1000, 2000), math.inf
+    levels = sequential_levels(n)
+    c = stats.norm.isf(levels[0] / 2)
+    correlation = np.array([[1, math.sqrt(0.5)], [math.sqrt(0.5), 1]])
+
+    def p(z: float, shift: float) -> float:  # of stopping above at the first look, or reaching z at the second
+        first = shift / math.sqrt(2)
+        rectangle = stats.multivariate_normal([first, shift], correlation)
+        return float(stats.norm.sf(c - first) + rectangle.cdf([c, far], lower_limit=[-c, z]))
+
+    total = 2 * p(stats.norm.isf(levels[1] / 2), 0.0)
+    for z in (-1.0, 2.5, 4.0):
+        found = after_stopping(z, 1.0, n[1] - 1, n, levels, 1)
+        assert [p(z, shift) for shift in found] == pytest.approx([0.5, total / 2, 1 - total / 2], abs=0.002)
+        alone = stats.t.interval(1 - total, n[0] - 1, z, 1.0)
+        assert after_stopping(z, 1.0, n[0] - 1, n, levels, 0) == pytest.approx((z, *alone), abs=0.005)
+
+
+@pytest.mark.parametrize(("sizes", "family"), [(BY_THREE, 10), ((5, 10), 1), ((2, 3, 20), 1)])
+def test_interval_after_stopping_excludes_zero_where_the_test_is_significant(
+    sizes: tuple[int, ...], family: int
+) -> None:
+    levels = tuple(level / family for level in sequential_levels(sizes, 0.05, family))
+    for look, (size, level) in enumerate(zip(sizes, levels, strict=True)):
+        critical = stats.t.isf(level / 2, size - 1)
+        estimate, low, high = after_stopping(critical * 1.0001, 1.0, size - 1, sizes, levels, look)
+        assert 0 < low < estimate <= critical * 1.0001 and estimate < high
+        mirrored = after_stopping(-critical * 1.0001, 1.0, size - 1, sizes, levels, look)
+        assert mirrored == pytest.approx((-estimate, -high, -low), rel=1e-6)
+    _, low, high = after_stopping(critical * 0.9999, 1.0, size - 1, sizes, levels, look)
+    assert low < 0 < high
+
+
+@pytest.mark.parametrize("effect", [0.0, 1.0])
+def test_interval_after_stopping_has_its_level(effect: float) -> None:
+    """The differences that the interval contains are those of which p is in the middle."""
+    sizes, studies = (3, 6, 12), 2000
+    levels = sequential_levels(sizes)
+    values = np.random.default_rng(4).standard_normal((studies, sizes[-1])) + effect
+    p, running = np.full(studies, math.nan), np.ones(studies, bool)
+    for look, (size, level) in enumerate(zip(sizes, levels, strict=True)):
+        mean, se = values[:, :size].mean(axis=1), stats.sem(values[:, :size], axis=1)
+        ends = running & ((np.abs(mean / se) > stats.t.isf(level / 2, size - 1)) | (size == sizes[-1]))
+        for one in np.flatnonzero(ends):
+            t, shift = (mean[one] - effect) / se[one], effect / se[one]
+            p[one] = stagewise_p(sizes, levels, look, t, shift, size - 1.0)
+        running &= ~ends
+    assert 0.935 < ((p > 0.025) & (p < 0.975)).mean() < 0.965
+    assert (p < 0.5).mean() == pytest.approx(0.5, abs=0.06), "the estimate is the median"
 
 
 def test_seeds_until_decided_have_their_forms() -> None:
@@ -178,6 +232,12 @@ def test_rows_are_those_of_the_last_complete_look() -> None:
     d = np.subtract(NEAR[:8], BASE[:8])
     p = stats.ttest_1samp(d, 0).pvalue
     assert waiting["near"]["p_corrected"] == pytest.approx(min(1, 2 * p / 0.4))  # Holm: the decided arm counts
+    sizes, levels = (4, 8, 12), tuple(0.05 * share / 2 for share in LOOKS.shares)
+    near, d = rows["near"], np.subtract(NEAR, BASE)
+    expected = after_stopping(d.mean(), stats.sem(d), 11, sizes, levels, 2)
+    assert (near["difference"], near["difference_low"], near["difference_high"]) == pytest.approx(expected)
+    # A comparison that ended is corrected for the looks; one that waits has the interval of its look.
+    d = np.subtract(NEAR[:8], BASE[:8])
     low, high = stats.t.interval(1 - 0.05 * 0.4 / 2, 7, d.mean(), stats.sem(d))
     assert (waiting["near"]["difference_low"], waiting["near"]["difference_high"]) == pytest.approx((low, high))
 

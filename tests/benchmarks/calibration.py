@@ -1,6 +1,6 @@
 """How often the gate and the report are wrong: simulated studies in which nothing has changed, judged as real ones.
 
-    python tests/benchmarks/calibration.py            # 2,000 studies a line, a few minutes on one core
+    python tests/benchmarks/calibration.py --write    # 2,000 studies a line, a few minutes on one core
 
 A simulated study draws the values of its seeds from a Gaussian (standard deviation 1), or anew from those of real
 trainings (``pool.csv``, which ``pool.py`` has made): baseline and candidate without correlation, for that is what is
@@ -12,6 +12,7 @@ Printed are
   deviations, beside the share by a simulation of its own, in terms of scipy alone;
 - for the gate with a second stage, the same false alarms;
 - over repeats of the study of the pool itself, each with seeds of its own for baseline and candidate, all verdicts;
+- the verdicts of the gate by the number of seeds and by what has changed, the table of docs/pages/statistics.md;
 - for each bug of ``bugs.py``, its effect over all its seeds and the verdicts on it.
 
 The exit code is 1 if a share of false alarms is above 5 % and two standard errors, or a bug whose effect exceeds the
@@ -35,9 +36,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from verdicts import table as markdown
+from verdicts import write_section
 
 from vitlab import statistics
-from vitlab.plan.values import Arm, InterimAnalysis, Plan
+from vitlab.plan.values import Arm, Looks, Plan
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import Cell, overall
 from vitlab.regression.gate import statistical
@@ -131,18 +134,25 @@ def report_itself(sources: Floats) -> bool:
 def report_twice(sources: Floats, first: int) -> tuple[bool, bool]:
     """Apply :func:`report` in two stages; also return whether the second stage was needed."""
     arms, all_ = len(sources) - 1, sources.shape[1]
+    shares = _shares(first, all_, arms)
     p = np.array([[_p(sources, arm, seeds) for arm in range(1, arms + 1)] for seeds in (first, all_)])
-    early = np.array(statistics.adjust_p_values(p[0].tolist())) <= ALPHA / 2
-    late = np.array(statistics.adjust_p_values(np.where(early, 1.0, p[1]).tolist())) <= ALPHA / 2
+    early = np.array(statistics.adjust_p_values(p[0].tolist(), share=shares[0])) <= ALPHA
+    late = np.array(statistics.adjust_p_values(np.where(early, 1.0, p[1]).tolist(), share=shares[1])) <= ALPHA
     return bool(early.any() or late.any()), not early.all()
 
 
 def report_twice_itself(sources: Floats, first: int) -> bool:
     """As :func:`report_twice`, by the report's own functions."""
-    looks = InterimAnalysis(tuple(range(first)), tuple(range(sources.shape[1])))
+    sizes = first, sources.shape[1]
+    looks = Looks((tuple(range(first)), tuple(range(sizes[1]))), _shares(*sizes, len(sources) - 1))
     early = _verdicts(sources, looks)
     open_ = tuple(arm for arm, decision in early.items() if decision == "cannot tell")
-    return bool({"better", "worse"} & set(_verdicts(sources, replace(looks, open=open_)).values()))
+    return bool({"better", "worse"} & set(_verdicts(sources, replace(looks, open=(open_,))).values()))
+
+
+def _shares(first: int, all_: int, arms: int) -> tuple[float, ...]:
+    """Return the level of each of two looks, as a share of alpha."""
+    return tuple(level / ALPHA for level in statistics.sequential_levels((first, all_), ALPHA, arms))
 
 
 def _p(sources: Floats, arm: int, seeds: int) -> float:
@@ -150,7 +160,7 @@ def _p(sources: Floats, arm: int, seeds: int) -> float:
     return statistics.compare(other, first, ALPHA).p
 
 
-def _verdicts(sources: Floats, looks: InterimAnalysis | None) -> dict[str, str]:
+def _verdicts(sources: Floats, looks: Looks | None) -> dict[str, str]:
     values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(sources.tolist())}
     compared = dict.fromkeys([*values][1:], "0")
     analysis = Analysis(metric=METRIC, variance="own")  # verdicts.py has both kinds
@@ -224,6 +234,43 @@ def gate_rows(
                 alone = independent(count, seeds, arms, drop, draws)
                 row.append(f"{cells.count('regressed') / len(cells):.0%} ({alone:.0%})")
             yield row
+
+
+CHANGES = {"unchanged": 0.0, "- 1 sd": 1.0, "- 2 sd": 2.0, "- 3 sd": 3.0, "40 % collapse": 0.0, "collapse, - 3 sd": 3.0}
+"""What the candidate has lost, by the name of the column; in the last, one seed of the baseline has collapsed."""
+COLLAPSE = 50.0  #: standard deviations that a collapsed seed lies below the others
+
+
+def gate_page(count: int, draws: np.random.Generator, worst: list[float]) -> str:
+    """Return the table of the gate in docs/pages/statistics.md: verdicts by number of seeds and by change."""
+    rows = []
+    for seeds in (5, 8, 10, 20):
+        for arms in (1, 5):
+            row = [str(seeds), str(arms)]
+            for name, drop in CHANGES.items():
+                verdicts = []
+                for _ in range(max(1, count // arms)):
+                    old, new = draws.normal(size=(2, arms, seeds))
+                    new[0] -= drop
+                    if name.startswith("40"):
+                        new[0, : round(0.4 * seeds)] -= COLLAPSE
+                    if name.startswith("collapse"):
+                        old[0, -1] -= COLLAPSE
+                    cells = gate(old, new, seeds)
+                    verdicts.append(overall(cell.verdict for cell in cells) if drop == 0 else cells[0].verdict)
+                shares = [100 * verdicts.count(verdict) / len(verdicts) for verdict in ("regressed", "pass")]
+                row.append(" / ".join(f"{share:.1f}" for share in shares))
+                if name == "unchanged":
+                    worst.append(shares[0] / 100 - bound(len(verdicts)))
+            rows.append(row)
+            print(" | ".join(row), flush=True)
+    text = (
+        f"Verdicts of the gate with its default margin, in percent: regressed / pass ({count:,} simulated studies a "
+        "cell, fewer by the number of arms; Gaussian seeds, none shared with the baseline). Of several arms, one has "
+        "changed: losses are judged by its verdict, the other columns by that of the study. In the last column, one seed "
+        "of the baseline has collapsed.\n\n"
+    )
+    return text + markdown(["seeds", "arms", *CHANGES], rows)
 
 
 def look_rows(source: Source, quantum: float, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
@@ -303,13 +350,21 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pool", type=Path, default=POOL)
-    parser.add_argument("--only", choices=("gaussian", "real"), help="these tables alone; they draw the same")
+    parser.add_argument("--only", choices=("gaussian", "real", "page"), help="these tables alone; they draw the same")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table of the page into docs/pages/statistics.md"
+    )
     arguments = parser.parse_args()
     count, repeats, worst = arguments.studies, arguments.repeats, list[float]()
     print(f"{count} studies a line; false alarms may reach {bound(count):.2%}, over {repeats} {bound(repeats):.2%}")
     heads, compared = ("seeds", "arms", "false alarms", "pass unchanged"), ("seeds", "compared", "false alarms")
     looks, twice = (*heads, "second stage"), (*compared, "second stage")
-    if arguments.only != "real":
+    if arguments.only in (None, "page"):
+        text = gate_page(count, np.random.default_rng([arguments.seed, 5]), worst)
+        print(f"\n{text}")
+        if arguments.write:
+            write_section("tests/benchmarks/calibration.py", text)
+    if arguments.only in (None, "gaussian"):
         draws = np.random.default_rng([arguments.seed, 0])
         noise = gaussian(draws)
         columns = ("found at 1 sd (scipy)", "found at 2 sd (scipy)")
@@ -318,7 +373,7 @@ def main() -> int:
         table("The report, Gaussian", compared, report_rows(noise, count, worst))
         noise = gaussian(np.random.default_rng([arguments.seed, 3]))
         table("The report, Gaussian, two looks", twice, report_look_rows(noise, count, worst))
-    if arguments.only != "gaussian":
+    if arguments.only in (None, "real"):
         draws, pool = np.random.default_rng([arguments.seed, 1]), read_pool(arguments.pool)
         sound = [*pool["sound"].values()]
         quantum = float(np.diff(np.unique(np.concatenate(sound))).min())

@@ -5,8 +5,9 @@
 Nothing differs in the mean of any arm of the studies of the first table, and a study is a false alarm if any arm is
 called better or worse.  Simultaneous intervals miss 0 in the same studies, so their coverage is the rest.  The second
 table has the difference that is found in 80 % of studies, in standard deviations of a seed.  The third has false alarms
-of studies that are tested again while seeds are added, and the fourth the seeds that such studies need.  Standard
-errors, critical values, families and levels are those of ``vitlab.statistics``, along all studies at once.
+of studies that are tested again while seeds are added, and the fourth the seeds that such studies need, and how often
+the intervals hold that they report at their end.  Standard errors, critical values, families and levels are those of
+``vitlab.statistics``, along all studies at once.
 
 The exit code is 1 if false alarms with moderated variances, the default, exceed 5 % and three standard errors, in a kind
 of studies for which error rates are claimed.
@@ -18,14 +19,13 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlab import statistics
-from vitlab.statistics.moderation import MAX_WILD, MIN_ARMS, MIN_SEEDS, MIN_SHARING, moderated_errors, wild_arms
+from vitlab.statistics.stopping import stagewise_p
 
 Floats = NDArray[np.float64]
 ALPHA = 0.05
@@ -39,7 +39,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics.md"
 UNCLAIMED = ("arms lognormal, baseline tight", "only arms collapse (10 %)")
 """Kinds of studies for which error rates are not claimed."""
 STEPS = "steps of 1/360"  #: kinds whose metric has a step, 1 in their units
-BEGIN, END = "<!-- tests/benchmarks/verdicts.py -->", "<!-- end -->"
+END = "<!-- end -->"
 
 
 def families(draws: np.random.Generator, shape: tuple[int, int, int]) -> Iterator[tuple[str, Callable[[], Floats]]]:
@@ -89,42 +89,11 @@ def families(draws: np.random.Generator, shape: tuple[int, int, int]) -> Iterato
     yield "only arms collapse (10 %)", lambda: only_arms(collapsing())
 
 
-@cache
-def _bounds(m: int, level: float) -> tuple[Floats, Floats]:
-    """Return 1 / df and the log of the critical value of the largest of ``m`` t statistics, to interpolate."""
-    inverse = np.array([1e-3, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0])
-    loadings = [math.sqrt(0.5)] * m
-    return inverse, np.log([statistics.max_t_quantile(level, 1 / value, loadings) for value in inverse])
-
-
 def judge(values: Floats, quantum: float = 0.0, alpha: float = ALPHA) -> dict[str, tuple[Floats, Floats]]:
-    """Return the differences of every study and the bounds they have to exceed, for each kind of variance.
-
-    Studies whose differences have no spread have an infinite bound: their sign-flip p is at least 0.25.
-    """
-    m, n = values.shape[1] - 1, values.shape[2]
-    differences = values[:, 1:] - values[:, :1]
-    mean, sd = differences.mean(axis=2), differences.std(axis=2, ddof=1)
-    own_sd = np.maximum(sd, quantum / math.sqrt(6))
-    own = statistics.t_quantile(1 - alpha / 2 / m, n - 1) * own_sd / math.sqrt(n)
-    own = np.where(sd > 1e-9, own, np.inf)
-    if m < MIN_ARMS or n < MIN_SEEDS:
-        return {"own": (mean, own), "moderated": (mean, own)}
-    bound = own.copy()
-    shares = ~wild_arms(values[:, 1:])
-    shares[(sd <= 1e-9).any(axis=1)] = False
-    for arms in range(max(MIN_SHARING, m - max(1, int(MAX_WILD * m))), m + 1):
-        studies = np.flatnonzero(shares.sum(axis=1) == arms)
-        if len(studies):
-            places = np.argsort(~shares[studies], axis=1, kind="stable")[:, :arms]
-            with np.errstate(divide="ignore", invalid="ignore"):  # an arm without residuals
-                se, df, _, _ = moderated_errors(values[studies[:, None], 1 + places], values[studies, 0])
-            together = _bounds(m, alpha) if arms == m else _bounds(1, alpha / m)  # otherwise Holm's first step
-            se = np.maximum(se, own_sd[studies[:, None], places] / math.sqrt(n))
-            limits = se * np.exp(np.interp(1 / df, *together))[:, None]
-            alone = own[studies[:, None], places]
-            bound[studies[:, None], places] = np.where(np.isfinite(limits), limits, alone)
-    return {"own": (mean, own), "moderated": (mean, bound)}
+    """Return the differences of every study and the bounds they have to exceed, for each kind of variance."""
+    mean = (values[:, 1:] - values[:, :1]).mean(axis=2)
+    own, moderated = statistics.detection_bounds(values, alpha, quantum / math.sqrt(6))
+    return {"own": (mean, own), "moderated": (mean, moderated)}
 
 
 def false_alarms(studies: int, seed: int) -> tuple[list[list[str]], bool]:
@@ -174,39 +143,94 @@ def false_alarms_of_looks(studies: int, seed: int) -> tuple[list[list[str]], boo
 
 
 def seeds_of_looks(studies: int, seed: int) -> list[list[str]]:
-    """Return the fourth table: what a study of one comparison finds, and with how many seeds."""
+    """Return the fourth table: what a study of one comparison finds, with how many seeds, and what its intervals do."""
     rows = []
     for sizes in (sizes for sizes, m in LOOKS if m == 1):
         levels, most = statistics.sequential_levels(sizes, ALPHA), sizes[-1]
+        total = 2 * stagewise_p(
+            sizes, levels, len(sizes) - 1, statistics.t_quantile(1 - levels[-1] / 2, most - 1), 0, most - 1
+        )
         unit = statistics.detectable_difference(1 / math.sqrt(most), most - 1)
-        for factor in (0.0, 1.0, 1.5, 2.0):
-            values = np.random.default_rng([seed, 13, *sizes]).standard_normal((studies, most)) + factor * unit
-            used, found, covered = np.full(studies, most), np.zeros(studies, bool), np.zeros(studies, bool)
+        for factor in (0.0, 0.5, 1.0, 1.5, 2.0):
+            effect = factor * unit
+            values = np.random.default_rng([seed, 13, *sizes]).standard_normal((studies, most)) + effect
+            used, found, p = np.full(studies, most), np.zeros(studies, bool), np.full(studies, math.nan)
             running = np.ones(studies, bool)
-            for size, level in zip(sizes, levels, strict=True):
+            for look, (size, level) in enumerate(zip(sizes, levels, strict=True)):
                 mean, se = values[:, :size].mean(1), values[:, :size].std(1, ddof=1) / math.sqrt(size)
-                half = statistics.t_quantile(1 - level / 2, size - 1) * se
-                ends = running & ((np.abs(mean) > half) | (size == most))
+                significant = np.abs(mean) > statistics.t_quantile(1 - level / 2, size - 1) * se
+                ends = running & (significant | (size == most))
                 if len(sizes) > 2 and size < most:  # escalate_to gives nothing up
-                    given_up = [
-                        statistics.predictive_power(one, error, size - 1, (size, most), levels[-1]) < FUTILITY
-                        for one, error in zip(mean.tolist(), se.tolist(), strict=True)
-                    ]
-                    ends |= running & np.array(given_up)
-                found |= ends & (np.abs(mean) > half)
-                covered |= ends & (np.abs(mean - factor * unit) <= half)
+                    for one in np.flatnonzero(running & ~ends):
+                        chance = statistics.predictive_power(mean[one], se[one], size - 1, (size, most), levels[-1])
+                        ends[one] = chance < FUTILITY
+                found |= ends & significant
+                for one in np.flatnonzero(ends):
+                    t, shift = (mean[one] - effect) / se[one], effect / se[one]
+                    p[one] = stagewise_p(sizes, levels, look, t, shift, size - 1)
                 used[ends], running = size, running & ~ends
+            covered, above = (p > total / 2) & (p < 1 - total / 2), p < 0.5
             share = f"{used.mean() / most:.2f}"
             if factor:
-                fixed = next(
-                    n for n in range(3, 1000) if statistics.power(factor * unit, n**-0.5, n - 1) >= found.mean()
-                )
+                fixed = next(n for n in range(3, 1000) if statistics.power(effect, n**-0.5, n - 1) >= found.mean())
                 share = f"{used.mean() / fixed:.2f}"
             shown = f"{sizes[0]} to {most} by {sizes[1] - sizes[0]}"
             rows.append([shown, f"{factor:g}", f"{100 * found.mean():.1f}", f"{used.mean():.1f}", share])
-            rows[-1].append(f"{100 * covered.mean():.1f}")
+            rows[-1] += [f"{100 * covered.mean():.1f}", f"{100 * above.mean():.1f}"]
             print(" | ".join(rows[-1]), flush=True)
     return rows
+
+
+def errors_and_power(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the first three tables as text, and whether every rate that is claimed holds."""
+    rows, valid = false_alarms(studies, seed)
+    error = 100 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
+    text = (
+        f"Studies in which something is found and nothing differs, in percent: own / moderated, {studies:,} "
+        f"studies a cell (standard error of 5 %: {error:.1f}); columns are seeds x comparisons.\n\n"
+    )
+    text += table(["", *(f"{n} x {m}" for n, m in CELLS)], rows)
+    text += (
+        "\n\nThe smallest difference that is found in 80 % of studies, in standard deviations of a seed (Gaussian, seeds "
+        "not correlated):\n\n"
+    )
+    text += table(["seeds", "comparisons", "own", "moderated", "ratio"], detectable(studies, seed))
+    more_rows, holds = false_alarms_of_looks(studies, seed)
+    heads = [f"{sizes[0]} to {sizes[-1]} by {sizes[1] - sizes[0]}, x {m}" for sizes, m in LOOKS]
+    text += "\n\nThe first table for studies that are tested again while seeds are added, at a level for each look:\n\n"
+    return text + table(["", *heads], more_rows), valid and holds
+
+
+def looks(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the fourth table as text."""
+    text = (
+        "Seeds that such studies of one comparison need, and the intervals and estimates that are reported at their end "
+        f"(Gaussian, {studies:,} studies a row). The effect is in detectable differences of a study with all seeds at "
+        "once; the share of seeds is that of a study with one look and the same power, or of all seeds where nothing "
+        "differs.\n\n"
+    )
+    heads = [
+        "looks",
+        "effect",
+        "found, %",
+        "seeds",
+        "share of seeds",
+        "intervals that hold, %",
+        "estimates too large, %",
+    ]
+    return text + table(heads, seeds_of_looks(studies, seed)), True
+
+
+SECTIONS = {"errors": errors_and_power, "looks": looks}
+"""Parts of the page, each between a comment with its name and the next comment."""
+
+
+def write_section(name: str, text: str) -> None:
+    """Write a part of the page, between the comment with this name and the next comment."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(begin := f"<!-- {name} -->")
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
@@ -221,37 +245,16 @@ def main() -> int:
     parser.add_argument("--studies", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write the tables into docs/pages/statistics.md")
+    parser.add_argument("--only", choices=SECTIONS, help="these tables alone")
     arguments = parser.parse_args()
-    rows, valid = false_alarms(arguments.studies, arguments.seed)
-    error = 100 * math.sqrt(ALPHA * (1 - ALPHA) / arguments.studies)
-    text = (
-        f"Studies in which something is found and nothing differs, in percent: own / moderated, {arguments.studies:,} "
-        f"studies a cell (standard error of 5 %: {error:.1f}); columns are seeds x comparisons.\n\n"
-    )
-    text += table(["", *(f"{n} x {m}" for n, m in CELLS)], rows)
-    text += (
-        "\n\nThe smallest difference that is found in 80 % of studies, in standard deviations of a seed (Gaussian, seeds "
-        "not correlated):\n\n"
-    )
-    text += table(["seeds", "comparisons", "own", "moderated", "ratio"], detectable(arguments.studies, arguments.seed))
-    more_rows, holds = false_alarms_of_looks(arguments.studies, arguments.seed)
-    heads = [f"{sizes[0]} to {sizes[-1]} by {sizes[1] - sizes[0]}, x {m}" for sizes, m in LOOKS]
-    text += "\n\nThe first table for studies that are tested again while seeds are added, at a level for each look:\n\n"
-    text += table(["", *heads], more_rows)
-    text += (
-        "\n\nSeeds that such studies of one comparison need (Gaussian). The effect is in detectable differences of a "
-        "study with all seeds at once; the share of seeds is that of a study with one look and the same power, or of "
-        "all seeds where nothing differs.\n\n"
-    )
-    heads = ["looks", "effect", "found, %", "seeds", "share of seeds", "intervals that hold, %"]
-    text += table(heads, seeds_of_looks(arguments.studies, arguments.seed))
-    print(f"\n{text}")
-    if arguments.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-    return int(not (valid and holds))
+    all_valid = True
+    for name in [arguments.only] if arguments.only else SECTIONS:
+        text, valid = SECTIONS[name](arguments.studies, arguments.seed)
+        all_valid &= valid
+        print(f"\n{text}")
+        if arguments.write:
+            write_section(f"tests/benchmarks/verdicts.py: {name}", text)
+    return int(not all_valid)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ Let d be the candidate's values minus the baseline's at equal seeds, signed so t
 Values that are all equal pass as ``identical``, whatever their spread.  The standard deviation of the differences is at
 least that of the metric's rounding (q / sqrt 6 for the difference of two values rounded to q).
 
-Lost seeds have no value and count as no better than the worst: a regression of the other seeds stands, and nothing
-passes.  A cell has also regressed if more than half of its seeds are lost, or if the candidate has more lost or
-collapsed seeds than the baseline by Fisher's exact test.  Collapsed are values far below the median of both sides,
-by a bound that treats both alike.  The tests of counts are corrected together with those of the means, except where
-the number of such seeds is too small for any split of them to be significant (Tarone).
+Lost seeds have no value, and the values of collapsed seeds, far below the others, would hide a drop of the others in
+their spread: both count by their number, and d is that of the other seeds.  If the candidate has more of them, a
+regression of the other seeds stands, and nothing passes.  The cell has also regressed if that is more than half of its
+seeds, or significant by Fisher's exact test.  Seeds have collapsed far below the median of both sides, or of their own
+side, by bounds that treat both sides alike.  The tests of counts are corrected together with those of the means, except
+where the number of such seeds is too small for any split of them to be significant (Tarone).
 
 Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300; Tarone (1990), Biometrics
 46, 515-522.
@@ -87,6 +88,7 @@ class Cell:
     alpha: float = NAN
     family: int = 1  #: cells that are judged together
     broken: tuple[int, int] = (0, 0)  #: lost and collapsed seeds of the baseline and of the candidate
+    collapsed: tuple[int, int] = (0, 0)  #: collapsed seeds among them, which are left out of the means
     p_broken: float = NAN  #: Fisher's one-sided p that the candidate has more of them, corrected
 
     @property
@@ -114,12 +116,18 @@ def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
     return math.sqrt(squares / df) if df else 0.0
 
 
-def robust_sd(samples: Iterable[Sequence[float]]) -> float:
-    """Return the pooled standard deviation within samples, limited where a few outliers dominate it.
+def sound_seeds(arms: Mapping[str, Mapping[int, float]], goal: Goal) -> dict[str, dict[int, float]]:
+    """Return the values of each arm's seeds without those that collapsed."""
+    collapsed = statistics.collapsed_seeds(arms, _sign(goal))
+    return {arm: {seed: x for seed, x in by.items() if seed not in collapsed[arm]} for arm, by in arms.items()}
 
-    The limit is a multiple of the standard deviation that follows from the median distance to the median of a sample.
+
+def robust_sd(arms: Mapping[str, Mapping[int, float]], goal: Goal) -> float:
+    """Return the pooled standard deviation of the sound seeds of arms, limited where a few outliers dominate it.
+
+    The limit is a multiple of the standard deviation that follows from the median distance to the median of an arm.
     """
-    lists = [np.asarray(values, dtype=float) for values in samples if len(values) > 1]
+    lists = [np.array([*by.values()]) for by in sound_seeds(arms, goal).values() if len(by) > 1]
     pooled = pooled_sd([values.tolist() for values in lists])
     distances = [np.abs(x - np.median(x)) * math.sqrt(len(x) / (len(x) - 1)) for x in lists if len(x) > 2]
     robust = statistics.NORMAL_MAD * float(np.median(np.concatenate(distances))) if distances else 0.0
@@ -128,8 +136,9 @@ def robust_sd(samples: Iterable[Sequence[float]]) -> float:
 
 def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
     """Judge every cell of a family, in the order given."""
-    cells = [_compute_cell(pair, alpha) for pair in family]
-    counts = [_broken_seeds(pair) for pair in family]
+    collapsed = [_collapsed_seeds(pair) for pair in family]
+    cells = [_compute_cell(pair, seeds, alpha) for pair, seeds in zip(family, collapsed, strict=True)]
+    counts = [_broken_seeds(pair, seeds) for pair, seeds in zip(family, collapsed, strict=True)]
     tested = [
         place
         for place, (bad, seeds) in enumerate(counts)
@@ -229,9 +238,14 @@ def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance:
     return enough
 
 
-def _compute_cell(pair: Pair, alpha: float) -> Cell:
-    """Return the cell with its p value, without a verdict."""
-    sign = 1.0 if pair.goal == "max" else -1.0
+def _compute_cell(pair: Pair, collapsed: tuple[set[int], set[int]], alpha: float) -> Cell:
+    """Return the cell of the seeds that have not collapsed on either side, with its p value, without a verdict."""
+    sign = _sign(pair.goal)
+    old_values, new_values = (
+        {seed: value for seed, value in values.items() if seed not in seeds}
+        for values, seeds in zip((pair.old, pair.new), collapsed, strict=True)
+    )
+    pair = replace(pair, old=old_values, new=new_values)
     common = sorted(pair.old.keys() & pair.new.keys())
     if len(common) >= MIN_SEEDS or not (len(pair.old) >= MIN_SEEDS and len(pair.new) >= MIN_SEEDS):
         old = np.array([pair.old[seed] for seed in common])
@@ -248,6 +262,7 @@ def _compute_cell(pair: Pair, alpha: float) -> Cell:
         se = max(welch.se, floor) if welch.se > 0 else floor
         df = welch.df if welch.df > 0 else n - 1.0
     cell = Cell(pair.arm, pair.metric, pair.against, "inconclusive", "", n, test, margin=pair.margin)
+    cell = replace(cell, collapsed=(len(collapsed[0]), len(collapsed[1])))
     cell = replace(cell, min_abs=pair.min_abs, alpha=alpha)
     if pair.refused:
         return replace(cell, test="none", reason=pair.refused)
@@ -279,18 +294,31 @@ def _sd(d: np.ndarray, pair: Pair, old: np.ndarray, new: np.ndarray) -> float:
     return max(sd if sd > 1e-12 * scale else 0.0, pair.quantum / math.sqrt(6))
 
 
-def _broken_seeds(pair: Pair) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the numbers of lost and collapsed seeds, and of all seeds, of the baseline and of the candidate."""
-    sign = 1.0 if pair.goal == "max" else -1.0
-    sides = [sign * np.array([*values.values()], dtype=float) for values in (pair.old, pair.new)]
-    both = np.concatenate(sides)
-    collapsed = [0, 0]
+def _sign(goal: Goal) -> int:
+    return 1 if goal == "max" else -1
+
+
+def _collapsed_seeds(pair: Pair) -> tuple[set[int], set[int]]:
+    """Return the collapsed seeds of the baseline and of the candidate.
+
+    A bound for both sides together finds a majority of collapsed seeds; one for each side finds a few of them although
+    the sides differ.
+    """
+    sign, sides = _sign(pair.goal), (pair.old, pair.new)
+    each = statistics.collapsed_seeds(dict(enumerate(sides)), sign)  # type: ignore[arg-type]
+    both = sign * np.array([*pair.old.values(), *pair.new.values()], dtype=float)
+    bound = -math.inf
     if len(both):
         center = float(np.median(both))
         spread = max(statistics.NORMAL_MAD * float(np.median(np.abs(both - center))), pair.quantum)
-        if spread > 0:
-            collapsed = [int((side < center - COLLAPSED_SD * spread).sum()) for side in sides]
-    old, new = (bad + lost for bad, lost in zip(collapsed, pair.failed, strict=True))
+        bound = center - COLLAPSED_SD * spread if spread > 0 else -math.inf
+    old, new = ({seed for seed, value in side.items() if sign * value < bound} for side in sides)
+    return old | set(each[0]), new | set(each[1])
+
+
+def _broken_seeds(pair: Pair, collapsed: tuple[set[int], set[int]]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the numbers of lost and collapsed seeds, and of all seeds, of the baseline and of the candidate."""
+    old, new = (len(seeds) + lost for seeds, lost in zip(collapsed, pair.failed, strict=True))
     return (old, new), (len(pair.old) + pair.failed[0], len(pair.new) + pair.failed[1])
 
 
@@ -305,6 +333,12 @@ def _add_verdict(cell: Cell, pair: Pair, alpha: float) -> Cell:
         reasons.append(
             f"{pair.lost} of {total} seeds diverged, or came to no number, and did not in the {pair.against}"
         )
+    more_collapsed = max(0, cell.collapsed[1] - cell.collapsed[0])
+    if more_collapsed:
+        reasons.append(
+            f"{cell.collapsed[1]} of {len(pair.new)} seeds collapsed, and {cell.collapsed[0]} of {len(pair.old)} "
+            f"in the {pair.against}"
+        )
     more_broken = cell.p_broken < alpha
     if more_broken:
         old, new = (len(values) + lost for values, lost in zip((pair.old, pair.new), pair.failed, strict=True))
@@ -316,7 +350,7 @@ def _add_verdict(cell: Cell, pair: Pair, alpha: float) -> Cell:
         return result
     if result.verdict == "regressed":
         return replace(result, reason="; ".join([result.reason, *reasons]))
-    regressed = more_broken or 2 * pair.lost > pair.lost + len(pair.new)
+    regressed = more_broken or 2 * (pair.lost + more_collapsed) > pair.lost + len(pair.new)
     return replace(result, verdict="regressed" if regressed else "inconclusive", reason="; ".join(reasons))
 
 

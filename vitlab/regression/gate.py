@@ -264,11 +264,12 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
     cells = []
     for against, values in _sides(baseline):
         for metric, goal in goals(study).items():
-            by_arm = values.metrics.get(metric, {})
+            by_arm = judging.sound_seeds(values.metrics.get(metric, {}), goal)
+            current_by_arm = judging.sound_seeds(now.metrics.get(metric, {}), goal)
             sd = judging.pooled_sd([*seeds.values()] for seeds in by_arm.values())
             margin, _ = _margins(study, values, metric)
             for arm, seeds in by_arm.items():
-                current = now.metrics.get(metric, {}).get(arm, {})
+                current = current_by_arm.get(arm, {})
                 if not seeds or not current:
                     continue
                 sign = 1 if goal == "max" else -1
@@ -341,7 +342,7 @@ def _versions(outcomes: Sequence[frame.StoredTrial]) -> dict[str, str]:
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     assert study.check is not None
-    sd = judging.robust_sd([*seeds.values()] for seeds in values.metrics.get(metric, {}).values())
+    sd = judging.robust_sd(values.metrics.get(metric, {}), goals(study)[metric])
     steps = 2 * values.quanta.get(metric, 0.0)
     min_abs = study.check.min_abs.get(metric, max(sd, steps))
     return study.check.margin.get(metric, max(study.check.margin_sd * sd, steps, min_abs)), min_abs

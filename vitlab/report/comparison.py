@@ -27,7 +27,7 @@ from vitlab.report.comparison_columns import MEANINGS
 from vitlab.report.family import Family, Values, correct
 from vitlab.report.frame import STATUSES, usable
 from vitlab.report.image_values import ImageValues
-from vitlab.report.verdict import decide
+from vitlab.report.verdict import Verdict, decide
 from vitlab.spec import Analysis
 from vitlab.statistics import Contrast
 from vitlab.store.result import Ending
@@ -178,10 +178,11 @@ def judge(
             {arm: list(filter(is_seen, some)) for arm, some in lost.items()},
             refusals(plan, seeds) | dict(refused),
             Family.of(plan, compared, look),
+            pending,
             quantum,
             images,
         )
-    return {arm: {**row, "awaited": pending[arm]} for arm, row in rows.items()}
+    return rows
 
 
 def _judge_look(
@@ -191,6 +192,7 @@ def _judge_look(
     lost: Mapping[str, Sequence[int]],
     refused: Mapping[str, str],
     family: Family,
+    pending: Mapping[str, int],
     quantum: float,
     images: ImageValues,
 ) -> dict[str, dict[str, Any]]:
@@ -231,11 +233,13 @@ def _judge_look(
     judged = correct(contrasts, compared, values, family, analysis)
     imputed_judged = correct(imputed_contrasts, compared, imputed, family, analysis)
     rows: dict[str, dict[str, Any]] = {
-        arm: {"look": family.look + 1, "looks": len(plan.alpha_shares)} for arm in compared
+        arm: {"look": family.look + 1, "looks": len(plan.alpha_shares), "awaited": pending[arm]} for arm in compared
     }
     for arm, baseline in compared.items():
         missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
-        rows[arm] |= _contrast_columns(judged.contrasts[arm], judged.levels[arm], analysis)
+        contrast, imputed_contrast = judged.contrasts[arm], imputed_judged.contrasts[arm]
+        level = judged.levels[arm]
+        rows[arm] |= _contrast_columns(contrast, level, analysis)
         rows[arm] |= {"correction": judged.corrections[arm], "own_variance": judged.own_variance.get(arm)}
         rows[arm] |= {
             "p_corrected": judged.p[arm],
@@ -244,22 +248,29 @@ def _judge_look(
             "collapsed_pairs": collapsed_pairs[arm],
             "refused": refused.get(arm),
             "choice_sd": choice_sd[arm],
-            "decidable": _decidable(judged.contrasts[arm], plan, family, arm),
+            "decidable": _decidable(contrast, plan, family, arm),
         }
         rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
         if missing:
-            contrast = imputed_judged.contrasts[arm]
-            rows[arm] |= {"chance": chance.get(arm, math.nan), "chance_difference": contrast.difference}
-            rows[arm] |= {"chance_low": contrast.low, "chance_high": contrast.high, "chance_p": imputed_judged.p[arm]}
-        if arm not in refused:
-            rows[arm] |= _image_columns(arm, baseline, values, images, judged.contrasts[arm], judged.levels[arm])
-            rows[arm] |= _seed_columns(values[arm], values.get(baseline, {}), family.level(arm), analysis)
+            rows[arm] |= {"chance": chance.get(arm, math.nan), "chance_p": imputed_judged.p[arm]}
+            rows[arm]["chance_difference"] = imputed_contrast.difference
         if analysis.margin is not None:
-            test = statistics.equivalence(judged.contrasts[arm], analysis.margin, judged.levels[arm])
+            test = statistics.equivalence(contrast, analysis.margin, level)
             rows[arm] |= {"equal_low": test.low, "equal_high": test.high, "p_equal": test.p}
             rows[arm] |= {"p_equal_corrected": judged.p_equal[arm]}
             if missing:
                 rows[arm]["chance_p_equal"] = imputed_judged.p_equal[arm]
+        if _has_ended({"baseline": baseline, **rows[arm]}, plan):
+            contrast = family.after_looks(contrast, level)
+            imputed_contrast = family.after_looks(imputed_contrast, imputed_judged.levels[arm])
+            detectable, level = rows[arm]["detectable"], level / family.share
+            rows[arm] |= {**_contrast_columns(contrast, level, analysis), "detectable": detectable}
+        if missing:
+            rows[arm] |= {"chance_difference": imputed_contrast.difference}
+            rows[arm] |= {"chance_low": imputed_contrast.low, "chance_high": imputed_contrast.high}
+        if arm not in refused:
+            rows[arm] |= _image_columns(arm, baseline, values, images, contrast, level)
+            rows[arm] |= _seed_columns(values[arm], values.get(baseline, {}), family.level(arm), analysis)
     return rows
 
 
@@ -281,6 +292,18 @@ def _choices(plan: Plan, values: Mapping[str, Values]) -> dict[str, tuple[float,
         )
         choices[str(tuning.arm)] = variance, len(scored) - 1.0
     return choices
+
+
+def _has_ended(row: Mapping[str, Any], plan: Plan) -> bool:
+    """Return whether a comparison of a study that adds seeds gets no more of them, whatever other trials show."""
+    if plan.looks is None or row["awaited"]:
+        return False
+    is_last = row["look"] == row["looks"]
+    return (
+        is_last
+        or is_futile(row, plan)
+        or decide({**dict.fromkeys(MEANINGS), **row}, plan.analysis) != Verdict.CANNOT_TELL
+    )
 
 
 def is_futile(row: Mapping[str, Any], plan: Plan) -> bool:
@@ -345,7 +368,10 @@ def _image_columns(
         return {}
     first, second = (np.array([side[seed] for seed in seeds]) for side in sides)
     low, high = statistics.interval_for_new_images(first - second, contrast.se, contrast.df, level)
-    return {"new_images_low": low, "new_images_high": high}
+    # After looks, the interval is not that of a single test, and is widened by as much as that would be.
+    same_images = statistics.t_quantile(1 - level / 2, contrast.df) * contrast.se
+    added = (high - low) / 2 - same_images
+    return {"new_images_low": contrast.low - added, "new_images_high": contrast.high + added}
 
 
 def _seed_columns(first: Values, second: Values, level: float, analysis: Analysis) -> dict[str, float]:

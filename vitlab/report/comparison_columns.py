@@ -50,8 +50,12 @@ MEANINGS = {
     "family": ("Int64", "comparisons judged together, those among them that were registered and are not made"),
     "collapsed_pairs": ("Int64", "collapsed seeds of both sides; with any, no verdict rests on t"),
     "broken": ("Int64", "seeds of both sides that diverged or failed"),
-    "difference": ("float64", "mean difference from the baseline, over complete pairs"),
-    "difference_low": ("float64", "its interval, which holds for the whole family at once"),
+    "difference": (
+        "float64",
+        "mean difference from the baseline, over complete pairs; where a comparison ended after looks, the "
+        "median-unbiased estimate",
+    ),
+    "difference_low": ("float64", "its interval, which holds for the whole family, and after all looks, at once"),
     "difference_high": ("float64", "the upper end of that"),
     "new_images_low": ("float64", "the same interval for trainings that are evaluated on new images, too"),
     "new_images_high": ("float64", "its upper end"),

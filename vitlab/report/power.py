@@ -162,14 +162,9 @@ def detectable_in_sd(n: int, family: int, alpha: float, correction: statistics.C
 def _moderated(n: int, family: int, alpha: float) -> float:
     """Return :func:`detectable_in_sd` of comparisons that share their variance, from simulated studies."""
     values = np.random.default_rng(1).standard_normal((STUDIES, family + 1, n))
-    differences = values[:, 1:] - values[:, :1]
-    se, df, _, _ = statistics.moderated_errors(values[:, 1:], values[:, 0])
-    se = np.maximum(se, differences.std(axis=2, ddof=1) / math.sqrt(n))
-    loadings = [math.sqrt(0.5)] * family
-    nodes = np.geomspace(df.min(), df.max(), 8)
-    bounds = [statistics.max_t_quantile(alpha, float(node), loadings) for node in nodes]
-    limits = se * np.exp(np.interp(np.log(df), np.log(nodes), np.log(bounds)))[:, None]
-    return float(np.quantile(limits - differences.mean(axis=2), CHANCE)) / math.sqrt(2)
+    _, bounds = statistics.detection_bounds(values, alpha)
+    differences = (values[:, 1:] - values[:, :1]).mean(axis=2)
+    return float(np.quantile(bounds - differences, CHANCE)) / math.sqrt(2)
 
 
 def _plans(plan: Plan, store: Store) -> Iterator[Plan]:

@@ -33,10 +33,10 @@ from vitlab.statistics.family import pairs_for_half_width as pairs_for_half_widt
 from vitlab.statistics.family import power as power
 from vitlab.statistics.family import simultaneous_alpha as simultaneous_alpha
 from vitlab.statistics.moderation import Moderated as Moderated
+from vitlab.statistics.moderation import detection_bounds as detection_bounds
 from vitlab.statistics.moderation import max_t_p as max_t_p
 from vitlab.statistics.moderation import max_t_quantile as max_t_quantile
 from vitlab.statistics.moderation import moderate as moderate
-from vitlab.statistics.moderation import moderated_errors as moderated_errors
 from vitlab.statistics.moderation import step_down as step_down
 from vitlab.statistics.replicates import BCA_FROM as BCA_FROM
 from vitlab.statistics.replicates import Contrast as Contrast
@@ -58,6 +58,7 @@ from vitlab.statistics.scaling import pareto_shares as pareto_shares
 from vitlab.statistics.scaling import power_law as power_law
 from vitlab.statistics.sequential import predictive_power as predictive_power
 from vitlab.statistics.sequential import sequential_levels as sequential_levels
+from vitlab.statistics.stopping import after_stopping as after_stopping
 from vitlab.statistics.superiority import Superiority as Superiority
 from vitlab.statistics.superiority import superiority as superiority
 from vitlab.statistics.superiority import superiority_of_pairs as superiority_of_pairs

@@ -33,7 +33,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from vitlab.statistics.replicates import NAN, Floats, finite, rounding_of
+from vitlab.statistics.replicates import NAN, Floats, finite, rounding_of, t_quantile
 
 MIN_ARMS = 5  #: with fewer comparisons, false alarms exceed alpha where spreads differ tenfold
 MIN_SHARING = 4  #: fewest arms that share once others are left out
@@ -119,6 +119,48 @@ def moderated_errors(values: Floats, reference: Floats) -> tuple[Floats, Floats,
     loadings = np.sqrt(np.minimum(of_baseline / total, 0.5))
     differences = (values - reference[..., None, :]).var(axis=-1, ddof=1)
     return np.sqrt(np.maximum(total, differences) / n), df.min(axis=-1), loadings, prior_df[..., 0]
+
+
+def detection_bounds(values: Floats, alpha: float, spread: float = 0.0) -> tuple[Floats, Floats]:
+    """Return the size that each difference from the baseline has to exceed, with own and with moderated variances.
+
+    The family is corrected as in a report, at its first step.  The t statistics count as those of equal arms, which
+    correlate by 0.5.  Differences without spread have an infinite bound, as the sign-flip test decides on them.
+
+    Args:
+        values: of simulated studies along the first axis, of the baseline and the arms along the second, at seeds.
+        alpha: family-wise level.
+        spread: least standard deviation of a difference, that of rounding.
+    """
+    m, n = values.shape[1] - 1, values.shape[2]
+    own_sd = (values[:, 1:] - values[:, :1]).std(axis=2, ddof=1)
+    without_spread = own_sd <= 1e-9
+    own_se = np.maximum(own_sd, spread) / math.sqrt(n)
+    own = np.where(without_spread, np.inf, own_se * t_quantile(1 - alpha / 2 / m, n - 1))
+    bounds = own.copy()
+    if m < MIN_ARMS or n < MIN_SEEDS:
+        return own, bounds
+    shares = ~wild_arms(values[:, 1:])
+    shares[without_spread.any(axis=1)] = False
+    for arms in range(max(MIN_SHARING, m - max(1, int(MAX_WILD * m))), m + 1):
+        studies = np.flatnonzero(shares.sum(axis=1) == arms)
+        if len(studies):
+            places = np.argsort(~shares[studies], axis=1, kind="stable")[:, :arms]
+            with np.errstate(divide="ignore", invalid="ignore"):  # an arm without residuals
+                se, df, _, _ = moderated_errors(values[studies[:, None], 1 + places], values[studies, 0])
+            together = _critical_values(m, alpha) if arms == m else _critical_values(1, alpha / m)
+            limits = np.maximum(se, own_se[studies[:, None], places]) * np.exp(np.interp(1 / df, *together))[:, None]
+            alone = own[studies[:, None], places]
+            bounds[studies[:, None], places] = np.where(np.isfinite(limits), limits, alone)
+    return own, bounds
+
+
+@lru_cache
+def _critical_values(m: int, alpha: float) -> tuple[Floats, Floats]:
+    """Return 1 / df, and the log of the bound of the largest of ``m`` t statistics of equal arms, to interpolate."""
+    inverse_df = np.array([1e-3, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0])
+    bounds = [max_t_quantile(alpha, 1 / value, [math.sqrt(0.5)] * m) for value in inverse_df]
+    return inverse_df, np.log(bounds)
 
 
 def residual_variances(values: Floats) -> Floats:
