@@ -16,7 +16,11 @@ from synthetic_studies import BASE, POSITIONS, document, outcome, text_of
 
 from vitlab.cli.judge import command
 from vitlab.errors import UserError
+from vitlab.plan.values import Looks
 from vitlab.report.external import judge
+from vitlab.spec import Analysis
+
+GALLERY = Path(__file__).parents[1] / "docs" / "pages" / "gallery"
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -57,6 +61,77 @@ def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
         again = judge(tmp_path / name, metric="val/accuracy", arm=arm, seed="seed").document()
         assert again["answers"] == own["answers"]
         assert [row["p"] for row in again["arms"]] == [row["p"] for row in judged["arms"]]
+
+
+NOT_IN_TABLE = {"split_sd", "new_images_low", "new_images_high", "params", "macs", "wall_s", "images_per_s"}
+"""Columns of a report that need more than arms, seeds and values."""
+
+
+def equal_but_for(own: list[dict[str, Any]], judged: list[dict[str, Any]], others: set[str]) -> bool:
+    left_out = {name for row in own for name in row if name in others | NOT_IN_TABLE or name.startswith("test/")}
+    return [{k: v for k, v in row.items() if k not in left_out} for row in own] == [
+        {k: v for k, v in row.items() if k not in left_out} for row in judged
+    ]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "segmentation", "tutorial"])
+def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> None:
+    folder = GALLERY / name
+    own = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    file, metric = tmp_path / "results.csv", own["analysis"]["metric"]
+    pd.read_parquet(folder / "results.parquet").to_csv(file, index=False)
+    [baseline] = [row["arm"] for row in own["arms"] if row["baseline"] is None]
+    judged = judge(file, metric=metric, arm="arm", seed="seed", baseline=baseline).document()
+    assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
+
+
+def test_study_of_many_arms_or_with_margin_is_judged_to_last_digit(tmp_path: Path) -> None:
+    draws = np.random.default_rng(4)
+    arms = {
+        "baseline": BASE,
+        **{f"arm{n}": (0.96 - 0.004 * n + 0.004 * draws.normal(size=5)).tolist() for n in range(6)},
+    }
+    for analysis, correction in ((Analysis(), "max t"), (Analysis(margin=0.02), "holm")):
+        plan, store, _, _ = outcome(tmp_path / correction, arms, analysis=analysis)
+        own = document(plan, store)
+        file = tmp_path / "results.csv"
+        file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
+        judged = judge(file, metric="val/accuracy", arm="arm", seed="seed", margin=analysis.margin).document()
+        assert {row["correction"] for row in own["arms"] if row["baseline"]} == {correction}
+        assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
+
+
+def test_study_until_decided_is_judged_to_last_digit(tmp_path: Path) -> None:
+    """A table has no looks: what depends on them differs, everything else is equal."""
+    looks = Looks((tuple(range(3)), tuple(range(5))), (0.3, 0.8), (("position=sincos2d",),), 0.1)
+    plan, store, _, _ = outcome(tmp_path / "store", looks=looks)
+    own = document(plan, store)
+    file = tmp_path / "results.csv"
+    file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
+    judged = judge(file, metric="val/accuracy", arm="arm", seed="seed").document()
+    of_looks = {"look", "looks", "decidable", "p_corrected", "detectable", "seeds_needed", "bca_low", "bca_high"}
+    of_looks |= {"difference", "difference_low", "difference_high"}
+    [mine, theirs] = [[row for row in doc["arms"] if row["arm"] == "position=sincos2d"] for doc in (own, judged)]
+    assert mine[0]["look"] == 2 and mine[0]["pairs"] == 5
+    assert equal_but_for(mine, theirs, of_looks)
+    assert mine[0]["difference"] == pytest.approx(theirs[0]["difference"], abs=mine[0]["difference_high"])
+
+
+def test_published_table_with_known_answer(tmp_path: Path) -> None:
+    """Student (1908), Biometrika 6, 1-25: hours of sleep gained by ten patients, with two drugs each.
+
+    Expected is the output of R for its data set ``sleep``: t.test(extra ~ group, data = sleep, paired = TRUE).
+    """
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    file = tmp_path / "sleep.csv"
+    pd.DataFrame({"ID": range(1, 11), "1": first, "2": second}).to_csv(file, index=False)
+    judged = judge(file, metric="extra", seed="ID", baseline="2").document()
+    [row] = [row for row in judged["arms"] if row["arm"] == "1"]
+    assert row["difference"] == pytest.approx(-1.58, abs=1e-9) and row["pairs"] == 10
+    assert (row["difference_low"], row["difference_high"]) == pytest.approx((-2.4598858, -0.7001142), abs=5e-8)
+    assert row["p"] == pytest.approx(0.002833, abs=5e-7) and row["verdict"] == "worse"
+    assert "1 is 1.6 below 2 (95 % interval" in judged["answers"][0]
 
 
 def test_table_is_judged_without_torch(tmp_path: Path) -> None:
