@@ -49,6 +49,7 @@ from vitlab.plan.values import Arm, MetricFacts, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
 from vitlab.report.notebook import Comparison
+from vitlab.report.notes_on_seeds import varied_streams
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store
@@ -718,10 +719,23 @@ def test_notes_are_complete(tmp_path):
     assert any("smallest p is 0.062" in note for note in notes)
 
 
+def test_seeds_of_varied_splits_are_reported_as_dependent(tmp_path):
+    plan, store = study(tmp_path)
+    one_split = "\n".join(document(plan, store)["notes"])
+    assert "this split, not another split" in one_split and "overlap" not in one_split
+    trials = tuple(
+        dataclasses.replace(item, trial=dataclasses.replace(item.trial, seeds={**item.trial.seeds, "split": item.seed}))
+        for item in plan.trials
+    )
+    notes = varied_streams(dataclasses.replace(plan, trials=trials), [])
+    assert "subset, split" in notes[0] and "Training sets of different splits overlap" in notes[0]
+    assert "not another split" not in notes[0]
+
+
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
     trials = tuple(
-        dataclasses.replace(
-            item, trial=dataclasses.replace(item.trial, needs={"teacher": teachers[item.arm][item.seed]})
+        dataclasses.dataclasses.replace(
+            item, trial=dataclasses.dataclasses.replace(item.trial, needs={"teacher": teachers[item.arm][item.seed]})
         )
         if item.arm in teachers
         else item

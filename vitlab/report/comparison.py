@@ -231,7 +231,8 @@ def _judge_look(
             statistics.with_choices(side[arm], variances, family.level(arm)) for side in (contrasts, imputed_contrasts)
         )
     judged = correct(contrasts, compared, values, family, analysis)
-    imputed_judged = correct(imputed_contrasts, compared, imputed, family, analysis)
+    nothing_lost = imputed == values
+    imputed_judged = judged if nothing_lost else correct(imputed_contrasts, compared, imputed, family, analysis)
     rows: dict[str, dict[str, Any]] = {
         arm: {"look": family.look + 1, "looks": len(plan.alpha_shares), "awaited": pending[arm]} for arm in compared
     }

@@ -151,6 +151,11 @@ def varied_streams(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         lines[0] += (
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
+    if "split" in varied:
+        lines[0] += (
+            " Training sets of different splits overlap, so seeds are not independent: intervals are too narrow and p "
+            "values too small by an amount that is not corrected (Nadeau and Bengio 2003)."
+        )
     return lines + few_pairs(plan, rows)
 
 
