@@ -9,7 +9,9 @@ own variance, and a family that holds some of them is corrected by Holm's method
 
 With several looks (``seeds.until`` and ``seeds.escalate_to``), each look has a part of alpha over the whole family, see
 :func:`vitlab.statistics.sequential_levels`.  What a look decides is final.  What it leaves open is judged again once
-all further seeds have ended, with the decided comparisons counted in the family as NaN.
+all further seeds have ended, with the decided comparisons counted in the family as NaN.  While a comparison waits for
+seeds, its interval has the level of its look; once it has ended, estimate and interval are corrected for that, see
+:mod:`vitlab.statistics.stopping`.
 """
 
 from __future__ import annotations
