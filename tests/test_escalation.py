@@ -23,6 +23,7 @@ from vitlab.report.comparison import judge, refusals
 from vitlab.report.escalation import inconclusive_arms
 from vitlab.report.render import _Content
 from vitlab.spec import Analysis, Study
+from vitlab.statistics import after_stopping
 from vitlab.store.folders import Store
 
 FIRST, SECOND = tuple(range(5)), tuple(range(10))
@@ -96,10 +97,16 @@ def test_each_stage_spends_its_share_of_alpha_on_whole_family(values):
     assert rows["near"]["p_corrected"] == pytest.approx(min(1, second[1] / 0.8))
     assert rows["level"]["p_corrected"] == pytest.approx(min(1, second[2] / 0.8))
     assert [(rows[arm]["look"], rows[arm]["pairs"]) for arm in rows] == [(1, 5), (2, 10), (2, 10)]
-    for arm, seeds, share in (("far", FIRST, 0.25), ("near", SECOND, 0.8)):
+    levels = tuple(0.05 * share / 3 for share in (0.25, 0.8))
+    waiting = judge_values(values, (), waiting=1)
+    for look, (arm, seeds) in enumerate((("far", FIRST), ("near", SECOND))):
         d = [values[arm][seed] - base[seed] for seed in seeds]
-        low, high = stats.t.interval(1 - 0.05 * share / 3, len(d) - 1, np.mean(d), stats.sem(d))
-        assert (rows[arm]["difference_low"], rows[arm]["difference_high"]) == pytest.approx((low, high))
+        corrected = after_stopping(float(np.mean(d)), float(stats.sem(d)), len(d) - 1, (5, 10), levels, look)
+        ended = tuple(rows[arm][name] for name in ("difference", "difference_low", "difference_high"))
+        assert ended == pytest.approx(corrected)
+        d = [values[arm][seed] - base[seed] for seed in FIRST]
+        low, high = stats.t.interval(1 - levels[0], len(d) - 1, np.mean(d), stats.sem(d))
+        assert (waiting[arm]["difference_low"], waiting[arm]["difference_high"]) == pytest.approx((low, high))
 
 
 def test_first_stage_is_reported_until_further_seeds_end(values):

@@ -305,7 +305,7 @@ def _collapsed_seeds(pair: Pair) -> tuple[set[int], set[int]]:
     the sides differ.
     """
     sign, sides = _sign(pair.goal), (pair.old, pair.new)
-    each = statistics.collapsed_seeds(dict(enumerate(sides)), sign)  # type: ignore[arg-type]
+    each = statistics.collapsed_seeds({"old": pair.old, "new": pair.new}, sign)
     both = sign * np.array([*pair.old.values(), *pair.new.values()], dtype=float)
     bound = -math.inf
     if len(both):
@@ -313,7 +313,7 @@ def _collapsed_seeds(pair: Pair) -> tuple[set[int], set[int]]:
         spread = max(statistics.NORMAL_MAD * float(np.median(np.abs(both - center))), pair.quantum)
         bound = center - COLLAPSED_SD * spread if spread > 0 else -math.inf
     old, new = ({seed for seed, value in side.items() if sign * value < bound} for side in sides)
-    return old | set(each[0]), new | set(each[1])
+    return old | set(each["old"]), new | set(each["new"])
 
 
 def _broken_seeds(pair: Pair, collapsed: tuple[set[int], set[int]]) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -77,8 +77,8 @@ def looks_note(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     sizes = [len(seeds) for seeds in plan.looks.seeds]
     sentences = [
         f"{_number(len(sizes))} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: "
-        "p values and intervals of differences hold for all of them together. The difference of a comparison that has "
-        "ended is the median-unbiased estimate, which corrects the mean difference for the end."
+        "p values and intervals of differences hold for all of them together. Differences of comparisons that have "
+        "ended are median-unbiased estimates, which correct the mean for stopping."
     ]
     compared = [row for row in rows if row["baseline"] is not None]
     added: dict[int, list[phrasing.Row]] = {}
