@@ -52,6 +52,20 @@ NORMAL = InputSpec(COLOUR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = InputSpec(COLOUR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+class Student(nn.Module):
+    """A model with constant logits of every head."""
+
+    def __init__(self, logits_by_head: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.logits = logits_by_head
+
+    def forward(self, x_BCHW: Tensor) -> Mapping[str, Tensor]:
+        return self.logits
+
+    def logits_by_head(self, output: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return output
+
+
 class Fixed(nn.Module):
     """A model with constant logits; as a teacher of ours and of timm's, and as a student of timm's."""
 
@@ -91,7 +105,8 @@ def value(how: Mapping[str, Any], views: Mapping[str, Tensor], teacher: Tensor, 
         Distill.model_validate({"teacher": {"trial": {}}, **how}), model, NORMAL, NORMAL, "fp32"
     )
     loss = slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.1})
-    return distillation(loss, {name: view.to(dtype) for name, view in views.items()}, TARGET, X.to(dtype))
+    student: Any = Student({name: view.to(dtype) for name, view in views.items()})
+    return distillation(loss, student, TARGET, X.to(dtype))
 
 
 # -- loss -------------------------------------------------------------------------------------------------------------
@@ -164,9 +179,8 @@ def test_probability_teacher_uses_logits_and_other_classes_are_refused() -> None
     )
     says.load_state_dict(teacher.state_dict())
     x_BCHW = torch.randn(3, 3, 8, 8)
-    plain, softened = (
-        Distillation(how, model, HALF, NORMAL, "fp32").logits(model, x_BCHW) for model in (teacher, says)
-    )
+    distillations = [Distillation(how, model, HALF, NORMAL, "fp32") for model in (teacher, says)]
+    plain, softened = (one.targets(one.teacher, x_BCHW)[0] for one in distillations if one.teacher is not None)
     assert torch.equal(plain, softened) and not plain.requires_grad and not teacher.training
 
 
@@ -175,7 +189,8 @@ def test_target_labels_trains_both_heads_on_labels() -> None:
     how = Distill(kind="labels", alpha=0.3)
     smooth = slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.1})
     views = {"": (cls + dist) / 2, "cls": cls, "dist": dist}
-    loss_value = Distillation(how, None, NORMAL, NORMAL, "fp32")(smooth, views, TARGET, X)
+    student: Any = Student(views)
+    loss_value = Distillation(how, None, NORMAL, NORMAL, "fp32")(smooth, student, TARGET, X)
     reference = nn.CrossEntropyLoss(label_smoothing=0.1)
     assert float(loss_value.total) == pytest.approx(
         0.7 * float(reference(cls, TARGET)) + 0.3 * float(reference(dist, TARGET))

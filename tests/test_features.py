@@ -18,7 +18,7 @@ from vitlab.plan.key import FEATURES, modules_beside
 from vitlab.plan.resolve import Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
-from vitlab.training.linear_probe import features_of
+from vitlab.training.features import features_of
 from vitlab.training.loop import Training
 from vitlab.training.metrics.features import Features, nearest_classes
 

@@ -1,6 +1,6 @@
 """The contract of models.
 
-B batch, C channels, H and W pixels.
+B batch, C channels, H and W pixels or positions of a map, T tokens, D width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ State = Mapping[str, Tensor]
 
 
 class Model(nn.Module):
-    """Contract: ``Model(data, *, options)``, a module from images to a NamedTuple of logits."""
+    """Contract: ``Model(data, *, options)``, a module from images to a NamedTuple of logits.
+
+    A model may split ``forward`` into ``forward_features``, which returns tokens (B, T, D) or a feature map
+    (B, D, H, W), and ``forward_head``, which returns the output from these.  Distillation by tokens needs both.
+    """
 
     _frozen: tuple[str, ...] = ()  #: paths of the modules that stay in evaluation mode
 

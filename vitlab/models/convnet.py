@@ -27,7 +27,7 @@ Factor = Annotated[float, Field(gt=0)]
 
 
 class ConvNet(Model):
-    """Base of convolutional networks.  A subclass adds its layers in order, ``fc`` last, and names its ``blocks``."""
+    """Base of convolutional networks.  A subclass adds layers in order, ``avgpool`` and ``fc`` last, and ``blocks``."""
 
     scheme: ClassVar[Torch]
     """The scheme of initial values of convolutions and the classifier."""
@@ -74,14 +74,23 @@ class ConvNet(Model):
 
     def forward(self, x_BCHW: Tensor) -> Logits:
         """Return the logits, channels last on a CPU where that is safe."""
-        first, *body, fc = self.children()
+        return self.forward_head(self.forward_features(x_BCHW))
+
+    def forward_features(self, x_BCHW: Tensor) -> Tensor:
+        """Return the last feature map, (B, D, H, W)."""
+        first, *body, _avgpool, _fc = self.children()
         x_BCHW = first(x_BCHW)
         if x_BCHW.device.type == "cpu" and self._is_safe_channels_last():
             # Convolutions of few channels are a third faster in this layout, and later layers keep it.
             x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
         for layer in body:
             x_BCHW = layer(x_BCHW)
-        return Logits(fc(x_BCHW.flatten(1)))
+        return x_BCHW
+
+    def forward_head(self, x_BDHW: Tensor) -> Logits:
+        """Return the logits from the map of :meth:`forward_features`."""
+        *_, avgpool, fc = self.children()
+        return Logits(fc(avgpool(x_BDHW).flatten(1)))
 
     def _is_safe_channels_last(self) -> bool:
         """Return False where torch's CPU kernels would write beyond their buffers.

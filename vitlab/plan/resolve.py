@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path as FilePath
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.plan.design import put, value_at
+from vitlab.plan.distillation import drop_unused_options, incompatibilities
 from vitlab.plan.key import (
     FURTHER_OPTIONS,
     NOTHING,
@@ -188,10 +189,10 @@ class Resolver:
             faults.append((("train", "mix"), sentence))
         needs, files = self._needs(tree, plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
-            _drop_unused_options(identity["distill"])
-            if info is not None and ("model",) in parts:
+            drop_unused_options(identity["distill"])
+            if info is not None and model_choice is not None and ("model",) in parts:
                 teacher = needs["teacher"].trial if "teacher" in needs else None
-                faults += [(("distill", "teacher"), sentence) for sentence in _unsuitable(plain, info, teacher)]
+                faults += incompatibilities(plain, info, model_choice, teacher)
         if info is not None and isinstance(plain.get("data"), Mapping):
             places = {"init_from": ("init_from", "trial"), "teacher": ("distill", "teacher")}
             for role, prerequisite in needs.items():
@@ -371,32 +372,6 @@ def _corrupted_in_key(data: Mapping[str, Any], info: DataInfo) -> Mapping[str, A
     return {**data, "corrupted": {**data["corrupted"], "images": None}}
 
 
-def _drop_unused_options(distill: dict[str, Any]) -> None:
-    """Remove the options of soft distillation from the identity of any other kind, which does not use them."""
-    if distill.get("kind") != "soft":
-        distill.pop("tau", None)
-        distill.pop("reduction", None)
-
-
-def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial | None) -> Iterator[str]:
-    """Yield the reasons why a trial cannot learn from its teacher."""
-    if info.task != "classification":
-        yield f"distill needs classification, and the task of this data is {info.task}; remove it"
-    if plain["distill"].get("kind") == "labels" and "distillation" not in plain["model"].get("prefix", ()):
-        yield "kind 'labels' needs a distillation token; write model.prefix: [class, distillation]"
-    if teacher is None:
-        return
-    here, there = plain["data"], teacher.plain["data"]
-    same = here["type"] == there["type"]
-    if teacher.info.classes != info.classes:
-        yield f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}; make them equal"
-    elif teacher.info.labels and info.labels and teacher.info.labels != info.labels:
-        theirs, mine = _listed(teacher.info.labels), _listed(info.labels)
-        yield f"the teacher's classes are {theirs}, and those of this trial {mine}"
-    elif same and here["classes"] != there["classes"]:
-        yield f"the teacher's data.classes is {there['classes']}, and here it is {here['classes']}"
-
-
 def _other_split_below(data: Choice, identity: DataIdentity | None, role: str, source: ResolvedTrial) -> str | None:
     """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
@@ -408,7 +383,3 @@ def _other_split_below(data: Choice, identity: DataIdentity | None, role: str, s
             return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
         queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
     return None
-
-
-def _listed(labels: tuple[str, ...]) -> str:
-    return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")

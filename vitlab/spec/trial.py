@@ -195,29 +195,68 @@ class Teacher(Source):
         return value
 
 
+class Matching(Frozen):
+    """A loss between a linear map of the student's features and the teacher's features for the same image.
+
+    The map is trained with the student and is no part of the stored weights.  The defaults are those of
+    arXiv:2205.14141; ``{loss: mse, norm: none}`` is the loss of arXiv:1412.6550 (FitNets), and ``loss: cosine`` that of
+    arXiv:2211.07636 (EVA).
+    """
+
+    weight: Annotated[float, Field(ge=0)] = 1.0  #: factor of the term, which is added to the loss
+    loss: Literal["smooth_l1", "mse", "cosine"] = "smooth_l1"
+    """Mean over all numbers of the squared difference (``mse``), or of ``smooth_l1``, which is quadratic below 2 and
+    linear above; ``cosine``: mean over vectors of 1 - cosine."""
+    norm: Literal["layernorm", "none"] = "layernorm"
+    """Normalisation of each vector of the teacher to mean 0 and variance 1, or none."""
+
+
 class Distill(Frozen):
     """Training on labels and on a teacher: (1 - alpha) loss + alpha distillation.  Reference: arXiv:2012.12877.
 
     The head of the distillation token, where the model has one, learns from the teacher, and that of the class token
-    from the labels; otherwise one head learns from both.
+    from the labels; otherwise one head learns from both.  ``features`` and ``tokens`` add terms to this sum.
     """
 
     teacher: Teacher | None = None
     kind: Literal["hard", "soft", "labels", "none"] = "hard"
     """``hard``: the teacher's predicted class.  ``soft``: its probabilities.  ``labels``: both heads learn from the
-    labels, without a teacher, as a control for the second token.  ``none``: no distillation; other keys are ignored."""
+    labels, without a teacher, as a control for the second token.  ``none``: the teacher's logits are not used; without
+    ``features`` and ``tokens`` there is no distillation, and other keys are ignored."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  #: weight of the distillation
     tau: Annotated[float, Field(gt=0)] = 1.0  #: temperature of both softmaxes in soft distillation
     reduction: Literal["numel", "batchmean"] = "numel"
     """Divisor of the sum over batch and classes in soft distillation: both, as in DeiT's code, or the batch, as in
     timm."""
+    features: Matching | None = None
+    """Learning from the teacher's pooled features, the input of its linear classifier.  Reference: arXiv:1412.6550."""
+    tokens: Matching | None = None
+    """Learning from the teacher's last patch tokens or feature map, place by place; a grid of another size is resampled
+    to the student's.  Reference: arXiv:2205.14141."""
+
+    @field_validator("features", "tokens")
+    @classmethod
+    def _nothing_matched(cls, value: Matching | None) -> Matching | None:
+        """Return None for a weight of 0, so that such an arm equals the arm without the term."""
+        return None if value is None or not value.weight else value
 
     @model_validator(mode="after")
     def _taught(self) -> Self:
         if self.teacher is None and self.kind in ("hard", "soft"):
             sentence = f"kind '{self.kind}' needs a teacher; set teacher.trial or teacher.checkpoint"
             raise conflict(sentence, "kind", "teacher")
+        for name in self.matchings:
+            if self.kind == "labels":
+                raise conflict(f"kind 'labels' has no teacher, and {name} needs one; remove {name}", "kind", name)
+            if self.teacher is None:
+                raise conflict(f"{name} needs a teacher; set teacher.trial or teacher.checkpoint", name, "teacher")
         return self
+
+    @property
+    def matchings(self) -> dict[str, Matching]:
+        """Return the terms on features by name: ``features`` and ``tokens``, where they are set."""
+        terms = {"features": self.features, "tokens": self.tokens}
+        return {name: term for name, term in terms.items() if term is not None}
 
 
 class TrialSpec(Frozen):
@@ -233,8 +272,10 @@ class TrialSpec(Frozen):
     @classmethod
     def _as_read(cls, value: Distill | None) -> Distill | None:
         """Drop the options that the kind does not use, so that they do not change the trial."""
-        if value is None or value.kind == "none":
+        if value is None or (value.kind == "none" and not value.matchings):
             return None
+        if value.kind == "none":
+            return Distill(kind="none", teacher=value.teacher, **value.matchings)
         return Distill(kind="labels", alpha=value.alpha) if value.kind == "labels" else value
 
     def sources(self) -> dict[str, Source]:

@@ -1,33 +1,40 @@
-"""Distillation: training on labels and on a teacher's logits for the same augmented images.
+"""Distillation: training on labels and on a teacher's logits and features for the same augmented images.
 
 The teacher is frozen and in evaluation mode.  The student's batch is converted to the teacher's channels, image size
 and normalisation.
 
-B batch, K classes, C channels, H and W pixels, D width.
-Reference: arXiv:2012.12877 (DeiT), arXiv:1503.02531 (soft distillation).
+B batch, K classes, C channels, H and W pixels, T tokens, D width of the student, E width of the teacher, h and w rows
+and columns of patch tokens or of a feature map; ``...`` none for pooled features, h and w for tokens.
+Reference: arXiv:2012.12877 (DeiT), arXiv:1503.02531 (soft distillation), arXiv:1412.6550 (features), arXiv:2205.14141
+(tokens).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitlab import noise
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 from vitlab.models.contract import Model
-from vitlab.spec.trial import Distill
+from vitlab.spec.trial import Distill, Matching
 from vitlab.training.artifacts import InputSpec
-from vitlab.training.evaluation import forward_logits
+from vitlab.training.evaluation import autocast, forward_logits
+from vitlab.training.features import FeatureReader
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import mean
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601)."""
+
+SMOOTH_L1_BETA = 2.0
+"""Difference at which the smooth L1 loss becomes linear, as in arXiv:2205.14141."""
 
 
 class Distillation:
@@ -41,49 +48,91 @@ class Distillation:
         precision: Precision of the student, used for the teacher too.
 
     Raises:
-        WeightsError: If the teacher has another number of classes.
+        WeightsError: If the teacher has another number of classes and its logits are used, or if it lacks features.
     """
 
     def __init__(self, how: Distill, teacher: Model | None, theirs: InputSpec, mine: InputSpec, precision: str) -> None:
-        if theirs.info.classes != mine.info.classes:
+        if how.kind in ("hard", "soft") and theirs.info.classes != mine.info.classes:
             raise WeightsError(
                 f"the teacher has {theirs.info.classes} classes and this trial has {mine.info.classes}; use a teacher "
                 "with the same number of classes"
             )
         self.how = how
+        self.mine = mine
         self.precision = precision
-        self.teacher = teacher
+        self.teacher: FeatureReader | None = None
         if teacher is not None:
             teacher.eval().requires_grad_(False)
+            self.teacher = FeatureReader(teacher, theirs.info, how.matchings, precision, "the teacher")
             self.adapter = InputAdapter(mine, theirs, like=next(teacher.parameters()))
 
-    def __call__(self, loss: Loss, logits_by_head: Mapping[str, Tensor], target: Tensor, x_BCHW: Tensor) -> Value:
+    def module(self, student: Model, seed: int) -> Model:
+        """Return the module to train: the student, or a :class:`Projected` one if its features are matched.
+
+        Raises:
+            WeightsError: If the student lacks features.
+        """
+        if self.teacher is None or not self.how.matchings:
+            return student
+        reader = FeatureReader(student, self.mine.info, self.how.matchings, self.precision, "this trial's model")
+        projected = Projected(reader, self.teacher.widths)
+        projected.initialise(seed)
+        return projected
+
+    def __call__(self, loss: Loss, module: Model, target: Tensor, x_BCHW: Tensor) -> Value:
         """Return the loss of a batch over labels and teacher, and its terms.
+
+        Args:
+            loss: Loss on labels.
+            module: The module of :meth:`module`.
+            target: Target of ``loss``.
+            x_BCHW: The student's input images.
+        """
+        predicted: Mapping[str, Tensor] = {}
+        if isinstance(module, Projected):
+            logits_by_head, predicted = module(x_BCHW)
+        else:
+            logits_by_head = forward_logits(module, x_BCHW, self.precision)
+        if self.teacher is None:
+            return self.loss_on_logits(loss, logits_by_head, target, None)
+        teacher_BK, features = self.targets(self.teacher, x_BCHW)
+        total, parts = self.loss_on_logits(loss, logits_by_head, target, teacher_BK)
+        for name, how in self.how.matchings.items():
+            term = matching_loss(predicted[name], features[name], how)
+            total, parts = total + how.weight * term, {**parts, f"loss_{name}": term}
+        return Value(total, parts)
+
+    @torch.no_grad()
+    def targets(self, teacher: FeatureReader, x_BCHW: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the teacher's logits, (B, K), and features by name for the student's input images."""
+        logits_by_head, features = teacher(self.adapter(x_BCHW))
+        return logits_by_head[""], features
+
+    def loss_on_logits(
+        self, loss: Loss, logits_by_head: Mapping[str, Tensor], target: Tensor, teacher_BK: Tensor | None
+    ) -> Value:
+        """Return the loss over labels and the teacher's logits, if any, and its terms.
 
         Args:
             loss: Loss on labels.
             logits_by_head: The student's logits.  With a distillation head, ``cls`` is trained on labels, ``dist`` on
                 the teacher.
             target: Target of ``loss``.
-            x_BCHW: The student's input images.
+            teacher_BK: The teacher's logits; None for labels alone.
         """
+        if self.how.kind == "none":
+            base = loss(logits_by_head, target)
+            return Value(base.total, {**base.parts, "loss_base": base.total})
         base = loss(
             {**logits_by_head, "": logits_by_head["cls"]} if "cls" in logits_by_head else logits_by_head, target
         )
         student_BK = logits_by_head["dist"] if "dist" in logits_by_head else logits_by_head[""]
-        if self.teacher is None:
+        if teacher_BK is None:
             distillation_term = loss({**logits_by_head, "": student_BK}, target).total
         else:
-            distillation_term = self.distillation_term(
-                student_BK, self.logits(self.teacher, x_BCHW).to(student_BK.dtype)
-            )
+            distillation_term = self.distillation_term(student_BK, teacher_BK.to(student_BK.dtype))
         total = (1 - self.how.alpha) * base.total + self.how.alpha * distillation_term
         return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distillation_term})
-
-    @torch.no_grad()
-    def logits(self, teacher: Model, x_BCHW: Tensor) -> Tensor:
-        """Return the teacher's logits, (B, K), for the student's input images."""
-        return forward_logits(teacher, self.adapter(x_BCHW), self.precision)[""]
 
     def distillation_term(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
         """Return the distillation term of the student's and the teacher's logits."""
@@ -117,6 +166,60 @@ class Distillation:
             hook.remove()
         if cosines:
             metrics["token_cosine"] = mean(torch.cat(cosines).cpu())
+
+
+class Prediction(NamedTuple):
+    """The output of a :class:`Projected` student."""
+
+    logits_by_head: Mapping[str, Tensor]
+    features: Mapping[str, Tensor]  #: predictions of the teacher's features by name, (B, ..., E)
+
+
+class Projected(Model):
+    """A student, and linear maps from its features to those of the teacher.
+
+    Args:
+        student: The student with its features.
+        widths: E of each of the features.
+    """
+
+    def __init__(self, student: FeatureReader, widths: Mapping[str, int]) -> None:
+        super().__init__()
+        self.model = student.model
+        self.student = student
+        maps = {name: nn.Linear(student.widths[name], width) for name, width in widths.items()}
+        self.projections = nn.ModuleDict(maps).to(next(student.model.parameters()))
+
+    def forward(self, x_BCHW: Tensor) -> Prediction:
+        """Return the logits and the predicted features, in float32 or wider."""
+        logits_by_head, features = self.student(x_BCHW)
+        predicted = {}
+        with autocast(x_BCHW.device, self.student.precision):
+            for name, projection in self.projections.items():
+                predicted[name] = projection(features[name].movedim(1, -1)).to(features[name].dtype)
+        return Prediction(logits_by_head, predicted)
+
+    def layer_of(self, name: str) -> int:
+        """Return the model's layer; the projections are in the last one, with the head."""
+        part, _, path = name.partition(".")
+        if part == "model":
+            return self.model.layer_of(path)
+        return max(self.model.layer_of(other) for other, _ in self.model.named_parameters())
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters without weight decay."""
+        return super().no_weight_decay() | {f"model.{name}" for name in self.model.no_weight_decay()}
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw the maps from a normal of deviation 1 / sqrt(inputs), keyed by name; the model keeps its weights."""
+        for name, parameter in self.projections.named_parameters():
+            g = torch.Generator().manual_seed(noise.key(seed, "init", f"projections.{name}"))
+            if parameter.ndim == 2:
+                drawn = torch.empty(parameter.shape).normal_(std=parameter.shape[1] ** -0.5, generator=g)
+                parameter.copy_(drawn)
+            else:
+                nn.init.zeros_(parameter)
 
 
 class InputAdapter:
@@ -187,6 +290,28 @@ def soft(
     )
     count = student_BK.numel() if reduction == "numel" else len(student_BK)
     return divergence * tau**2 / count
+
+
+def matching_loss(predicted: Tensor, teacher: Tensor, how: Matching) -> Tensor:
+    """Return the loss of predictions of the teacher's features.
+
+    Args:
+        predicted: Predictions, (B, ..., E).
+        teacher: The teacher's features, (B, E, ...); maps of another size are resampled.
+        how: Loss and normalisation.
+    """
+    size = predicted.shape[1:-1]
+    if teacher.shape[2:] != size:
+        # The target is resampled, since the backward pass of interpolation is not deterministic on GPUs.
+        teacher = F.interpolate(teacher, size=size, mode="bilinear", antialias=True, align_corners=False)
+    target = teacher.movedim(1, -1).to(predicted.dtype)
+    if how.norm == "layernorm":
+        target = F.layer_norm(target, target.shape[-1:])
+    if how.loss == "mse":
+        return F.mse_loss(predicted, target)
+    if how.loss == "smooth_l1":
+        return F.smooth_l1_loss(predicted, target, beta=SMOOTH_L1_BETA)
+    return (1 - F.cosine_similarity(predicted, target, dim=-1)).mean()
 
 
 def _channels(values: tuple[float, ...]) -> Tensor:

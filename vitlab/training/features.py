@@ -1,26 +1,173 @@
-"""Features of the images of a split, and their metrics.  See :mod:`vitlab.training.metrics.features`."""
+"""Features of a model: the input of its linear classifier, and the last patch tokens or feature map before it.
+
+B batch, N images of a split, C channels, H and W pixels, D width, T tokens, h and w rows and columns of tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from vitlab.data.prepare import Feed
+from vitlab.errors import WeightsError
+from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
-from vitlab.training.evaluation import Split
-from vitlab.training.linear_probe import features_of
-from vitlab.training.metrics.features import FeatureMetric, Features
+from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits
 
 
-def evaluate_features(
-    model: Model, feed: Feed, split: Split, precision: str, metrics: Mapping[str, FeatureMetric]
-) -> dict[str, float]:
-    """Return the metrics of the features of a split; the model keeps its mode.
+@torch.no_grad()
+def features_of(model: Model, feed: Feed, split: Split, precision: str) -> tuple[Tensor, Tensor]:
+    """Return the features (N, D) and labels (N) of a split, on the CPU: the inputs of the model's linear classifier.
+
+    Of several classifiers, the first is meant.  The model keeps its mode.
 
     Raises:
-        WeightsError: If the model has no linear classifier.
+        WeightsError: If there is no linear classifier.
     """
-    images = Features(*features_of(model, feed, split, precision))
-    train = None
-    if any(one.needs_train for one in metrics.values()):
-        train = Features(*features_of(model, feed, "train", precision))
-    return {name: one.of_features(images, train if one.needs_train else None) for name, one in metrics.items()}
+    was_training = model.training
+    model.eval()
+    layers = classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
+    layers = dict(list(layers.items())[:1])
+    if not layers:
+        raise WeightsError(
+            f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
+            "remove them from train.metrics"
+        )
+    features, y_N = inputs_of(layers, model, feed, split, precision)
+    model.train(was_training)
+    (x_ND,) = features.values()
+    return x_ND.cpu(), y_N.cpu()
+
+
+def inputs_of(
+    layers: Mapping[str, nn.Linear], model: Model, feed: Feed, split: Split, precision: str
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the inputs of layers on a split, without augmentation, in float64, and its labels."""
+    inputs_by_name: dict[str, list[Tensor]] = {name: [] for name in layers}
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, inputs, features=inputs_by_name[name]: features.append(inputs[0].double())
+        )
+        for name, layer in layers.items()
+    ]
+    labels = []
+    try:
+        for batch in feed.evaluation(split, EVALUATION_BATCH):
+            forward_logits(model, batch.x_BCHW, precision)
+            labels.append(batch.y_B)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: torch.cat(inputs) for name, inputs in inputs_by_name.items()}, torch.cat(labels)
+
+
+def classifiers(model: Model, x_BCHW: Tensor, precision: str) -> Mapping[str, nn.Linear]:
+    """Return the linear layers whose outputs are the model's logits, by name.
+
+    Args:
+        model: Model in evaluation mode.
+        x_BCHW: Images to try it on.
+        precision: Precision of the pass.
+    """
+    outputs: dict[str, Tensor] = {}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
+        for name, layer in linear.items()
+    ]
+    try:
+        with autocast(x_BCHW.device, precision):
+            views = model.logits_by_head(model(x_BCHW))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())}
+
+
+class FeatureReader:
+    """The forward pass of a model, which also returns its features.
+
+    ``features`` are the input of its linear classifier, (B, D); of several classifiers, the first is meant.  ``tokens``
+    are its last patch tokens or feature map, (B, D, h, w): the output of its ``forward_features``, without the tokens
+    before the patches.
+
+    Args:
+        model: The model, which keeps its mode.
+        info: Its images.
+        names: The features to return; other passes of the model are not changed by any.
+        precision: Precision of the passes.
+        role: The model in messages, such as ``the teacher``.
+
+    Raises:
+        WeightsError: If the model has no such features.
+    """
+
+    def __init__(self, model: Model, info: DataInfo, names: Collection[str], precision: str, role: str) -> None:
+        self.model = model
+        self.names = names
+        self.precision = precision
+        self._inputs: list[Tensor] | None = None  #: of the classifier, while a pass is read
+        self.widths: dict[str, int] = {}  #: D by name
+        if not names:
+            return
+        x_BCHW = torch.zeros(1, info.channels, *info.image).to(next(model.parameters()))
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            if "features" in names:
+                self._watch_classifier(x_BCHW, role)
+            if "tokens" in names and not hasattr(model, "forward_features"):
+                raise WeightsError(
+                    f"distill.tokens needs patch tokens or a feature map, and {role}, a {type(model).__name__}, has "
+                    "none; use a ViT or a convolutional network, or remove tokens"
+                )
+            _, features = self(x_BCHW)
+        model.train(was_training)
+        self.widths = {name: feature.shape[1] for name, feature in features.items()}
+
+    def __call__(self, x_BCHW: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the logits by head and the features by name, in float32 or wider."""
+        model: Any = self.model
+        features: dict[str, Tensor] = {}
+        self._inputs = []
+        with autocast(x_BCHW.device, self.precision):
+            if "tokens" in self.names:
+                x = model.forward_features(x_BCHW)
+                features["tokens"] = x if x.ndim == 4 else _as_map(model, x)
+                output = model.forward_head(x)
+            else:
+                output = model(x_BCHW)
+            logits_by_head = model.logits_by_head(output)
+        if "features" in self.names:
+            features["features"] = self._inputs[0]
+        self._inputs = None
+        return _wide(logits_by_head), _wide(features)
+
+    def _watch_classifier(self, x_BCHW: Tensor, role: str) -> None:
+        layers = [*classifiers(self.model, x_BCHW, self.precision).values()]
+        if not layers:
+            raise WeightsError(
+                f"distill.features needs a head whose last layer is linear, and {role}, a "
+                f"{type(self.model).__name__}, has none; use another model, or remove features"
+            )
+        # A bound method, so that a deep copy of this reader has its own.
+        layers[0].register_forward_pre_hook(self._store)
+
+    def _store(self, _layer: nn.Module, inputs: tuple[Tensor]) -> None:
+        if self._inputs is not None:
+            self._inputs.append(inputs[0])
+
+
+def _as_map(model: Any, x_BTD: Tensor) -> Tensor:
+    """Return the patch tokens of a ViT at their places, (B, D, h, w)."""
+    g = model.geometry
+    x_BDN = x_BTD[:, len(g.prefix) :].transpose(1, 2)
+    return x_BDN.unflatten(2, g.grid)
+
+
+def _wide(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in float32 or wider."""
+    return {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in tensors.items()}

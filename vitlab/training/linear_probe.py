@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
-from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits
+from vitlab.training.features import classifiers, inputs_of
 from vitlab.weights.transfer import head_names
 
 MIN_STD = 1e-5
@@ -44,63 +44,18 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
     """
     was_training = model.training
     model.eval()
-    layers = _classifiers(model, feed, precision)
+    layers = classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
     if reason := _fitting_incompatibility(model, layers, feed):
         raise WeightsError(
             f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; write "
             "init_from.head: new to train it"
         )
-    features, y_N = _inputs_of(layers, model, feed, "train", precision)
+    features, y_N = inputs_of(layers, model, feed, "train", precision)
     for name, layer in layers.items():
         weight_KD, bias_K = solve(features[name], y_N, layer.out_features, l2)
         layer.weight.copy_(weight_KD)
         layer.bias.copy_(bias_K)
     model.train(was_training)
-
-
-@torch.no_grad()
-def features_of(model: Model, feed: Feed, split: Split, precision: str) -> tuple[Tensor, Tensor]:
-    """Return the features (N, D) and labels (N) of a split, on the CPU: the inputs of the model's linear classifier.
-
-    Of several classifiers, the first is meant.  The model keeps its mode.
-
-    Raises:
-        WeightsError: If there is no linear classifier.
-    """
-    was_training = model.training
-    model.eval()
-    layers = dict(list(_classifiers(model, feed, precision).items())[:1])
-    if not layers:
-        raise WeightsError(
-            f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
-            "remove them from train.metrics"
-        )
-    features, y_N = _inputs_of(layers, model, feed, split, precision)
-    model.train(was_training)
-    (x_ND,) = features.values()
-    return x_ND.cpu(), y_N.cpu()
-
-
-def _inputs_of(
-    layers: Mapping[str, nn.Linear], model: Model, feed: Feed, split: Split, precision: str
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the inputs of layers on a split, without augmentation, in float64, and its labels."""
-    inputs_by_name: dict[str, list[Tensor]] = {name: [] for name in layers}
-    hooks = [
-        layer.register_forward_pre_hook(
-            lambda _, inputs, features=inputs_by_name[name]: features.append(inputs[0].double())
-        )
-        for name, layer in layers.items()
-    ]
-    labels = []
-    try:
-        for batch in feed.evaluation(split, EVALUATION_BATCH):
-            forward_logits(model, batch.x_BCHW, precision)
-            labels.append(batch.y_B)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: torch.cat(inputs) for name, inputs in inputs_by_name.items()}, torch.cat(labels)
 
 
 def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
@@ -119,24 +74,6 @@ def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, T
     ridge_DD = l2 * torch.eye(x_ND.shape[1], dtype=x_ND.dtype, device=x_ND.device)
     weight_DK = torch.linalg.solve(z_ND.T @ z_ND + ridge_DD, z_ND.T @ (target_NK - bias_K)) / std_D[:, None]
     return weight_DK.T, bias_K - mean_D @ weight_DK
-
-
-def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Linear]:
-    """Return the linear layers whose outputs are the model's logits, by name."""
-    outputs: dict[str, Tensor] = {}
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
-        for name, layer in linear.items()
-    ]
-    try:
-        batch = next(feed.evaluation("train", 1))
-        with autocast(batch.x_BCHW.device, precision):
-            views = model.logits_by_head(model(batch.x_BCHW))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())}
 
 
 def _fitting_incompatibility(model: Model, layers: Mapping[str, nn.Linear], feed: Feed) -> str | None:

@@ -35,6 +35,8 @@ class Supervised(Objective):
         spec, feed = setup.spec, setup.feed
         self.criterion: Loss = slot("loss").build(spec.loss)
         self.distillation = setup.distillation
+        if self.distillation is not None:
+            self.module = self.distillation.module(setup.model, setup.seeds["init"])
         self.mixing: Mixing | None = None
         if spec.mix is not None:
             self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)
@@ -55,14 +57,13 @@ class Supervised(Objective):
 
     def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
         """Return the loss on labels, and on the teacher if there is one."""
-        logits_by_head = self.views(x, target, weights)
         if self.distillation is None:
-            return self.criterion(logits_by_head, target)
-        return self.distillation(self.criterion, logits_by_head, target, x)
+            return self.criterion(self.views(x, target, weights), target)
+        return self.distillation(self.criterion, self.module, target, x)
 
     def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
         """Return the logits by head."""
-        return forward_logits(self.module, x, self.setup.spec.precision, weights)
+        return forward_logits(self.setup.model, x, self.setup.spec.precision, weights)
 
     def weight(self, target: Tensor) -> Tensor:
         """Return the loss's weight of a microbatch."""
@@ -72,7 +73,7 @@ class Supervised(Objective):
         """Return the further metrics of distillation, if any."""
         if self.distillation is None:
             return super().evaluation_metrics()
-        return self.distillation.evaluation_metrics(self.module)
+        return self.distillation.evaluation_metrics(self.setup.model)
 
     def stacking_incompatibility(self) -> str | None:
         """Return a sentence for trainings with a teacher; None for others."""
