@@ -418,7 +418,7 @@ def test_repeats_draw_different_dropout_and_resume_equals_uninterrupted() -> Non
 PAGE = (Path(__file__).parents[1] / "pipelines" / "README.md").read_text(encoding="utf-8")
 RECIPES = [
     parse_document(text, "README.md").data
-    for text in re.findall(r"```yaml\n(.*?)```", PAGE.partition("## Recipes")[2].partition("\n## ")[0], re.S)
+    for text in re.findall(r"```yaml\n(.*?)```", PAGE.partition("## Recipes")[2].partition("\n##")[0], re.S)
 ]
 
 

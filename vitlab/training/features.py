@@ -15,7 +15,7 @@ from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
-from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits
+from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, wide
 
 
 @torch.no_grad()
@@ -144,7 +144,7 @@ class FeatureReader:
         if "features" in self.names:
             features["features"] = self._inputs[0]
         self._inputs = None
-        return _wide(logits_by_head), _wide(features)
+        return {name: wide(x) for name, x in logits_by_head.items()}, {name: wide(x) for name, x in features.items()}
 
     def _watch_classifier(self, x_BCHW: Tensor, role: str) -> None:
         layers = [*classifiers(self.model, x_BCHW, self.precision).values()]
@@ -166,8 +166,3 @@ def _as_map(model: Any, x_BTD: Tensor) -> Tensor:
     g = model.geometry
     x_BDN = x_BTD[:, len(g.prefix) :].transpose(1, 2)
     return x_BDN.unflatten(2, g.grid)
-
-
-def _wide(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors in float32 or wider."""
-    return {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in tensors.items()}

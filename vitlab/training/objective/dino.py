@@ -25,7 +25,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import Resolved
-from vitlab.training.evaluation import autocast
+from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
 from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weights, objective
@@ -134,7 +134,7 @@ class DINO(Objective):
         for number, view in enumerate(views):
             with self._draws_of(number), autocast(x.device, self.setup.spec.precision):
                 student_BK = self.student(view)
-            log_BK = (_wide(student_BK) / self.student_temperature).log_softmax(1)
+            log_BK = (wide(student_BK) / self.student_temperature).log_softmax(1)
             terms += [
                 -(target_BK * log_BK).sum(1).mean() for other, target_BK in enumerate(target_GBK) if other != number
             ]
@@ -144,7 +144,7 @@ class DINO(Objective):
     def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
         """Return the cross-entropy of student and teacher on each image, (B,)."""
         with autocast(x.device, self.setup.spec.precision):
-            student_BK = _wide(self.student(x))
+            student_BK = wide(self.student(x))
         log_BK = (student_BK / self.student_temperature).log_softmax(1)
         return {"": -(self._sharpened(self._teacher(x)) * log_BK).sum(1)}
 
@@ -156,7 +156,7 @@ class DINO(Objective):
 
     def _teacher(self, x_BCHW: Tensor) -> Tensor:
         with autocast(x_BCHW.device, self.setup.spec.precision):
-            return _wide(self.module.teacher(x_BCHW))
+            return wide(self.module.teacher(x_BCHW))
 
     def _sharpened(self, teacher: Tensor) -> Tensor:
         return ((teacher - self.module.centre_K) / self.teacher_temperature).softmax(-1)
@@ -253,8 +253,3 @@ class Projection(nn.Module):
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5, generator=g)
             else:
                 nn.init.zeros_(parameter)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return a tensor in float32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

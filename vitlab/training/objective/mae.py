@@ -28,7 +28,7 @@ from vitlab.models.anatomy import Anatomy
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import Resolved, slot
-from vitlab.training.evaluation import autocast
+from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
 from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weights, objective
@@ -165,8 +165,7 @@ class MaskedAutoencoder(Model):
         x_BTD = self.model.forward_features(x_BCHW, position)
         predicted_BMF = self.decoder(x_BTD, order_BN)[:, self.visible :]
         pixels_BNF = cut(x_BCHW, self.model.geometry.patch)
-        target_BMF = _select(pixels_BNF, order_BN[:, self.visible :])
-        target_BMF = target_BMF.to(torch.promote_types(target_BMF.dtype, torch.float32))
+        target_BMF = wide(_select(pixels_BNF, order_BN[:, self.visible :]))
         if self.norm_pixels:
             centred_BMF = target_BMF - target_BMF.mean(2, keepdim=True)
             target_BMF = centred_BMF / (target_BMF.var(2, keepdim=True) + VARIANCE_EPS).sqrt()
