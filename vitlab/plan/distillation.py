@@ -58,7 +58,9 @@ def _without_tokens(
 ) -> Iterator[tuple[Path, str]]:
     """Yield the reasons why tokens cannot be matched place by place."""
     place = ("distill", "tokens")
-    models = [("this trial's model", model), *([] if teacher is None else [("its teacher", teacher.model)])]
+    models = [("this trial's model", model)]
+    if teacher is not None:
+        models.append(("its teacher", teacher.model))
     for role, choice in models:
         if not hasattr(choice.component, "forward_features"):
             yield (

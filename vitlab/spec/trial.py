@@ -275,7 +275,7 @@ class TrialSpec(Frozen):
         if value is None or (value.kind == "none" and not value.matchings):
             return None
         if value.kind == "none":
-            return Distill(kind="none", teacher=value.teacher, **value.matchings)
+            return Distill(kind="none", teacher=value.teacher, features=value.features, tokens=value.tokens)
         return Distill(kind="labels", alpha=value.alpha) if value.kind == "labels" else value
 
     def sources(self) -> dict[str, Source]:

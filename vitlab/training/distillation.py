@@ -306,7 +306,7 @@ def matching_loss(predicted: Tensor, teacher: Tensor, how: Matching) -> Tensor:
         teacher = F.interpolate(teacher, size=size, mode="bilinear", antialias=True, align_corners=False)
     target = teacher.movedim(1, -1).to(predicted.dtype)
     if how.norm == "layernorm":
-        target = F.layer_norm(target, target.shape[-1:])
+        target = F.layer_norm(target, [target.shape[-1]])
     if how.loss == "mse":
         return F.mse_loss(predicted, target)
     if how.loss == "smooth_l1":

@@ -156,7 +156,7 @@ class FeatureReader:
         # A bound method, so that a deep copy of this reader has its own.
         layers[0].register_forward_pre_hook(self._store)
 
-    def _store(self, _layer: nn.Module, inputs: tuple[Tensor]) -> None:
+    def _store(self, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._inputs is not None:
             self._inputs.append(inputs[0])
 
@@ -165,4 +165,4 @@ def _as_map(model: Any, x_BTD: Tensor) -> Tensor:
     """Return the patch tokens of a ViT at their places, (B, D, h, w)."""
     g = model.geometry
     x_BDN = x_BTD[:, len(g.prefix) :].transpose(1, 2)
-    return x_BDN.unflatten(2, g.grid)
+    return x_BDN.reshape(*x_BDN.shape[:2], *g.grid)
