@@ -210,6 +210,7 @@ class Dataset(ABC):
         """Return the properties of the data as stored, without decoding any image.
 
         ``identity`` identifies the content: a published checksum or a digest of files; None if the data is not here.
+        ``further`` is a digest of the pictures of :meth:`corrupted` and :meth:`shifted`, if there are any.
 
         Raises:
             DataError: if the files are not as expected.
