@@ -6,7 +6,7 @@
   :func:`vitlab.history`;
 - ``report.json``: the answers, the table of arms, the notes and the provenance of the report;
 - ``plan.json``: the arms, the seeds and the analysis;
-- ``figures.html``: the figures of the report;
+- ``figures.html``: the figures of the report, the first ones if all are too large for a page;
 - ``attention.png`` or ``labels.png``: a picture of ``vitlab explain`` that has all arms, if one is given.
 
 This is also a hook of MkDocs, which makes the pages from these files and from the header of the study each time the
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "pages" / "gallery"
 FIGURES = ("arms", "interaction", "curves", "scaling")  #: of the report, in the order of the page
 MAX_RANK = 4  #: of the columns of the table of arms; the others are in report.json
+MAX_FIGURES = 200_000  #: bytes of all figures of a page; without the last ones, if they are more
 MAX_ANSWERS = 4  #: sentences of a study in the index
 NO_CLAIM = (Verdict.CANNOT_TELL, Verdict.REFUSED)
 PICTURES = {
@@ -214,12 +215,15 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     del doc["trials"], doc["state"]
     doc["made"] |= {"place": "In any folder", "command": command(study)}
     folder = FOLDER / study
-    for name, data in (("report.json", doc), ("plan.json", plan.to_json())):
-        write_bytes(folder / name, without_places(json.dumps(data, indent=1, ensure_ascii=False)).encode())
+    for name, data, indent in (("report.json", doc, 1), ("plan.json", plan.to_json(), None)):
+        write_bytes(folder / name, without_places(json.dumps(data, indent=indent, ensure_ascii=False)).encode())
     results, history = frame.results(plan, store), frame.history(plan, store)
     frame.write_parquet(results, folder / "results.parquet")
     frame.write_parquet(history.drop(columns=["time"]), folder / "history.parquet")
-    write_bytes(folder / "figures.html", "".join(_figures(plan, results, history, doc["cost"])).encode())
+    pictures = [figure.encode() for figure in _figures(plan, results, history, doc["cost"])]
+    while sum(map(len, pictures)) > MAX_FIGURES:
+        pictures.pop()
+    write_bytes(folder / "figures.html", b"".join(pictures))
     if picture is not None:
         shutil.copyfile(picture, folder / ("labels.png" if "labels" in picture.name else "attention.png"))
     return folder

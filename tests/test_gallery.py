@@ -135,7 +135,8 @@ def numbers(*texts: str) -> set[str]:
 @pytest.mark.parametrize("study", STUDIES)
 def test_files_are_small_and_of_no_machine(study: str, pages: dict[str, str]) -> None:
     for file in (FOLDER / study).iterdir():
-        assert file.stat().st_size <= 200_000, file
+        # The plan of a tuned study has a specification for every rival.
+        assert file.stat().st_size <= (300_000 if file.name == "plan.json" else 200_000), file
         if file.suffix in (".json", ".html"):
             assert not re.search(r"[\"= ]/(?!>)", file.read_text()), f"{file} has a path of the machine it was made on"
     figures = (FOLDER / study / "figures.html").read_text()
