@@ -74,6 +74,16 @@ def test_bce_equals_formula_and_timm(smoothing: float) -> None:
     )
 
 
+def test_bce_with_threshold_takes_mixed_classes_for_present_as_timm_does() -> None:
+    logits, _ = batch()
+    first, second = torch.arange(32) % 7, torch.arange(32) % 5
+    share = 0.7 * torch.nn.functional.one_hot(first, 7) + 0.3 * torch.nn.functional.one_hot(second, 7)
+    for threshold in (0.0, 0.5):
+        expected = float(BinaryCrossEntropy(smoothing=0, target_threshold=threshold)(logits, share))
+        assert loss({"type": "bce", "threshold": threshold}, logits, share) == pytest.approx(expected, rel=1e-6)
+    assert "threshold" not in slot("loss").resolve("bce").hashed()
+
+
 @pytest.mark.parametrize("name", ["cross_entropy", "bce"])
 def test_every_pixel_is_one_decision(name: str) -> None:
     logits, target = batch(4, 3, 5, 6)

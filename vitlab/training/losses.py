@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
-from vitlab.registry import Slot
+from vitlab.registry import Added, Slot
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 Reads = Literal["logits", "probabilities"]
@@ -96,16 +96,23 @@ class BinaryCrossEntropy(Loss):
 
     Args:
         label_smoothing: Weight ``s`` of the uniform distribution.
+        threshold: Share of a class in a mixed image above which its decision is yes, before smoothing; 0 in both
+            papers' code.  Without one, the target of a decision is the share.
     """
 
-    def __init__(self, *, label_smoothing: Smoothing = 0.0) -> None:
+    def __init__(
+        self, *, label_smoothing: Smoothing = 0.0, threshold: Annotated[Smoothing | None, Added()] = None
+    ) -> None:
         self.label_smoothing = label_smoothing
+        self.threshold = threshold
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         """Return the mean binary cross-entropy over labelled targets and classes."""
         logits_MK, target_M = flat(logits_by_head[""], target)
         classes = logits_MK.shape[1]
         hot_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)
+        if self.threshold is not None:
+            hot_MK = hot_MK > self.threshold
         smoothed_MK = hot_MK.to(logits_MK.dtype) * (1 - self.label_smoothing) + self.label_smoothing / classes
         loss_MK = F.binary_cross_entropy_with_logits(logits_MK, smoothed_MK, reduction="none")
         return Value(mean_labelled(loss_MK.mean(1), target_M), {})
