@@ -157,7 +157,11 @@ def test_pair_of_parts_of_a_block_works_or_is_refused_with_reason(row: dict[str,
     refused = {
         "rope2d": not attention.takes_rotation,
         "relative_bias": not attention.takes_bias,
-    }.get(row["position"], False) or (slot("block").get(row["block"]).passes_values and not attention.mixes_values)
+    }.get(row["position"], False)
+    passes = slot("block").get(row["block"]).passes
+    refused |= passes == "values" and not attention.mixes_values
+    refused |= passes == "merged" and not (attention.mixes_values and attention.counts_keys)
+    refused |= passes == "merged" and row["position"] != "learned"
     assert (reason is not None) == refused
     if refused:
         with pytest.raises(OptionError) as caught:

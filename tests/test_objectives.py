@@ -268,6 +268,7 @@ def test_micro_batches_equal_the_whole_batch() -> None:
         ({"patch": "conv_stem"}, "patch 'conv_stem' reads the pixels of others"),
         ({"final_norm_at": "pooled", "head": {"type": "linear", "pool": "gap"}}, "write final_norm_at: tokens"),
         ({"patch_drop": 0.5}, "patch_drop 0.5 removes some of those"),
+        ({"block": "token_merging"}, "block 'token_merging' merges some of those"),
         ({"type": "resnet8"}, "hides patches of a ViT, and model 'resnet8' is none"),
         ({"patch_size": 8}, "leaves no patch visible: mask_ratio is 0.75, and the model has 1 patches"),
     ],

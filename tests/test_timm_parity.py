@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,6 +124,12 @@ PAIRS = [
         },
         {"block_fn": timm_vit.ParallelScalingBlock, "init_values": 0.1, "qk_norm": True, "qkv_bias": False},
         unpacked,
+    ),
+    Pair("parallel things", {"block": "parallel_things"}, {"block_fn": timm_vit.ParallelThingsBlock}),
+    Pair(
+        "three parallel things, layer scale, three matrices",
+        {"block": {"type": "parallel_things", "number": 3}, "layer_scale": 0.1, "attention": "split"},
+        {"block_fn": partial(timm_vit.ParallelThingsBlock, num_parallel=3), "init_values": 0.1},
     ),
     Pair("no bias but in norms and patches", NO_BIAS, {"qkv_bias": False, "proj_bias": False}),
     Pair(

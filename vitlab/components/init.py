@@ -28,7 +28,7 @@ Kind = Literal["linear", "linear_bias", "conv", "conv_bias", "token", "position"
 
 Scale = Annotated[float, Field(ge=0)]
 
-LAST_OF_BRANCH = re.compile(r"blocks\.(\d+)\.(?:attn\.proj|mlp\.fc2)\.weight")
+LAST_OF_BRANCH = re.compile(r"blocks\.(\d+)\.(?:[a-z]+\.\d+\.)?(?:attn\.proj|mlp\.fc2)\.weight")
 """Canonical names of the last layer of each residual branch."""
 
 

@@ -9,7 +9,8 @@ B images, L blocks, H heads, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,40 +42,63 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     Raises:
         UserError: if an attention of the model has no maps.
     """
-    calls: list[tuple[Attention, tuple[Any, ...]]] = []
-    tokens: list[Tensor] = []
+    calls: list[list[tuple[Attention, tuple[Any, ...]]]] = []  # of the attentions of each block
+    received: list[Any] = []  # by each block from earlier ones
 
     def before_attention(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(module, Attention)
-        calls.append((module, arguments[:3]))  # without a function of the values, which no map depends on
+        calls[-1].append((module, arguments[:3]))  # without a function of the values, which no map depends on
 
     def before_block(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if not tokens:
-            tokens.append(arguments[0])
-
-    def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        tokens.append(output[0] if cast(Block, module).passes_values else output)
+        calls.append([])
+        received.append(arguments[3] if cast(Block, module).passes == "merged" else None)
 
     hooks = []
     for block in cast("Iterable[Block]", model.blocks):
-        hooks += [
-            block.register_forward_pre_hook(before_block),
-            block.register_forward_hook(after_block),
-            block.attn.register_forward_pre_hook(before_attention),
-        ]
+        hooks.append(block.register_forward_pre_hook(before_block))
+        attentions = [module for module in block.modules() if isinstance(module, Attention)]
+        hooks += [attention.register_forward_pre_hook(before_attention) for attention in attentions]
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), recorded_tokens(model, lambda x_BTD: x_BTD) as tokens:
             logits_by_head = model.logits_by_head(model(x_BCHW))
-            maps = tuple(_maps(module, arguments) for module, arguments in calls)
+            maps = [[_maps(*call) for call in of_block] for of_block in calls]
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    if len(maps) != len(model.blocks):
-        raise UserError(f"captured {len(maps)} attention maps from {len(model.blocks)} blocks")
-    return Captured(maps, tuple(tokens), logits_by_head, model.geometry)
+    if len({len(of_block) for of_block in maps}) != 1 or not maps[0]:
+        raise UserError(f"explanations need as many attention maps in each block; found {list(map(len, maps))}")
+    joined = [torch.cat(of_block, 1) for of_block in maps]  # several attentions of a block are more heads
+    spread = [each if merged is None else merged.spread(each) for each, merged in zip(joined, received, strict=True)]
+    return Captured(tuple(spread), tuple(tokens), logits_by_head, model.geometry)
+
+
+@contextmanager
+def recorded_tokens(model: ViT, read: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
+    """Yield a list to which a forward pass adds ``read`` of the tokens before the first block, then after each.
+
+    Tokens that were merged are there as often as before.
+    """
+    recorded: list[Tensor] = []
+
+    def before_block(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        recorded.append(read(arguments[0]))
+
+    def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        passes = cast(Block, module).passes
+        x_BTD, passed = output if passes else (output, None)
+        recorded.append(read(passed.restore(x_BTD) if passes == "merged" and passed is not None else x_BTD))
+
+    blocks = list(cast("Iterable[Block]", model.blocks))
+    hooks = [blocks[0].register_forward_pre_hook(before_block)]
+    hooks += [block.register_forward_hook(after_block) for block in blocks]
+    try:
+        yield recorded
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _maps(module: Attention, arguments: tuple[Any, ...]) -> Tensor:

@@ -175,11 +175,13 @@ class Anatomy:
                     f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
                 )
             assert issubclass(block.block.component, Block)
-            if block.block.component.passes_values and not attention.mixes_values:
+            if block.block.component.passes == "values" and not attention.mixes_values:
                 return (
                     f"block '{block.block.type}' changes the values of attention, and attention "
                     f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
                 )
+        if merging := self._merging_incompatibility():
+            return merging
         if head.component.task != self.task:
             return (
                 f"head '{head.type}' is for {head.component.task}, and the task of the data is {self.task}; use "
@@ -218,9 +220,37 @@ class Anatomy:
             )
         return None
 
+    def _merging_incompatibility(self) -> str | None:
+        """Return the part that cannot be combined with merged tokens, in one sentence; None if there is none."""
+        merging: str | None = None
+        for index, block in enumerate(self.blocks):
+            component, attention = block.block.component, block.attention.component
+            assert issubclass(component, Block) and issubclass(attention, Attention)
+            if component.passes == "merged":
+                merging = block.block.type
+                if not (attention.mixes_values and attention.counts_keys):
+                    return (
+                        f"block '{merging}' reads the keys of attention and weighs them by the number of merged "
+                        f"tokens, and attention '{block.attention.type}' (block {index}) does not support that; change "
+                        "one of the two"
+                    )
+            elif merging is not None:
+                return (
+                    f"block {index} is '{block.block.type}', which does not weigh the tokens that '{merging}' has "
+                    f"merged before it; use {{type: {merging}, tokens: 0}} there, which merges none"
+                )
+        for encoding in choices_of(self.position) if merging is not None else ():
+            assert issubclass(encoding.component, Position)
+            if encoding.component.acts_in_blocks(encoding.options):
+                return (
+                    f"position '{encoding.type}' places every patch in the blocks, and block '{merging}' merges some "
+                    "there; use a position that is added at the stem, or another block"
+                )
+        return None
+
     def receives_values(self, index: int) -> bool:
         """Return True if a block before ``index`` passes its values on."""
-        return any(block.block.component.passes_values for block in self.blocks[:index])  # type: ignore[attr-defined]
+        return any(block.block.component.passes == "values" for block in self.blocks[:index])  # type: ignore[attr-defined]
 
     def work(self) -> Work:
         """Return the work per image, by which an engine is chosen."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.attention import SOFTMAX
+from vitlab.components.attention import SOFTMAX, SoftmaxAttention
 from vitlab.components.block import Place
 from vitlab.errors import GeometryError, UserError
 from vitlab.geometry import Geometry
@@ -79,9 +79,9 @@ def optimizer_incompatibility(component: type) -> str | None:
 
 def scale_attention(model: ViT) -> None:
     """Let the logits of attention be divided by the width of a head, relative to the base model."""
-    for block in model.blocks:
-        attention: Any = block.attn
-        attention.scale *= math.sqrt(model.base_width / model.geometry.dim)
+    for module in model.modules():
+        if isinstance(module, SoftmaxAttention):
+            module.scale *= math.sqrt(model.base_width / model.geometry.dim)
 
 
 def growths(model: ViT) -> dict[str, Growth]:

@@ -186,16 +186,17 @@ class ViT(Model):
         position = self.position if position is None else position
         x_BTD = self._with_prefix(self.patch_embed(x_BCHW))
         x_BTD = self.norm_pre(self.patch_drop(self.pos_drop(position.add(x_BTD, 0))))
-        values_BHTK: Tensor | None = None  # of the first block that passes them on
+        passed: dict[str, Any] = {}  # from block to block
         for layer, block in enumerate(cast("Iterable[Block]", self.blocks), 1):
             x_BTD = position.add(x_BTD, layer)
             hints = (position.rotation(layer), position.bias(layer))
-            if block.passes_values:
-                x_BTD, values_BHTK = block(x_BTD, *hints, values_BHTK)
+            if block.passes:
+                x_BTD, passed[block.passes] = block(x_BTD, *hints, passed.get(block.passes))
             else:
                 x_BTD = block(x_BTD, *hints)
             x_BTD = position.mix(x_BTD, layer)
-        return cast(Tensor, self.norm(x_BTD))
+        x_BTD, merged = self.norm(x_BTD), passed.get("merged")
+        return x_BTD if merged is None else cast(Tensor, merged.restore(x_BTD))
 
     def forward_head(self, x_BTD: Tensor) -> NamedTuple:
         """Return the predictions from the tokens of :meth:`forward_features`."""
@@ -250,10 +251,9 @@ class ViT(Model):
     def _block(self, i: int, choices: BlockChoices, place: Place) -> Block:
         """Build a block and its parts."""
         block: Block = self._part(f"blocks.{i}", choices.block, place)
-        for name, role in block.parts.items():
+        for path, role in block.parts.items():
             context = place.geometry.dim if role == "norm" else place.geometry
-            block.add_module(name, self._part(f"blocks.{i}.{name}", getattr(choices, role), context))
-        block.attn.block_index = i
+            block.add_part(path, self._part(f"blocks.{i}.{path}", getattr(choices, role), context))
         return block
 
     def _part(self, path: str, choice: Resolved, *context: Geometry | Place | int) -> Any:
@@ -317,7 +317,7 @@ class ViT(Model):
                 parameters[f"{path}.weight"] = (kind, fan_in)
                 parameters[f"{path}.bias"] = ("linear_bias" if kind == "linear" else "conv_bias", fan_in)
         parameters = {self._canonical(name): how for name, how in parameters.items()}
-        for path in (f"blocks.{i}.attn" for i in range(self.geometry.depth)):
+        for path in self._attentions():
             for layer in ("qkv", "proj"):
                 weight = state.get(f"{path}.{layer}.weight")
                 if weight is not None and weight.ndim == 2:
@@ -343,16 +343,17 @@ class ViT(Model):
                 return theirs + name.removeprefix(f"head.{own}")
         return name
 
-    def _attention(self, i: int) -> Attention:
-        return cast(Block, self.blocks[i]).attn
+    def _attentions(self) -> dict[str, Attention]:
+        """Return the attentions of the blocks by path, such as ``blocks.0.attn``."""
+        return {path: one for path, one in self.blocks.named_modules(prefix="blocks") if isinstance(one, Attention)}
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
         """Return the weights under timm's names and with a fused qkv."""
         outside, attentions = _split_attention(state)
         canonical = {self._canonical(name): value for name, value in outside.items()}
-        for i, own in attentions.items():
-            converted = self._attention(i).to_canonical(own)
-            canonical |= {f"blocks.{i}.attn.{name}": value for name, value in converted.items()}
+        for path, own in attentions.items():
+            converted = self._attentions()[path].to_canonical(own)
+            canonical |= {f"{path}.{name}": value for name, value in converted.items()}
         return canonical
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
@@ -360,10 +361,10 @@ class ViT(Model):
         native = {self._canonical(name): name for name in self.state_dict()}
         outside, attentions = _split_attention(state)
         own = {native.get(name, name): value for name, value in outside.items()}
-        for i, theirs in attentions.items():
-            if i < self.geometry.depth:
-                theirs = self._attention(i).from_canonical(theirs)
-            own |= {f"blocks.{i}.attn.{name}": value for name, value in theirs.items()}
+        for path, theirs in attentions.items():
+            attention = self._attentions().get(path)
+            converted = theirs if attention is None else attention.from_canonical(theirs)
+            own |= {f"{path}.{name}": value for name, value in converted.items()}
         return own
 
 
@@ -385,14 +386,14 @@ def _get(module: nn.Module, name: str) -> Tensor:
     return cast(Tensor, getattr(module.get_submodule(path), last))
 
 
-def _split_attention(state: State) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Split a state into entries outside of attention and those of each block's attention."""
+def _split_attention(state: State) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """Split a state into entries outside of attention and those of each attention of a block, by its path."""
     outside: dict[str, Tensor] = {}
-    attentions: dict[int, dict[str, Tensor]] = {}
+    attentions: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
-        parts = name.split(".", 3)
-        if len(parts) == 4 and parts[0] == "blocks" and parts[2] == "attn":
-            attentions.setdefault(int(parts[1]), {})[parts[3]] = value
+        path, separator, rest = name.partition(".attn.")
+        if separator and name.startswith("blocks."):
+            attentions.setdefault(f"{path}.attn", {})[rest] = value
         else:
             outside[name] = value
     return outside, attentions

@@ -101,11 +101,13 @@ class _Probe(nn.Module):
             rotation, bias = _hints(self.part, self.g, x)
             return {"tokens": self.part(x, rotation, bias)}
         if self.slot == "block":
-            hints = _hints(self.part.attn, self.g, x)
-            if not self.part.passes_values:
+            attention = next(self.part.get_submodule(at) for at, role in self.part.parts.items() if role == "attention")
+            hints = _hints(attention, self.g, x)
+            if self.part.passes is None:
                 return {"tokens": self.part(x, *hints)}
             first_BHTK = x.view(*x.shape[:2], self.g.heads, -1).transpose(1, 2).sin()
-            return {"tokens": self.part(x, *hints, first_BHTK)[0]}
+            out, passed = self.part(x, *hints, first_BHTK if self.part.passes == "values" else None)
+            return {"tokens": passed.restore(out) if self.part.passes == "merged" else out}
         if self.slot == "head":
             output = self.part(x)
             return {f"view '{name}'": view for name, view in self.part.logits_by_head(output).items()}
@@ -339,7 +341,7 @@ def _block(choice: Resolved, g: Geometry) -> Any:
     block = slot("block").build(choice, Place(g, index=1, layer_scale=0.5, drop_path=0.3, receives_values=True))
     for name, role in block.parts.items():
         default = {"norm": "layernorm", "attention": "auto", "mlp": "gelu"}[role]
-        block.add_module(name, slot(role).build(default, g.dim if role == "norm" else g))
+        block.add_part(name, slot(role).build(default, g.dim if role == "norm" else g))
     return block
 
 

@@ -22,8 +22,8 @@ from vitlab.registry import Slot
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
 
-MixValues = Callable[[Tensor], Tensor]
-"""From the values (B, H, T, K) of an attention to those that its weights are applied to."""
+MixValues = Callable[[Tensor, Tensor], Tensor]
+"""From the keys and values (B, H, T, K) of an attention to the values that its weights are applied to."""
 
 State = Mapping[str, Tensor]
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -39,8 +39,10 @@ class Attention(Part):
     takes_rotation: ClassVar[bool] = True  #: whether queries and keys are rotated
     canonical: ClassVar[Literal["timm"] | None] = "timm"  #: the canonical form of its weights; None if it has none
     mixes_values: ClassVar[bool] = False  #: whether ``forward`` takes a fourth argument, :data:`MixValues` or None
+    counts_keys: ClassVar[bool] = False
+    """Whether the bias may be of images and keys, (B, 1, 1, T), where log(n) gives a key the weight of n equal ones."""
 
-    block_index: int = 0  #: of the attention's block, from 0; set by the model
+    block_index: int = 0  #: of the attention's block, from 0; set by the block
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Mix tokens, (B, T, D) to (B, T, D)."""

@@ -44,6 +44,7 @@ class Differential(Attention):
 
     takes_rotation = False  # the angles of a position are for heads of K channels
     mixes_values = True
+    counts_keys = True
 
     lambda_q1: Tensor
     lambda_k1: Tensor
@@ -113,10 +114,10 @@ class Differential(Attention):
         q_BTH2J, k_BTH2J = self.q_norm(q_BTD.unflatten(-1, halves)), self.k_norm(k_BTD.unflatten(-1, halves))
         v_BHTK = v_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if mix_values is not None:
-            v_BHTK = mix_values(v_BHTK)
+            v_BHTK = mix_values(k_BTH2J.flatten(3).transpose(1, 2), v_BHTK)
         logits_BH2TT = q_BTH2J.permute(0, 2, 3, 1, 4) * self.scale @ k_BTH2J.permute(0, 2, 3, 4, 1)
         if bias_HTT is not None:
-            logits_BH2TT = logits_BH2TT + bias_HTT.to(logits_BH2TT.dtype)[:, None]
+            logits_BH2TT = logits_BH2TT + bias_HTT.to(logits_BH2TT.dtype).unsqueeze(-3)
         first_BHTT, second_BHTT = self.attn_drop(logits_BH2TT.softmax(-1)).unbind(2)
         start = 0.8 - 0.6 * math.exp(-0.3 * self.block_index)
         factor = (self._learned() + start).to(first_BHTT.dtype)

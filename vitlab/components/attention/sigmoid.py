@@ -20,6 +20,8 @@ class Sigmoid(Explicit):
     Reference: arXiv:2409.04431.  The weights of a query do not sum to 1, so there are no attention maps to explain.
     """
 
+    counts_keys = False  # the sigmoid of a sum with log(n) is not n times the sigmoid
+
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         logits_BHTT = (q_BHTK * self.scale) @ k_BHTK.transpose(-2, -1) - math.log(k_BHTK.shape[2])
         if bias_HTT is not None:

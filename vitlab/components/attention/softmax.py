@@ -58,6 +58,7 @@ class SoftmaxAttention(Attention):
     """
 
     mixes_values = True
+    counts_keys = True
 
     implementation: ClassVar[Implementation]
     kernel: Literal["sdpa", "explicit"] | None  #: of ``auto`` alone: the kernel of the latest forward pass
@@ -118,7 +119,7 @@ class SoftmaxAttention(Attention):
         """Mix tokens, (B, T, D) to (B, T, D)."""
         q_BHTK, k_BHTK, v_BHTK = self._qkv_for_product(x_BTD, rotation)
         if mix_values is not None:
-            v_BHTK = mix_values(v_BHTK)
+            v_BHTK = mix_values(k_BHTK, v_BHTK)
         y_BTD = self._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT).transpose(1, 2).flatten(2)
         out_BTD: Tensor = self.proj_drop(self.proj(self._before_projection(y_BTD, x_BTD)))
         return out_BTD
@@ -161,13 +162,12 @@ class SoftmaxAttention(Attention):
         if self.implementation != "per_head":
             weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
             return weights_BHTT @ v_BHTK
-        maps = [
-            _weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], None if bias_HTT is None else bias_HTT[head])
-            for head in range(self.num_heads)
-        ]
+        heads = range(self.num_heads)
+        biases = [None] * self.num_heads if bias_HTT is None else _by_head(bias_HTT, self.num_heads)
+        maps = [_weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], biases[head]) for head in heads]
         # One dropout for all heads, so that the draws are those of the other implementations.
         dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
-        return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in range(self.num_heads)], 1)
+        return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in heads], 1)
 
     def _sdpa_is_best(self, v_BHTK: Tensor) -> bool:
         """Return True if the SDPA kernel is to be used, by the rule of :class:`Auto`."""
@@ -296,8 +296,15 @@ def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     return logits.softmax(-1)
 
 
+def _by_head(bias_HTT: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """Return the bias of each head; an axis of length 1 stands for all heads."""
+    return bias_HTT.expand(*bias_HTT.shape[:-3], heads, -1, -1).unbind(-3)
+
+
 def _sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None, scale: float) -> Tensor:
-    mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)[None]
+    mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)
+    if mask is not None and mask.ndim == 3:
+        mask = mask[None]
     default = q_BHTK.shape[-1] ** -0.5  # where torch's own rounding is kept
     return F.scaled_dot_product_attention(
         q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=None if scale == default else scale

@@ -20,6 +20,10 @@ from vitlab.registry import Slot
 Role = Literal["norm", "attention", "mlp"]
 """The slot of a part that the model builds for a block; norms are built for ``g.dim`` channels."""
 
+Passed = Literal["values", "merged"]
+"""What a block passes on: the values (B, H, T, K) of an attention, or the tokens that were merged,
+:class:`vitlab.components.block.token_merging.Merged`."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -53,14 +57,14 @@ class Block(Part):
     residual branch.
     """
 
-    parts: ClassVar[Mapping[str, Role]] = {"norm1": "norm", "attn": "attention", "norm2": "norm", "mlp": "mlp"}
-    """Attribute to the slot of the part there.  Exactly one is an attention, and it is called ``attn``."""
+    parts: Mapping[str, Role] = {"norm1": "norm", "attn": "attention", "norm2": "norm", "mlp": "mlp"}
+    """Path to the slot of the part there.  Attentions, at least one, are called ``attn``: ``attn`` or ``x.0.attn``."""
 
     branches: ClassVar[int] = 2  #: number of residual branches
 
-    passes_values: ClassVar[bool] = False
-    """Whether ``forward`` takes a fourth argument, the values (B, H, T, K) of the first such block or None, and returns
-    the tokens and these values."""
+    passes: ClassVar[Passed | None] = None
+    """What ``forward`` takes as a fourth argument from an earlier block of this kind, or None, and returns beside the
+    tokens."""
 
     norm1: nn.Module
     attn: Attention
@@ -73,20 +77,32 @@ class Block(Part):
 
     def __init__(self, place: Place) -> None:
         super().__init__()
+        self.index = place.index
         for branch in range(1, self.branches + 1):
-            scale = nn.Identity() if place.layer_scale is None else LayerScale(place.geometry.dim, place.layer_scale)
-            self.add_module(f"ls{branch}", scale)
+            self.add_module(f"ls{branch}", layer_scale(place))
             self.add_module(f"drop_path{branch}", DropPath(place.drop_path))
+
+    def add_part(self, path: str, part: nn.Module) -> None:
+        """Add a part at its path."""
+        parent, _, name = path.rpartition(".")
+        self.get_submodule(parent).add_module(name, part)
+        if isinstance(part, Attention):
+            part.block_index = self.index
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Return the tokens after this block, BTD to BTD."""
         raise NotImplementedError
 
 
+def layer_scale(place: Place) -> nn.Module:
+    """Return the layer scale of a branch, or the identity without one."""
+    return nn.Identity() if place.layer_scale is None else LayerScale(place.geometry.dim, place.layer_scale)
+
+
 def _fault(component: type[Block]) -> str | None:
-    attentions = [name for name, role in component.parts.items() if role == "attention"]
-    if attentions != ["attn"]:
-        return f"its parts have the attentions {attentions}; declare one attention, called attn"
+    attentions = [path for path, role in component.parts.items() if role == "attention"]
+    if {path.rpartition(".")[2] for path in attentions} != {"attn"}:
+        return f"its parts have the attentions {attentions}; declare at least one, each called attn"
     return None
 
 

@@ -6,7 +6,6 @@ B images, T tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -48,7 +47,7 @@ class ResPostNorm(Block):
 class Sandwich(Block):
     """Attention, then an MLP, with a norm before and after each, inside of its branch.  Reference: arXiv:2105.13290."""
 
-    parts: ClassVar[Mapping[str, Role]] = {
+    parts: Mapping[str, Role] = {
         "norm1": "norm",
         "attn": "attention",
         "post_norm1": "norm",

@@ -25,7 +25,7 @@ class ValueResidual(Block):
         mix: whether a and b are learned or stay as they start, at 0.5 each.
     """
 
-    passes_values = True
+    passes = "values"
 
     def __init__(self, place: Place, *, mix: Literal["learned", "fixed"] = "learned") -> None:
         super().__init__(place)
@@ -54,7 +54,7 @@ class ValueResidual(Block):
         """
         own: list[Tensor] = []
 
-        def mixed(v_BHTK: Tensor) -> Tensor:
+        def mixed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
             own.append(v_BHTK)
             if first_BHTK is None or self.shares is None:
                 return v_BHTK

@@ -1,0 +1,148 @@
+"""Blocks that merge similar tokens, so that later ones have fewer.
+
+B images, T tokens before any was merged, S tokens of a block, A tokens of one half of its patches, R merged ones, P
+tokens before the patches, D width, H heads, K channels of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vitlab.components.attention import Rotation
+from vitlab.components.block.contract import Block, Place, block
+
+
+class Merged(NamedTuple):
+    """Tokens that were merged: where each one is, and of how many each remaining one is the mean."""
+
+    source_BT: Tensor  #: of every token before the first block that merged, its index among the remaining ones
+    size_BS: Tensor
+
+    @classmethod
+    def none(cls, x_BTD: Tensor) -> Merged:
+        """Return the state in which every token is its own."""
+        images, tokens, _ = x_BTD.shape
+        size_BT = x_BTD.new_ones(images, tokens, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
+        return cls(torch.arange(tokens, device=x_BTD.device).expand(images, -1), size_BT)
+
+    def restore(self, x_BSD: Tensor) -> Tensor:
+        """Return a row for each of the T tokens, with that of the one it was merged into, BTD."""
+        return x_BSD.gather(1, self.source_BT[..., None].expand(-1, -1, x_BSD.shape[2]))
+
+    def spread(self, maps_BHSS: Tensor) -> Tensor:
+        """Return attention weights over the T tokens, BHTT: those of a merged key are shared equally; rows sum to 1."""
+        shared_BHSS = maps_BHSS / self.size_BS[:, None, None]
+        _, heads, remaining, _ = shared_BHSS.shape
+        tokens = self.source_BT.shape[1]
+        rows_BHTS = self.source_BT[:, None, :, None].expand(-1, heads, -1, remaining)
+        columns_BHTT = self.source_BT[:, None, None].expand(-1, heads, tokens, -1)
+        return shared_BHSS.gather(2, rows_BHTS).gather(3, columns_BHTT)
+
+
+@block.register("token_merging")
+class TokenMerging(Block):
+    """A pre-norm block that merges the most similar patches between attention and MLP.  Reference: arXiv:2210.09461.
+
+    ToMe, in training and inference: patches are split by turns into two halves; each of the first has an edge to the
+    one of the second whose key, the mean over heads, has the most similar direction, and the ``tokens`` most similar
+    pairs become their mean, weighted by the number of patches in each.  Attention weighs a key by that number.  Tokens
+    before the patches are never merged.  Remaining tokens of the first half precede those of the second, as in the
+    authors' code for models with a class token.  There is no gradient through the choice of pairs, which rounding may
+    decide, so that results of different engines and kernels may differ by more than rounding.
+
+    After the last block every patch has the row of the token it was merged into, so that heads see all of them: a mean
+    over patches is weighted by size.  Blocks after this one are of this kind too; with ``tokens: 0`` they merge none.
+
+    Args:
+        tokens: patches that a block removes, at most half of those it receives.
+    """
+
+    passes = "merged"
+
+    def __init__(self, place: Place, *, tokens: Annotated[int, Field(ge=0)] = 8) -> None:
+        super().__init__(place)
+        self.tokens = tokens
+        self.prefix = len(place.geometry.prefix)
+
+    def forward(  # type: ignore[override]
+        self,
+        x_BTD: Tensor,
+        rotation: Rotation | None,
+        bias_HTT: Tensor | None,
+        merged: Merged | None = None,
+    ) -> tuple[Tensor, Merged | None]:
+        """Return the tokens after this block, and where those of the first block are.
+
+        Args:
+            x_BTD: tokens.
+            rotation: see :class:`Attention`.
+            bias_HTT: see :class:`Attention`.
+            merged: those of earlier blocks; None if none were.
+        """
+        keys: list[Tensor] = []
+
+        def observed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+            keys.append(k_BHTK)
+            return v_BHTK
+
+        if merged is not None:
+            size_B11T = merged.size_BS.log()[:, None, None]
+            bias_HTT = size_B11T if bias_HTT is None else bias_HTT + size_B11T
+        y_BTD = self.attn(self.norm1(x_BTD), rotation, bias_HTT, observed)
+        x_BTD = x_BTD + self.drop_path1(self.ls1(y_BTD))
+        count = min(self.tokens, (x_BTD.shape[1] - self.prefix) // 2)
+        if count:
+            new_BT = match(keys[0].mean(1), count, self.prefix)
+            x_BTD, merged = merge(x_BTD, new_BT, count, Merged.none(x_BTD) if merged is None else merged)
+        x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
+        return x_BTD, merged
+
+
+@torch.no_grad()
+def match(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
+    """Return the index of every token after ``count`` of them were merged, (B, S).
+
+    Args:
+        key_BSK: vectors that are compared by their direction.
+        count: R, at most half of the patches.
+        prefix: P.
+    """
+    images, tokens, _ = key_BSK.shape
+    key_BSK = F.normalize(key_BSK, dim=-1, eps=torch.finfo(key_BSK.dtype).tiny)
+    halves = [torch.arange(prefix + first, tokens, 2, device=key_BSK.device) for first in (prefix % 2, 1 - prefix % 2)]
+    a_BAK, b_BBK = (key_BSK.index_select(1, half) for half in halves)
+    similarity_BA, partner_BA = (a_BAK @ b_BBK.mT).max(-1)
+    order_BA = similarity_BA.argsort(dim=-1, descending=True, stable=True)
+    merged_BR, remaining_BA = order_BA[:, :count], order_BA[:, count:].sort(-1).values
+    second = prefix + remaining_BA.shape[1]
+    rank_A = torch.arange(prefix, second, device=key_BSK.device).expand_as(remaining_BA)
+    new_BA = torch.cat([rank_A, second + partner_BA.gather(1, merged_BR)], 1)
+    new_BA = new_BA.gather(1, torch.cat([remaining_BA, merged_BR], 1).argsort(1))
+    new_BB = torch.arange(second, second + len(halves[1]), device=key_BSK.device).expand(images, -1)
+    new_P = torch.arange(prefix, device=key_BSK.device)
+    place_S = torch.cat([new_P, *halves]).argsort()
+    return torch.cat([new_P.expand(images, -1), new_BA, new_BB], 1).index_select(1, place_S)
+
+
+def merge(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> tuple[Tensor, Merged]:
+    """Return the means of tokens of equal index, weighted by size, and the new sizes.
+
+    Args:
+        x_BSD: tokens.
+        new_BS: of :func:`match`.
+        count: number of tokens that are removed.
+        merged: those of earlier blocks.
+    """
+    images, tokens, width = x_BSD.shape
+    size_BS = merged.size_BS
+    new_size_BS = size_BS.new_zeros(images, tokens - count).scatter_add(1, new_BS, size_BS)
+    weighted_BSD = x_BSD * size_BS[..., None]
+    sum_BSD = weighted_BSD.new_zeros(images, tokens - count, width)
+    sum_BSD = sum_BSD.scatter_add(1, new_BS[..., None].expand_as(weighted_BSD), weighted_BSD)
+    mean_BSD = (sum_BSD / new_size_BS[..., None]).to(x_BSD.dtype)
+    return mean_BSD, Merged(new_BS.gather(1, merged.source_BT), new_size_BS)
