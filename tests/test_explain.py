@@ -447,3 +447,30 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     assert any("no test image 400: the split has 360" in sentence for sentence in notes)
     with pytest.raises(SpecError, match="needs stored weights"):
         vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})
+
+
+@pytest.mark.usefixtures("no_report")
+def test_trial_without_labels_is_explained_without_predictions(tmp_path: Path) -> None:
+    file, notes = tmp_path / "study.yaml", list[str]()
+    study = {
+        "study": "unlabelled",
+        "base": {
+            "data": {"type": "digits"},
+            "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+            "train": {"steps": 2, "batch_size": 8, "objective": {"type": "mae", "dim": 8, "heads": 2}},
+        },
+        "analysis": {"metric": "val/loss"},
+        "run": {"executor": "inline", "tracker": "none", "explain": [3]},
+    }
+    file.write_text(yaml.safe_dump(study))
+
+    class Ear(Watch):
+        def say(self, sentence: str) -> None:
+            notes.append(sentence)
+
+    answer = vitlab.run(file, out=tmp_path / "out", watch=Ear())
+    trial = answer.plan.trials[0].trial
+    place = answer.store.trial(trial.key, trial.code).path / "explain" / "test-3"
+    names = {path.name for path in place.iterdir()}
+    assert {"rollout_class.png", "distance.png"} <= names and "predictions.csv" not in names
+    assert "baseline is explained without predictions: objective 'mae' trains none" in notes

@@ -99,25 +99,29 @@ def command(
     click.echo(f"reading {checkpoint}", err=True)  # importing PyTorch takes seconds
     if _is_study(checkpoint, out):
         study, trials = _trials(checkpoint, arms, seed, out)
-        target /= _folder_name(study)
+        target /= folder_name(study)
         models = _open_arms(study, trials, seed, skip=not arms)
     elif checkpoint.is_dir():
         models = iter([_open_trial(checkpoint)])
     else:
         models = iter([_open_file(checkpoint, heads, grid, normalize)])
 
+    from vitlab.driver.explanations import objective_without_labels
     from vitlab.explain.one_image import Explanation, Subject, compare, explain
 
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
     for name, title, model, transform, spec in models:
+        labels: tuple[str, ...] | None = transform.input_spec.info.labels
+        if objective := objective_without_labels(spec or {}):
+            click.echo(f"{name} is explained without predictions: objective '{objective}' trains none", err=True)
+            labels = None
         for image in images:
             click.echo(f"drawing {name}, {image}", err=True)
             picture, caption, label = _image(image, spec)
             x_BCHW = transform(picture)
             seen_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
-            folder = target / _image_name(image) / _folder_name(name)
+            folder = target / _image_name(image) / folder_name(name)
             subject = Subject(title, caption, label)
-            labels = transform.input_spec.info.labels
             explanation = explain(model, x_BCHW, seen_HWC, labels, folder, subject, fusion=fusion, discard=discard)
             explained[image][name] = explanation
             for file in explanation.files:
@@ -235,10 +239,10 @@ def _image_name(image: str) -> str:
     """Return the name of an image's folder; pictures of equal names in different folders get different ones."""
     if image.startswith("test:"):
         return image.replace(":", "-")
-    return f"{_folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
+    return f"{folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
 
 
-def _folder_name(name: str) -> str:
+def folder_name(name: str) -> str:
     """Return a name without separators of paths; two names never share a folder's name."""
     clean = re.sub(r"[^\w=., -]", "_", name).strip(" .")
     if clean == name and len(name) <= MAX_NAME:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, VitlabError, count
+from vitlab.plan.key import objective_of
 from vitlab.plan.values import Plan
+from vitlab.spec import Choice
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy
@@ -50,6 +52,8 @@ def examine_arms(
         try:
             with folder.lease():
                 say(f"drawing what {arm} attends to in {count(len(missing), 'test image')}")
+                if objective := objective_without_labels(read_json(folder.spec) or {}):
+                    say(f"{arm} is explained without predictions: objective '{objective}' trains none")
                 examine(folder, missing)
         except Busy:
             sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
@@ -75,6 +79,7 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
     if not isinstance(model, ViT):
         raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
     spec = read_json(folder.spec)
+    labels = None if objective_without_labels(spec) else transform.input_spec.info.labels
     # The subject names no arm or study, because the same trial may belong to several.
     trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
     for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
@@ -85,12 +90,27 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
         image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
         subject = Subject(trial, f"test image {index}", label)
         try:
-            explain(model, x_BCHW, image_HWC, transform.input_spec.info.labels, temporary, subject)
+            explain(model, x_BCHW, image_HWC, labels, temporary, subject)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
+
+
+def objective_without_labels(trial: Mapping[str, Any]) -> str | None:
+    """Return the name of a trial's objective if it does not train predictions on labels; None if it does.
+
+    Args:
+        trial: the content of the trial's ``spec.json``.
+    """
+    from vitlab.registry import slot
+
+    choice = trial.get("spec", {}).get("train", {}).get("objective")
+    if choice is None:  # of versions without a choice
+        return None
+    component: Any = slot("objective").find(objective_of(Choice.of(choice)).type)[0]
+    return None if component.labels else Choice.of(choice).type
 
 
 def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Label]]:

@@ -64,7 +64,7 @@ class Explanation:
     files: tuple[Path, ...]
     image_HWC: NDArray[np.float64]  #: in [0, 1]
     rollouts: Mapping[str, NDArray[np.float64]]  #: token to its rolled-out attention over the grid of patches
-    predictions: tuple[tuple[str, float], ...]  #: label and probability, best first
+    predictions: tuple[tuple[str, float], ...]  #: label and probability, best first; empty if it trained none
     labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
 
@@ -73,7 +73,7 @@ def explain(
     model: ViT,
     x_BCHW: Tensor,
     image_HWC: Tensor,
-    labels: tuple[str, ...],
+    labels: tuple[str, ...] | None,
     out: Path,
     subject: Subject,
     *,
@@ -86,7 +86,8 @@ def explain(
         model: a trained ViT.
         x_BCHW: the image as the model reads it, B = 1.
         image_HWC: the same image for display, in [0, 1].
-        labels: names of the classes; numbers if empty.
+        labels: names of the classes; numbers if empty.  None if the model was not trained to predict them, whose
+            predictions are not shown.
         out: a folder; created if it does not exist.
         subject: written under every picture.
         fusion: how heads become one map in the rollout.
@@ -95,8 +96,11 @@ def explain(
     captured = capture(model, x_BCHW)
     geometry = captured.geometry
     figures: dict[str, Figure] = {}
-    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(captured, labels, subject.class_name)}
-    top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
+    tables: dict[str, Mapping[str, Any]] = {}
+    top: list[tuple[str, float]] = []
+    if labels is not None:
+        tables["predictions"] = _predictions(captured, labels, subject.class_name)
+        top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
     rollouts: dict[str, NDArray[np.float64]] = {}
@@ -132,14 +136,14 @@ def explain(
         tables["cosine"] = {"depth": list(range(len(cosine_L))), "cosine": cosine_L.tolist()}
     _of_parameters(model, figures, tables)
     predicted_HW = None
-    if captured.logits_by_head[""].ndim == 4:
+    if labels is not None and captured.logits_by_head[""].ndim == 4:
         predicted_HW = captured.logits_by_head[""][0].argmax(0).numpy()
         figures["labels"] = pictures.label_maps(
             image, {"prediction": predicted_HW}, labels=labels, truth_HW=subject.label_HW
         )
         tables["labels"] = _grid(predicted_HW)
     files = _write(out, figures, tables, str(subject))
-    return Explanation(subject, tuple(files), image, rollouts, tuple(top), labels, predicted_HW)
+    return Explanation(subject, tuple(files), image, rollouts, tuple(top), labels or (), predicted_HW)
 
 
 def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
@@ -163,7 +167,7 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
             figures[f"side_by_side_{token}"] = pictures.side_by_side(
                 {name: each.image_HWC for name, each in having.items()},
                 {name: each.rollouts[token] for name, each in having.items()},
-                {name: each.predictions[0] for name, each in having.items() if each.predicted_HW is None},
+                {name: each.predictions[0] for name, each in having.items() if _predicts_one_class(each)},
                 title=f"attention rollout, {_token(token)}",
                 truth=next(iter(having.values())).subject.class_name,
             )
@@ -175,6 +179,11 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
         )
     subject = replace(next(iter(explanations.values())).subject, model=f"study {study}")
     return _write(out, figures, {}, str(subject))
+
+
+def _predicts_one_class(explanation: Explanation) -> bool:
+    """Return True for a model that was trained to predict a class of each image."""
+    return bool(explanation.predictions) and explanation.predicted_HW is None
 
 
 def _token(name: str) -> str:

@@ -41,18 +41,25 @@ def attention_overlay(
         image_HWC: in [0, 1]; of more than three channels the first three are shown, of two the first.
         heat_HW: of the image's size or of the patch grid; scaled to its own largest value.
         title: of the heatmap.
-        predictions: label and probability, best first.
+        predictions: label and probability, best first; none are drawn if it is empty.
         truth: the true label, marked among the predictions; None where it is not known.
     """
     image_HWC = _enlarged(_colours(image_HWC))
     heat_HW = _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2])
-    figure = Figure(figsize=(11.5, 3.3), layout="constrained")
-    first, middle, right, bars = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.9])
+    widths = [1, 1, 1, *([0.9] if predictions else [])]
+    figure = Figure(figsize=(11.5 * sum(widths) / 3.9, 3.3), layout="constrained")
+    first, middle, right, *others = figure.subplots(1, len(widths), width_ratios=widths)
     _show(first, image_HWC, "image")
     _show(middle, image_HWC, title)
     heatmap = _heat(middle, image_HWC, heat_HW)
     figure.colorbar(heatmap, ax=middle, shrink=0.8, label="attention relative to its maximum")
     _show(right, image_HWC * (0.15 + 0.85 * heat_HW[..., None]), "image weighted by it")
+    for bars in others:
+        _draw_predictions(bars, predictions, truth)
+    return figure
+
+
+def _draw_predictions(bars: Any, predictions: Sequence[tuple[str, float]], truth: str | None) -> None:
     names = [name for name, _ in predictions][::-1]
     colours = [TRUE if name == truth else PREDICTED for name in names]
     bars.barh(range(len(names)), [share * 100 for _, share in predictions][::-1], color=colours)
@@ -62,7 +69,6 @@ def attention_overlay(
     bars.spines[["top", "right"]].set_visible(False)
     note = "" if truth is None or truth in names else f"; true: {truth}"
     bars.set_title(f"top {len(names)} predictions{note}", fontsize=9)
-    return figure
 
 
 def side_by_side(
@@ -78,7 +84,8 @@ def side_by_side(
     Args:
         images: model to the image as that model reads it, (H, W, C) in [0, 1].
         heats: model to its heatmap over the grid of patches; each is scaled to its own maximum.
-        predictions: model to its most probable label, and the probability; without models that segment.
+        predictions: model to its most probable label, and the probability; not of models that predict none, or one for
+            each pixel.
         title: of the figure.
         truth: the true label; a wrong prediction is named in red.
     """
@@ -274,3 +281,19 @@ def _to_size(heat_HW: Array, size: tuple[int, ...]) -> Array:
     heat = torch.as_tensor(heat_HW, dtype=torch.float64)[None, None]
     scaled: Array = torch.nn.functional.interpolate(heat, size=size, mode="bilinear", align_corners=False)[0, 0].numpy()
     return scaled
+
+
+def similarities(matrices: Sequence[tuple[str, str, Array]]) -> Figure:
+    """Draw matrices of similarities in [0, 1] side by side, each with the names of its rows and columns."""
+    figure = Figure(figsize=(3.1 * len(matrices) + 0.8, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(matrices), squeeze=False)[0]
+    for axis, (rows, columns, values_LM) in zip(axes, matrices, strict=True):
+        depth, width = values_LM.shape
+        extent = (0.5, width + 0.5, 0.5, depth + 0.5)
+        image = axis.imshow(values_LM, cmap=HEADS, vmin=0, vmax=1, origin="lower", extent=extent, aspect="auto")
+        axis.set_ylabel(f"block of {textwrap.shorten(rows, MAX_AXIS_CHARACTERS)}", fontsize=8)
+        axis.set_xlabel(f"block of {textwrap.shorten(columns, MAX_AXIS_CHARACTERS)}", fontsize=8)
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=axes, shrink=0.8, label="CKA")
+    return figure
