@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from test_cli import call
 from test_engines import DATA, training
-from torch import nn
 
 from vitlab.data.prepare import data_info
+from vitlab.driver.coordinates import measure
 from vitlab.errors import OptionError, UserError
 from vitlab.geometry import DataInfo
 from vitlab.plan.resolve import Faults, Resolver
@@ -22,7 +25,6 @@ from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 from vitlab.weights.transfer import start_from
 
-BLOCK_PARTS = ("attn", "mlp")
 INFO = DataInfo(image=(8, 8), channels=1, classes=6)
 
 
@@ -33,38 +35,20 @@ def of_width(width: int, parametrization: str, seed: int = 0, **options: Any) ->
 
 
 def test_coordinates_do_not_grow_with_width() -> None:
-    """Coordinate check, appendix D.1: the mean absolute change of activations after four steps, over widths 16 to 256."""
+    """Coordinate check, appendix D.1: mean absolute changes of attentions and MLPs after four steps, at two widths."""
     spreads = {}
     for parametrization in ("standard", "mup"):
-        sizes = [coordinates(width, parametrization) for width in (16, 256)]
+
+        def make(width: int, seed: int, parametrization: str = parametrization) -> Training:
+            return of_width(width, parametrization, seed)
+
+        changes = measure(make, (16, 256), range(3), steps=4)
+        of_blocks = [by_width for layer, by_width in changes.items() if layer.startswith("blocks")]
+        assert len(of_blocks) == 4 and "logits" in changes
+        sizes = [sum(by_width[width] for by_width in of_blocks) for width in (16, 256)]
         spreads[parametrization] = max(sizes) / min(sizes)
     assert spreads["mup"] < 1.5
     assert spreads["standard"] > 20
-
-
-def coordinates(width: int, parametrization: str) -> float:
-    """Return the mean absolute change of the outputs of attentions and MLPs, over blocks and seeds."""
-    changes = []
-    for seed in range(3):
-        one = of_width(width, parametrization, seed)
-        parts = [getattr(block, name) for block in one.model.blocks for name in BLOCK_PARTS]  # type: ignore[union-attr]
-        before = outputs_of(parts, one)
-        for _ in range(4):
-            one.train_step()
-        pairs = zip(before, outputs_of(parts, one), strict=True)
-        changes += [float((after - first).abs().mean()) for first, after in pairs]
-    return sum(changes) / len(changes)
-
-
-@torch.no_grad()
-def outputs_of(parts: list[nn.Module], one: Training) -> list[torch.Tensor]:
-    """Return the outputs of some parts of a model for the first batch."""
-    outputs: list[torch.Tensor] = []
-    hooks = [part.register_forward_hook(lambda module, inputs, output: outputs.append(output)) for part in parts]
-    one.model(one.feed.batch(0, 32).x_BCHW)
-    for hook in hooks:
-        hook.remove()
-    return outputs
 
 
 @pytest.mark.parametrize("attention", ["explicit", "split", "per_head", "sdpa"])
@@ -195,3 +179,48 @@ def test_start_from_another_scale_of_attention_names_it() -> None:
     assert start_from(build(), standard, how) == [f"{told}standard"]
     assert start_from(build(), build(base_width=16), how) == [f"{told}mup with base_width 16"]
     assert start_from(build(base_width=32), standard, how) == start_from(build(), build(), how) == []
+
+
+def study_file(folder: Path, **base: Any) -> Path:
+    model = {"type": "vit", "patch_size": 4, "dim": 32, "depth": 1, "heads": 4, "drop": 0.1}
+    train = {"epochs": 1, "batch_size": 16, "optimizer": {"type": "adamw", "lr": 1e-2}, "ema": {"decay": 0.9}}
+    study = {"study": "widths", "base": {"data": DATA, "model": model, "train": train, **base}}
+    file = folder / "study.yaml"
+    file.write_text(yaml.safe_dump(study))
+    return file
+
+
+def test_command_prints_changes_by_width_and_a_sentence(tmp_path: Path) -> None:
+    file = study_file(tmp_path)
+    options = ("--widths", "256,16", "--out", tmp_path, "--seeds", 1)
+    code, printed, _ = call("coordinates", file, *options)
+    rows = [line.split() for line in printed.splitlines()]
+    assert code == 0
+    names = ["blocks.0.attn", "blocks.0.mlp", "logits"]
+    for parametrization in ("standard", "mup"):
+        first = rows.index([parametrization, "16", "256", "ratio"]) + 1
+        assert [row[0] for row in rows[first : first + 3]] == names
+        for _, narrow, wide, ratio in rows[first : first + 3]:
+            sizes = sorted((float(narrow), float(wide)))
+            assert float(ratio) == pytest.approx(sizes[1] / sizes[0], rel=0.02)
+    assert "standard: beyond the factor 2; " in printed and "mup: within the factor 2; " in printed
+    code, printed, _ = call("coordinates", file, *options, "--factor", 1)
+    assert code == 1 and "mup: beyond the factor 1; " in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ("--set", "model.heads=3", "--set", "model.dim=48", "--widths", "48,96"),
+            "base_width 64 is not a multiple of heads 3; set a multiple",
+        ),
+        (("--widths", "30,64"), "model.dim 30, model.parametrization standard: dim 30 is not a multiple of heads 4"),
+        (("--set", "train.optimizer=sgd"), "mup is for Adam, and the optimizer is SGD; use adamw or adam"),
+        (("--set", "model=resnet8"), "base.model: 'resnet8' has no model.parametrization; use a study of a vit"),
+        (("--widths", "64"), "has fewer than two different positive widths"),
+    ],
+)
+def test_command_refuses_what_cannot_be_compared(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    code, _, err = call("coordinates", study_file(tmp_path), "--out", tmp_path, *options)
+    assert code == 2 and sentence in " ".join(err.split())

@@ -41,6 +41,8 @@ COMMANDS = {
     "ui": "open the MLflow server on the results",
     "weights": "convert and inspect checkpoints",
     "explain": "show what a trained model looks at",
+    "similarity": "compare the features of a study's arms, block by block (CKA)",
+    "coordinates": "check that a parametrization does not depend on width (mup)",
 }
 """Command to its line in ``vitlab --help``; each command is in the module of its name."""
 

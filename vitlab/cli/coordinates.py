@@ -1,0 +1,85 @@
+"""``vitlab coordinates FILE``: the coordinate check of a study's base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vitlab.cli.options import (
+    file_argument,
+    no_plugin_option,
+    out_option,
+    parse_changes,
+    plugin_option,
+    set_option,
+    study_file,
+)
+
+
+class _Widths(click.ParamType[tuple[int, ...]]):
+    name = "W,W,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return at least two different positive numbers, or fail as click does."""
+        try:
+            widths = tuple(sorted({int(part) for part in str(value).split(",")}))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers, such as 32,64,128.", param, ctx)
+        if len(widths) < 2 or widths[0] < 1:
+            self.fail(f"{value!r} has fewer than two different positive widths.", param, ctx)
+        return widths
+
+
+@click.command()
+@file_argument
+@out_option
+@set_option
+@plugin_option
+@no_plugin_option
+@click.option("--widths", type=_Widths(), default="32,64,128,256", show_default=True, help="Values of model.dim.")
+@click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="Optimizer steps of a training.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Seeds, over which is averaged.")
+@click.option(
+    "--factor",
+    type=click.FloatRange(1),
+    default=2.0,
+    show_default=True,
+    help="Largest change over widths, relative to the smallest, that counts as none.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    file: Path,
+    out: Path,
+    changes: tuple[str, ...],
+    plugins: tuple[Path, ...],
+    widths: tuple[int, ...],
+    steps: int,
+    seeds: int,
+    factor: float,
+) -> None:
+    """Say whether the outputs of layers change equally at all widths, in the base of FILE (coordinate check).
+
+    The base is trained for a few steps at a constant rate at every width, with model.parametrization standard and mup.
+    Exit code 1 if mup is beyond the factor.
+    """
+    file = study_file(file, out)
+    click.echo(f"training the base of {file} at {len(widths)} widths", err=True)
+    from vitlab.driver.coordinates import check_coordinates
+
+    checked = check_coordinates(
+        file, widths, steps=steps, seeds=seeds, changes=parse_changes(changes), plugins=plugins, out=out
+    )
+    head = "".join(f"{width:>11}" for width in widths)
+    click.echo(f"Mean absolute change of outputs after {steps} steps, by model.dim; last, largest over smallest.")
+    for one in checked:
+        click.echo(f"\n{one.parametrization:20}{head}{'ratio':>9}")
+        for layer, by_width in one.changes.items():
+            click.echo(f"{layer:20}{''.join(f'{by_width[width]:11.3g}' for width in widths)}{one.ratio(layer):9.3g}")
+    click.echo()
+    for one in checked:
+        click.echo(one.sentence(factor))
+    if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in checked):
+        context.exit(1)

@@ -1,0 +1,52 @@
+"""``vitlab similarity STUDY``: linear CKA between the features of a study's arms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vitlab.cli.completion import complete_arm, complete_study
+from vitlab.cli.explain import folder_name
+from vitlab.cli.options import out_option
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    shell_complete=complete_arm,
+    help="Arm of the study. May be given several times.  [default: all]",
+)
+@click.option("--images", type=click.IntRange(4), default=512, show_default=True, help="Number of validation images.")
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("similarity"),
+    show_default=True,
+    help="Folder for pictures and numbers, one folder for each study.",
+)
+@out_option
+def command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: Path) -> None:
+    """Compare the features of the arms of STUDY, block by block, on the same validation images (linear CKA).
+
+    1 means equal up to rotation and scale. Every pair of arms is drawn beside the seeds of each, because no two arms
+    are expected to be more alike than two seeds of one.
+    """
+    from vitlab.report.api import open_study
+
+    plan, store = open_study(study, out=out)
+    click.echo("importing PyTorch", err=True)
+    from vitlab.driver.similarity import compare_features, write
+
+    similarities = compare_features(
+        plan, store, arms, images=images, say=lambda sentence: click.echo(sentence, err=True)
+    )
+    click.echo("CKA of the last blocks' tokens, mean and range over pairs of seeds:")
+    for each in similarities:
+        click.echo(f"  {each.sentence()}")
+    for file in write(similarities, plan.study, target / folder_name(plan.study)):
+        click.echo(str(file))

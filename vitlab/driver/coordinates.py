@@ -1,0 +1,183 @@
+"""The coordinate check: how much the outputs of layers change in the first steps, at several widths of a model.
+
+In the maximal update parametrization the change does not depend on the width; in the standard one it grows.
+
+Reference: arXiv:2203.03466, appendix D.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vitlab.components.attention import Attention
+from vitlab.components.mlp import MLP
+from vitlab.data.prepare import Feed, data_info, prepare
+from vitlab.driver.planning import plan_study
+from vitlab.errors import UserError
+from vitlab.models.contract import Model
+from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
+from vitlab.registry import slot
+from vitlab.runner.models import dtype_of
+from vitlab.spec import STREAMS, Study
+from vitlab.store.folders import OUT
+from vitlab.training.loop import Training
+
+Parametrization = Literal["standard", "mup"]
+IMAGES = 32  #: images whose outputs are compared
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Mean absolute changes of outputs, over images, channels and seeds, of one parametrization."""
+
+    parametrization: Parametrization
+    changes: Mapping[str, Mapping[int, float]]  #: layer, such as ``blocks.0.attn``, to width to change
+
+    def ratio(self, layer: str) -> float:
+        """Return the largest change of a layer over its smallest; infinite if one is 0."""
+        changes = self.changes[layer].values()
+        return max(changes) / min(changes) if min(changes) > 0 else float("inf")
+
+    @property
+    def worst(self) -> str:
+        """The layer whose change depends most on the width."""
+        return max(self.changes, key=self.ratio)
+
+    def sentence(self, factor: float) -> str:
+        """Return in one sentence whether every layer stays within a factor."""
+        ratio = self.ratio(self.worst)
+        verdict = "within" if ratio <= factor else "beyond"
+        layer = self.worst
+        return (
+            f"{self.parametrization}: {verdict} the factor {factor:g}; {layer} depends most on width, by {ratio:.3g}."
+        )
+
+
+def check_coordinates(
+    file: str | Path,
+    widths: Sequence[int],
+    *,
+    steps: int = 4,
+    seeds: int = 3,
+    changes: Mapping[str, Any] = {},
+    plugins: Sequence[str | Path] = (),
+    out: str | Path = OUT,
+) -> list[Coordinates]:
+    """Train a study's base for some steps at several widths, in both parametrizations, and return the changes.
+
+    It is trained from initial values, at a constant rate, without a teacher.
+
+    Args:
+        file: the study file.
+        widths: values of ``model.dim``.
+        steps: optimizer steps.
+        seeds: number of seeds.
+        changes: see :func:`vitlab.run`.
+        plugins: see :func:`vitlab.run`.
+        out: see :func:`vitlab.run`.
+
+    Raises:
+        SpecError: if the file is wrong.
+        UserError: if the base cannot have such a width or parametrization.
+    """
+    study, _ = plan_study(file, changes=changes, plugins=plugins, out=out)
+    resolver = Resolver(data_info)
+
+    def train_at(parametrization: Parametrization) -> Callable[[int, int], Training]:
+        trials = {width: _resolve(study, resolver, width, parametrization, steps) for width in widths}
+        return lambda width, seed: _training(trials[width], seed)
+
+    made = {parametrization: train_at(parametrization) for parametrization in get_args(Parametrization)}
+    return [Coordinates(name, measure(make, widths, range(seeds), steps)) for name, make in made.items()]
+
+
+def measure(
+    make: Callable[[int, int], Training], widths: Sequence[int], seeds: Sequence[int], steps: int
+) -> dict[str, dict[int, float]]:
+    """Return the mean absolute changes by layer and width, as means over seeds.
+
+    Args:
+        make: returns a training by width and seed.
+        widths: the widths.
+        seeds: the seeds.
+        steps: optimizer steps.
+    """
+    totals: dict[str, dict[int, float]] = {}
+    for width in widths:
+        for seed in seeds:
+            for layer, change in changes_of_outputs(make(width, seed), steps).items():
+                by_width = totals.setdefault(layer, dict.fromkeys(widths, 0.0))
+                by_width[width] += change / len(seeds)
+    return totals
+
+
+def changes_of_outputs(training: Training, steps: int) -> dict[str, float]:
+    """Train for some steps, and return the mean absolute change of every attention, MLP and of the logits."""
+    x_BCHW = training.feed.batch(0, IMAGES).x_BCHW
+    before = _outputs(training.model, x_BCHW)
+    for _ in range(steps):
+        training.train_step()
+    after = _outputs(training.model, x_BCHW)
+    return {layer: float((after[layer] - output).abs().mean()) for layer, output in before.items()}
+
+
+@torch.no_grad()
+def _outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
+    """Return the outputs of a model's attentions, MLPs and head for some images, in evaluation mode."""
+    outputs: dict[str, Tensor] = {}
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, Attention | MLP)}
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output, path=path: outputs.update({path: output}))
+        for path, layer in layers.items()
+    ]
+    was_training = model.training
+    model.eval()
+    try:
+        views = model.logits_by_head(model(x_BCHW))
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return {**outputs, "logits": views[""]}
+
+
+def _resolve(
+    study: Study, resolver: Resolver, width: int, parametrization: Parametrization, steps: int
+) -> ResolvedTrial:
+    """Return the base of a study at a width.
+
+    Raises:
+        UserError: if it cannot have that width or parametrization.
+    """
+    tree = study.base.plain()
+    if tree["model"]["type"].rpartition(":")[2] != "vit":
+        raise UserError(f"base.model: '{tree['model']['type']}' has no model.parametrization; use a study of a vit")
+    tree["model"] = {**tree["model"], "dim": width, "parametrization": parametrization}
+    train = {name: value for name, value in tree["train"].items() if name not in ("epochs", "images", "ema")}
+    tree["train"] = {**train, "steps": steps, "schedule": "constant"}
+    tree = {name: value for name, value in tree.items() if name not in ("init_from", "distill")}
+    place = f"model.dim {width}, model.parametrization {parametrization}"
+    try:
+        resolved = resolver.resolve(tree)
+    except Faults as faults:
+        raise UserError(f"{place}: {faults}") from None
+    if resolved.incompatibility:
+        raise UserError(f"{place}: {resolved.incompatibility}")
+    return resolved
+
+
+def _training(trial: ResolvedTrial, seed: int) -> Training:
+    seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
+    data = slot("dataset").resolve(trial.spec.data)
+    prepared = prepare(data, seeds)
+    model: Model = slot("model").build(trial.spec.model, prepared.info)
+    model.initialise(seed)
+    dtype = dtype_of(trial.spec.train.precision)
+    feed = Feed(prepared, data.options["augment"], seeds, dtype=dtype)
+    return Training(model.to(dtype), feed, trial.spec.train, seeds, prepared.info.task)
