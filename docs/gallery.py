@@ -105,7 +105,7 @@ def document(study: str) -> dict[str, Any]:
 
 def command(study: str) -> str:
     """Return the command that runs a packaged study."""
-    match = re.search(rf"vitlab run {study}\b(?: --set \S+)*", header(packaged_studies()[study])["Run"])
+    match = re.search(rf"(?:\w+=\S+ )?vitlab run {study}\b(?: --set \S+)*", header(packaged_studies()[study])["Run"])
     assert match is not None, f"{study}: the header names no command after 'Run'"
     return match[0]
 
