@@ -352,17 +352,17 @@ class ViT(Model):
         outside, attentions = _split_attention(state)
         canonical = {self._canonical(name): value for name, value in outside.items()}
         for path, own in attentions.items():
-            converted = self._attentions()[path].to_canonical(own)
+            converted = cast(Attention, self.get_submodule(path)).to_canonical(own)
             canonical |= {f"{path}.{name}": value for name, value in converted.items()}
         return canonical
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         """Return the weights under this model's names and attention layout."""
         native = {self._canonical(name): name for name in self.state_dict()}
-        outside, attentions = _split_attention(state)
+        (outside, attentions), modules = _split_attention(state), self._attentions()
         own = {native.get(name, name): value for name, value in outside.items()}
         for path, theirs in attentions.items():
-            attention = self._attentions().get(path)
+            attention = modules.get(path)
             converted = theirs if attention is None else attention.from_canonical(theirs)
             own |= {f"{path}.{name}": value for name, value in converted.items()}
         return own
