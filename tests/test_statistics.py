@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import brentq
 from scipy.special import polygamma
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
@@ -506,3 +507,20 @@ def test_comparisons_import_no_slow_package():
     )
     code = f"import sys, vitlab.statistics as st; {use}; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_root_equals_brent_and_needs_few_evaluations():
+    random = np.random.default_rng(0)
+    for low, high, place, slope in random.uniform([-50, 0, 0.1, 0.05], [0, 50, 0.9, 5], (40, 4)):
+        points = []
+
+        def falling(x: float, at: float = low + place * (high - low), slope: float = slope) -> float:
+            points.append(x)  # noqa: B023
+            return math.tanh(slope * (at - x))
+
+        expected = brentq(falling, low, high)
+        points.clear()
+        assert st.root(falling, low, high) == pytest.approx(expected, abs=1e-10) and len(points) < 50
+    assert st.root(lambda x: x, 0.0, 1.0) == pytest.approx(0, abs=1e-12)
+    with pytest.raises(ValueError, match="one sign"):
+        st.root(lambda x: 1 + x * x, -1.0, 1.0)

@@ -34,7 +34,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.spec.choice import Goal
-from vitlab.statistics.replicates import t_quantile
+from vitlab.statistics.replicates import root, t_quantile
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 Against = Literal["baseline", "anchor"]
@@ -185,7 +185,6 @@ def smallest_detectable_drop(
     se: float, df: float, margin: float, min_abs: float, alpha: float, family: int, chance: float = 0.8
 ) -> float:
     """Return the smallest true drop that is detected with probability ``chance``, see :func:`chance_to_detect`."""
-    from scipy.optimize import brentq
 
     def missing_power(drop: float) -> float:
         return chance_to_detect(drop, se, df, margin, min_abs, alpha, family) - chance
@@ -193,7 +192,7 @@ def smallest_detectable_drop(
     high = max(margin, min_abs) + se
     while missing_power(high) < 0:
         high *= 2
-    return float(brentq(missing_power, 0.0, high))
+    return root(missing_power, 0.0, high)
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float, correlation: float = 0.0) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitlab.statistics.replicates import NAN, finite
+from vitlab.statistics.replicates import NAN, finite, root
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ def superiority(first: Sequence[float], second: Sequence[float], alpha: float = 
     m, n = len(x), len(y)
     if m == 0 or n == 0:
         return Superiority(NAN, NAN, NAN)
-    from scipy.optimize import brentq
     from scipy.special import ndtri
 
     estimate = float((x[:, None] > y).mean() + 0.5 * (x[:, None] == y).mean())
@@ -60,6 +59,6 @@ def superiority(first: Sequence[float], second: Sequence[float], alpha: float = 
         return (estimate - theta) ** 2 - z2 * theta * (1 - theta) * spread / (m * n)
 
     inside = min(max(estimate, 1e-9), 1 - 1e-9)  # an estimate of 0 or 1 is a root itself
-    low = 0.0 if estimate == 0 else float(brentq(excess, 0.0, inside))
-    high = 1.0 if estimate == 1 else float(brentq(excess, inside, 1.0))
+    low = 0.0 if estimate == 0 else root(excess, 0.0, inside)
+    high = 1.0 if estimate == 1 else root(excess, inside, 1.0)
     return Superiority(estimate, low, high)
