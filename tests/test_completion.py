@@ -1,10 +1,11 @@
-"""Tests of shell completion: what is offered for a line, without heavy imports, and in a real bash."""
+"""Tests of shell completion: what is offered for a line, without heavy imports, and in a real bash and fish."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,25 @@ def test_scripts_of_other_shells(shell: str) -> None:
     assert f"{VARIABLE}={shell}_complete" in script and "vitlab" in script
     unknown = CliRunner().invoke(cli, ["completion", "tcsh"])
     assert unknown.exit_code == 2 and "'bash', 'zsh', 'fish'" in unknown.stderr
+
+
+def test_fish_completes_names_with_commas(tmp_path: Path) -> None:
+    """The script splits a completion at its first comma only: arms of grids have commas in their names."""
+    script = CliRunner().invoke(cli, ["completion", "fish"]).stdout
+    assert 'string split -m 1 ","' in script and 'string split ","' not in script
+    fish = shutil.which("fish")
+    if fish is None:
+        return
+    arm = "position=none, dim=32"
+    write_json(Path("vitlab-runs", "studies", "grid", "plan.json"), {"arms": [{"name": arm}]})
+    command = tmp_path / "vitlab"
+    command.write_text(f"#!{sys.executable}\nfrom vitlab.__main__ import main\nmain()\n")
+    command.chmod(0o755)
+    done = subprocess.run(
+        [fish, "--no-config", "-c", f"{script}\ncomplete -C 'vitlab logs grid --arm pos'"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)},
+    )
+    assert done.stdout.splitlines() == [arm], done

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    add_completion_class,
+    get_completion_class,
+)
 
 from vitlab.errors import VitlabError
 
@@ -38,7 +44,7 @@ def command(shell: str) -> None:
     """
     from vitlab.cli import cli
 
-    add_completion_class(Bash)
+    _add_shells()
     shell_class = get_completion_class(shell)
     assert shell_class is not None
     click.echo(shell_class(cli, {}, "vitlab", VARIABLE).source(), nl=False)
@@ -48,7 +54,7 @@ def answer() -> None:
     """Print the completions that a shell asks for; nothing after an error, which would appear in the line typed."""
     from vitlab.cli import cli
 
-    add_completion_class(Bash)
+    _add_shells()
     with suppress(Exception):
         cli.main(prog_name="vitlab", complete_var=VARIABLE, standalone_mode=False)
 
@@ -91,6 +97,18 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
         if not self._quoted:
             value = re.sub(r"([^\w@%+=:,./-])", r"\\\1", value)
         return f"{item.type},{value}"
+
+
+class Fish(FishComplete):
+    """Completion in fish, of values with commas and their descriptions too, which click's script cuts there."""
+
+    source_template: ClassVar[str] = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
+
+
+def _add_shells() -> None:
+    """Have click use the classes of this module."""
+    add_completion_class(Bash)
+    add_completion_class(Fish)
 
 
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
