@@ -25,12 +25,14 @@ from vitlab import registry
 from vitlab.driver.scheduler import Watch, _drive
 from vitlab.errors import UserError
 from vitlab.executors import Executor, Inline, Local, base, machine, worker
+from vitlab.executors.base import Job, JobEnd
 from vitlab.plan.values import Planned
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import locks
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import process
+from vitlab.store.result import Ending
 from vitlab.trackers import Untracked
 
 RUNNER = "executor_runner"
@@ -585,6 +587,32 @@ def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None
     planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial)}
     failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Untracked(), Watch())
     assert failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
+
+
+def test_driver_looks_for_a_job_only_if_a_slot_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times a second the driver waits for an end; what a waiting job depends on is checked when it could run."""
+
+    class TenthPoll:
+        slots = 1
+
+        def __init__(self) -> None:
+            self.polls, self.job = 0, jobs[0]
+
+        def submit(self, job: Job) -> None:
+            self.job = job
+
+        def poll(self, timeout_s: float) -> list[JobEnd]:
+            self.polls += 1
+            return [] if self.polls % 10 else [JobEnd(self.job, Ending.DONE)]
+
+    jobs = [job(tmp_path / f"{index}", "finish") for index in range(6)]
+    checked: list[Path] = []
+    monkeypatch.setattr("vitlab.driver.scheduler._ready", lambda job: not checked.append(job.folder))
+    planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial) for work in jobs}
+    run = RunSpec(device="cpu", workers=1)
+    executor: Any = TenthPoll()
+    assert _drive(executor, [], jobs, planned_of, run, Untracked(), Watch()) == 0
+    assert checked == [work.folder for work in jobs] and executor.polls == 60
 
 
 @pytest.mark.parametrize("finishes", [True, False])

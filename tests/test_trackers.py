@@ -18,7 +18,7 @@ from vitlab import lab, testing
 from vitlab.errors import SpecError, UserError
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Store
+from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import BackgroundTracker, Cursor, Replay, Tracker, TrialUpdate, base, contract_test, tracker
 from vitlab.trackers.delivery import sync
 
@@ -247,6 +247,21 @@ def test_failure_is_delivered_once(tmp_path: Path) -> None:
     for _ in range(2):
         Lines(plan, store, RunSpec()).update()
     assert lines(store) == journalled(store) + Counter({"failed": 1})
+
+
+def test_update_reads_no_journal_of_a_trial_that_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update comes every two seconds, and most trials of a study are still waiting."""
+    store, plan = Store(tmp_path), contract_test._plan()
+    read: list[Path] = []
+    monkeypatch.setattr(TrialFolder, "events", lambda folder, offset=0: (read.append(folder.path) or [], offset))
+    waiting = Lines(plan, store, RunSpec())
+    waiting.update()
+    assert len(waiting.trials) > 1 and not read
+    first = plan.trials[0].trial
+    begun = store.trial(first.key, first.code).path
+    begun.mkdir(parents=True)
+    waiting.update()
+    assert read == [begun]
 
 
 # -- in a study file and on the command line --------------------------------------------------------------------------

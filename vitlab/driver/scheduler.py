@@ -5,6 +5,7 @@ One driver at a time runs a study; a second one follows it, and takes over when 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -219,13 +220,14 @@ def _drive(
             if time.monotonic() - tracked_at > TRACK_EVERY_S:  # at first before the first worker starts
                 tracker.update()
                 tracked_at = time.monotonic()
-            ready = [job for job in waiting if _ready(job)]
+            free = executor.slots - len(running)
+            ready = list(itertools.islice(filter(_ready, waiting), free)) if free > 0 else []
             if not ready and not running:
                 blocked = [folder for job in waiting for folder in job.folders]
                 for folder in blocked:
                     watch.on_end(planned_of[folder], Ending.FAILED, "a trial that it starts from has failed")
                 return n_failed + len(blocked)
-            for job in ready[: max(0, executor.slots - len(running))]:
+            for job in ready:
                 waiting.remove(job)
                 executor.submit(job)
                 running.add(job.folder)

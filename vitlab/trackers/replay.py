@@ -8,6 +8,7 @@ tracker treats as the beginning.
 from __future__ import annotations
 
 import json
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -84,6 +85,20 @@ class Replay(Tracker):
         """The trials of the plan."""
         return tracked_trials(self.plan)
 
+    @cached_property
+    def _files(self) -> dict[str, tuple[TrialFolder, str, str]]:
+        """Identity to the folder of a trial, and the paths of that folder and its journal as text.
+
+        A delivery checks every trial of the study, and paths made anew for each take most of its time.
+        """
+        folders = {
+            item.identity: self.store.trial(item.planned.trial.key, item.planned.trial.code) for item in self.trials
+        }
+        return {
+            identity: (folder, str(folder.path), str(folder.path / "events.jsonl"))
+            for identity, folder in folders.items()
+        }
+
     def begin(self, marks: Mapping[str, Cursor]) -> None:
         """Prepare a delivery; by default do nothing.  A tracker may compare its destination with ``marks``.
 
@@ -157,8 +172,11 @@ class Replay(Tracker):
         return link
 
     def _bring_up(self, item: TrackedTrial, account: _Account, final: bool) -> None:
-        folder = self.store.trial(item.planned.trial.key, item.planned.trial.code)
-        state, size = account.trials.get(item.identity), size_of(folder)
+        folder, path, journal = self._files[item.identity]
+        state = account.trials.get(item.identity)
+        if state is None and not os.path.exists(path):
+            return  # it has not begun
+        size = size_of(journal)
         if state is not None and not self.holds(state.mark):
             state = None
         if state is not None and state.end == "result" and state.offset == size:
@@ -209,10 +227,10 @@ def identity_of(key: str, code: str, arm: str) -> str:
     return f"{key}/{code}/{arm}"
 
 
-def size_of(folder: TrialFolder) -> int:
-    """Return the size of a trial's journal in bytes."""
+def size_of(journal: str) -> int:
+    """Return the size of a journal in bytes."""
     try:
-        return (folder.path / "events.jsonl").stat().st_size
+        return os.stat(journal).st_size
     except FileNotFoundError:
         return 0
 
