@@ -17,7 +17,7 @@ from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
-from vitlab.engines import batch_last
+from vitlab.engines import batch_last, batch_last_kernels
 from vitlab.geometry import DataInfo
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
@@ -35,21 +35,21 @@ def test_attention_is_that_of_torch() -> None:
     qkv = drawn(2, 3, 2, 3, 5, 4)
     q, k, v = qkv.permute(1, 0, 5, 2, 4, 3)  # (3, K, B, H, T, E)
     wanted = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 4, 3, 1)
-    found = batch_last._Attend.apply(qkv, 3**-0.5)
+    found = batch_last_kernels.Attend.apply(qkv, 3**-0.5)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     weight = drawn(*found.shape, seed=1)
     mine, theirs = (torch.autograd.grad((out * weight).sum(), qkv)[0] for out in (found, wanted))
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(batch_last._Attend.apply, (drawn(1, 3, 1, 2, 3, 2), 0.7))
+    assert torch.autograd.gradcheck(batch_last_kernels.Attend.apply, (drawn(1, 3, 1, 2, 3, 2), 0.7))
 
 
 def test_layer_norm_is_that_of_torch() -> None:
     x_KDM, weight_KD, bias_KD = drawn(2, 5, 6), drawn(2, 5, seed=1), drawn(2, 5, seed=2)
-    found = batch_last._Normalise.apply(x_KDM, weight_KD, bias_KD, 1e-3)
+    found = batch_last_kernels.Normalise.apply(x_KDM, weight_KD, bias_KD, 1e-3)
     for member in range(2):
         wanted = F.layer_norm(x_KDM[member].T, (5,), weight_KD[member], bias_KD[member], 1e-3).T
         torch.testing.assert_close(found[member], wanted, rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(batch_last._Normalise.apply, (x_KDM, weight_KD, bias_KD, 1e-3))
+    assert torch.autograd.gradcheck(batch_last_kernels.Normalise.apply, (x_KDM, weight_KD, bias_KD, 1e-3))
 
 
 def test_patches_are_those_of_a_convolution() -> None:
@@ -193,8 +193,8 @@ def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch
     check_engines("explicit", explicit)
     check_engines("rmsnorm", rms)
     with monkeypatch.context() as patched:
-        products = batch_last._over_channels
-        patched.setattr(batch_last, "_over_channels", lambda a, b: products(0.5 * a, b))
+        products = batch_last_kernels.over_channels
+        patched.setattr(batch_last_kernels, "over_channels", lambda a, b: products(0.5 * a, b))
         with pytest.raises(AssertionError, match="explicit: in a ViT, by engine batch_last, its view '' differs"):
             check_engines("explicit", explicit)
     plain = rms.component.forward  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import pytest
 from vitlab.components.attention import softmax
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
-from vitlab.engines.batch_last import _Attend
+from vitlab.engines.batch_last_kernels import Attend
 from vitlab.training.loop import Training
 
 
@@ -23,8 +23,8 @@ def no_position(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
     """Scale by 1 / K instead of 1 / root K, in the kernels of the loop and of stacked trials."""
-    sdpa, weights, attend = softmax._sdpa, softmax._weights, _Attend.apply
-    patch.setattr(_Attend, "apply", lambda qkv, scale: attend(qkv, scale**2))
+    sdpa, weights, attend = softmax._sdpa, softmax._weights, Attend.apply
+    patch.setattr(Attend, "apply", lambda qkv, scale: attend(qkv, scale**2))
     patch.setattr(softmax, "_sdpa", lambda q, k, v, bias, scale: sdpa(q, k, v, bias, scale**2))
     patch.setattr(softmax, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
 

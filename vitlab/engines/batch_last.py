@@ -17,7 +17,7 @@ width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -31,6 +31,7 @@ from vitlab.components.base import Dropout, DropPath
 from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.position import Position, encodings
 from vitlab.components.position.additive import Additive
+from vitlab.engines.batch_last_kernels import Attend, Normalise, affine
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
@@ -214,10 +215,10 @@ class BatchLastForward:
         rows = _below(at, self.rows)
         if attend.implementation in ("split", "per_head"):
             rows = vmap(attend.to_canonical)(rows)
-        qkv_KOM = _affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
+        qkv_KOM = affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
         qkv_K3HETB = qkv_KOM.view(trials, 3, attend.num_heads, attend.head_dim, tokens, images)
-        y_KHETB: Tensor = _Attend.apply(qkv_K3HETB, attend.scale)  # type: ignore[no-untyped-call]
-        y_KDM = _affine(rows["proj.weight"], rows.get("proj.bias"), y_KHETB.flatten(3).flatten(1, 2))
+        y_KHETB: Tensor = Attend.apply(qkv_K3HETB, attend.scale)  # type: ignore[no-untyped-call]
+        y_KDM = affine(rows["proj.weight"], rows.get("proj.bias"), y_KHETB.flatten(3).flatten(1, 2))
         return self._part(f"{at}.proj_drop", y_KDM.view(x_KDTB.shape))
 
     def _mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
@@ -236,14 +237,14 @@ class BatchLastForward:
             return x_KDTB
         if type(part) is norm.LayerNorm and f"{at}.bias" in self.rows:
             weight_KD, bias_KD = self.rows[f"{at}.weight"], self.rows[f"{at}.bias"]
-            y_KDM: Tensor = _Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
+            y_KDM: Tensor = Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
             return y_KDM.view(x_KDTB.shape)
         if type(part) is mlp.GeluMLP and _types(part.fc1, part.act, part.fc2) == (nn.Linear, nn.GELU, nn.Linear):
             return self._mlp(at, x_KDTB)
         return self._tokenwise(at, x_KDTB, lambda part, x_BTD: part(x_BTD))
 
     def _linear(self, at: str, x_KIM: Tensor) -> Tensor:
-        return _affine(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
+        return affine(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
 
     def _tokenwise(self, at: str, x_KDTB: Tensor, call: Call) -> Tensor:
         return _to_KDTB(self._vectorised(at, _to_KBTD(x_KDTB), call))
@@ -275,80 +276,6 @@ class _PartCall(nn.Module):
 
     def forward(self, x_B: Tensor) -> Tensor:
         return self.call(self.part, x_B)
-
-
-class _Normalise(torch.autograd.Function):
-    """Layer norm over axis 1 of (K, D, M), with a scale and a shift (K, D) each."""
-
-    @staticmethod
-    def forward(ctx: Any, x_KDM: Tensor, weight_KD: Tensor, bias_KD: Tensor, eps: float) -> Tensor:
-        y_KDM = x_KDM - x_KDM.mean(1, keepdim=True)
-        scale_K1M = y_KDM.square().mean(1, keepdim=True).add_(eps).rsqrt_()
-        y_KDM.mul_(scale_K1M)
-        ctx.save_for_backward(y_KDM, scale_K1M, weight_KD)
-        return torch.addcmul(bias_KD[..., None], y_KDM, weight_KD[..., None])
-
-    @staticmethod
-    def backward(ctx: Any, grad_KDM: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        y_KDM, scale_K1M, weight_KD = ctx.saved_tensors
-        along_KDM = grad_KDM * y_KDM
-        weight_K1D, share = weight_KD[:, None], 1 / weight_KD.shape[1]
-        grad_input_KDM = grad_KDM * weight_KD[..., None]
-        grad_input_KDM.sub_(weight_K1D @ grad_KDM, alpha=share).addcmul_(y_KDM, weight_K1D @ along_KDM, value=-share)
-        return grad_input_KDM.mul_(scale_K1M), along_KDM.sum(2), grad_KDM.sum(2), None
-
-
-class _Attend(torch.autograd.Function):
-    """Scaled dot-product attention, from queries, keys and values (K, 3, H, E, T, B) to (K, H, E, T, B)."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, scale: float) -> Tensor:
-        q, k, v = qkv.unbind(1)
-        weights_KHQSB = _over_channels(q * scale, k).softmax(3)
-        ctx.save_for_backward(qkv, weights_KHQSB)
-        ctx.scale = scale
-        return _over_tokens(weights_KHQSB.unbind(3), v.unbind(3))
-
-    @staticmethod
-    def backward(ctx: Any, grad_KHEQB: Tensor) -> tuple[Tensor, None]:
-        qkv, weights_KHQSB = ctx.saved_tensors
-        q, k, v = qkv.unbind(1)
-        grad = torch.empty_like(qkv)
-        grad_q, grad_k, grad_v = grad.unbind(1)
-        _over_tokens(weights_KHQSB.unbind(2), grad_KHEQB.unbind(3), grad_v)
-        logits_KHQSB = _over_channels(grad_KHEQB, v)
-        # Gradient of the softmax: w * (g - sum of w * g over keys).
-        logits_KHQSB = torch._softmax_backward_data(logits_KHQSB, weights_KHQSB, 3, logits_KHQSB.dtype)
-        logits_KHQSB.mul_(ctx.scale)
-        _over_tokens(logits_KHQSB.unbind(3), k.unbind(3), grad_q)
-        _over_tokens(logits_KHQSB.unbind(2), q.unbind(3), grad_k)
-        return grad, None
-
-
-def _over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
-    """Return the sums over channels of the products of all pairs of tokens, (K, H, Q, S, B)."""
-    (a, *others), (b, *partners) = a_KHEQB.unbind(2), b_KHESB.unbind(2)
-    sum_KHQSB = a[:, :, :, None] * b[:, :, None]
-    for a, b in zip(others, partners, strict=True):
-        sum_KHQSB.addcmul_(a[:, :, :, None], b[:, :, None])
-    return sum_KHQSB
-
-
-def _over_tokens(weights: Sequence[Tensor], values: Sequence[Tensor], out_KHETB: Tensor | None = None) -> Tensor:
-    """Return the sum over tokens of weight (K, H, T, B) times value (K, H, E, B), as (K, H, E, T, B).
-
-    Both are sequences with one tensor per token; the sum is written to ``out_KHETB`` if given.
-    """
-    sum_KHETB = torch.mul(weights[0][:, :, None], values[0][:, :, :, None], out=out_KHETB)
-    for weight, value in zip(weights[1:], values[1:], strict=True):
-        sum_KHETB.addcmul_(weight[:, :, None], value[:, :, :, None])
-    return sum_KHETB
-
-
-def _affine(weight_KOI: Tensor, bias_KO: Tensor | None, x_KIM: Tensor) -> Tensor:
-    """Apply an affine map, (K, I, M) to (K, O, M); the kernel of a patch convolution is flattened."""
-    weight_KOI = weight_KOI.flatten(2)
-    return weight_KOI @ x_KIM if bias_KO is None else torch.baddbmm(bias_KO[..., None], weight_KOI, x_KIM)
 
 
 def _to_KBTD(x_KDTB: Tensor) -> Tensor:
