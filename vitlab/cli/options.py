@@ -1,9 +1,11 @@
-"""Options and path formatting shared by several commands."""
+"""Options, path formatting and a setting of the process shared by several commands."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +81,21 @@ def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
         show_default=True,
         help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
     )
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Pause garbage collection, which takes a fifth of the time of a short command: what it imports stays.
+
+    For commands that only read; a training relies on collection.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:

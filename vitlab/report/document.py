@@ -19,10 +19,9 @@ from vitlab.errors import count
 from vitlab.plan import versions
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
-from vitlab.report import attention_pictures, costs, phrasing, tradeoff
+from vitlab.report import attention_pictures, costs, phrasing
 from vitlab.report.corruptions import corruptions
 from vitlab.report.frame import StoredTrial, prerequisites, rivals
-from vitlab.report.notes import notes
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 
@@ -37,6 +36,10 @@ def document(
     plan: Plan, store: Store, trials: Sequence[StoredTrial], frame: pd.DataFrame, summary: pd.DataFrame, at: str
 ) -> dict[str, Any]:
     """Return the content of a report as JSON values; ``at`` is the :func:`state` from before anything was read."""
+    # Imported here, because a stored report is read without numpy.
+    from vitlab.report import tradeoff
+    from vitlab.report.notes import notes
+
     rows, prerequisite_trials = plain(summary), prerequisites(plan, store)
     cost, outdated = costs.read_costs(plan, store)
     tradeoffs = tradeoff.document(plan, frame, costs.with_costs(rows, cost))
@@ -95,12 +98,21 @@ def state(plan: Plan, store: Store) -> str:
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
-    rows = []
-    for record in frame.astype(object).where(frame.notna(), None).to_dict(orient="records"):
-        row = {str(name): getattr(value, "item", lambda value=value: value)() for name, value in record.items()}
-        row = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
-        rows.append({n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in row.items()})
-    return rows
+    names = [str(name) for name in frame.columns]
+    rows = zip(*(_plain_values(column) for _, column in frame.items()), strict=True)  # by column: pandas' rows are slow
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _plain_values(column: pd.Series[Any]) -> list[Any]:
+    """Return the values of a column as JSON values, see :func:`plain`."""
+    values = []
+    for value, is_missing in zip(column.tolist(), column.isna().tolist(), strict=True):
+        value = getattr(value, "item", lambda value=value: value)()
+        is_infinite = isinstance(value, float) and not math.isfinite(value)
+        values.append(
+            None if is_missing or is_infinite else value.isoformat() if isinstance(value, datetime) else value
+        )
+    return values
 
 
 def tuning(plan: Plan) -> list[dict[str, Any]]:
@@ -178,7 +190,8 @@ def provenance_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
     if record is None:
         return []
     total = record["trained"] + record["cached"] + record["failed"]
-    failed = f", {record['failed']} failed" if record["failed"] else ""
+    counts = {"trained in the last run": "trained", "taken from earlier runs": "cached", "failed": "failed"}
+    parts = [f"{record[name]} {text}" for text, name in counts.items() if record[name]]
     plugins = [origin for origin in record["components"] if origin.split(" ")[1:2] != [BUILT_IN]]
     data = [f"{item['set']} ({item['identity'] or 'not here yet'})" for item in record["data"]]
     lines = [
@@ -186,8 +199,8 @@ def provenance_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Data", "; ".join(data)),
         (
             "Training",
-            f"{count(total, 'trial')}, whose training times add up to {phrasing.duration(record['wall_s'])}: "
-            f"{record['trained']} trained in the last run, {record['cached']} taken from earlier runs{failed}"
+            f"{count(total, 'trial')}, whose training times add up to {phrasing.duration(record['wall_s'])}"
+            + (f": {', '.join(parts)}" if len(parts) > 1 else "")
             + (f"; ended {record['ended']}" if record["ended"] else ""),
         ),
         ("Numerics", ", ".join(f"{name} {value}" for name, value in record["numerics"].items())),
@@ -218,8 +231,8 @@ def _reproduction(provenance: Mapping[str, Any]) -> str:
     """Return the sentence of the report on how to reproduce its numbers."""
     commit = f" The folder of the study was at git commit {provenance['commit']}." if provenance["commit"] else ""
     return (
-        f"{provenance['place']}: {provenance['command']}.{commit} Equal bits need the data, numerics and versions "
-        "named here; what is there is not trained again"
+        f"{provenance['place']}: {provenance['command']}.{commit} Results that are stored there are not "
+        "trained again; equal bits need the data, numerics and versions named here"
     )
 
 
