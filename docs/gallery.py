@@ -231,15 +231,17 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
 
 def _figures(plan: Plan, results: Any, history: Any, cost: Any) -> Iterator[str]:
     """Yield the figures of the report as elements of a page, each as wide as a page and as wide as a phone."""
+    from vitlab.report.captions import captions
     from vitlab.report.comparison import summary
     from vitlab.report.drawing import NARROW, WIDE, element, svg
-    from vitlab.report.figures import captions, figures
+    from vitlab.report.figures import figures
 
     rows = summary(results, plan)
     wide, narrow = (figures(plan, results, rows, history, cost, width=width) for width in (WIDE, NARROW))
+    captions_by_name = captions(plan, wide)
     for name in FIGURES:
         if name in wide:
-            caption = captions(plan)[name]
+            caption = captions_by_name[name]
             pictures = (
                 f'<div class="picture {kind}">{element(svg(figure, name), f"{name}-{kind}", caption)}</div>'
                 for kind, figure in (("page", wide[name]), ("phone", narrow[name]))

@@ -13,7 +13,7 @@ from vitlab.plan.palette import GREY, INK, PAPER, RULE, SERIES
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.costs import Row, with_costs
-from vitlab.report.drawing import WIDE, style
+from vitlab.report.drawing import BEATEN, INTERVAL, SEED, WIDE, style
 from vitlab.report.frame import usable
 from vitlab.report.labels import wrapped_labels, wrapped_line
 from vitlab.report.tradeoff import COSTS, SIZES, as_error, fronts, scalings
@@ -49,15 +49,15 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
                 for arm in item.arms:
                     x = float(frame.loc[frame["arm"] == arm, size].max())
                     errors = [scale.factor * as_error(plan, value) for value in values[arm].values()]
-                    axes.plot(
-                        [x] * len(errors), errors, "o", markersize=3, markerfacecolor="none", color=colour, alpha=0.6
-                    )
+                    [seeds] = axes.plot([x] * len(errors), errors, "o", markersize=3, color=colour, alpha=0.6)
+                    seeds.set(markerfacecolor="none", label=SEED if len(errors) > 1 else None)
                     axes.plot([x], [math.exp(np.mean(np.log(errors)))], "o", markersize=5.5, color=colour)
                 label = f"{wrapped_line(item.series, 30)}\n" if item.series else ""
                 label += f"exponent {item.law.exponent:.2f}".replace("-", phrasing.MINUS)
                 axes.plot(item.law.x, scale.factor * np.array(item.law.y), color=colour, linewidth=1.4, label=label)
                 low, high = (scale.factor * np.array(end) for end in (item.law.low, item.law.high))
-                axes.fill_between(item.law.x, low, high, color=colour, alpha=0.14, linewidth=0)
+                band = INTERVAL if np.isfinite(low).any() and (high > low).any() else None
+                axes.fill_between(item.law.x, low, high, color=colour, alpha=0.14, linewidth=0, label=band)
             axes.set_xscale("log")
             axes.set_yscale("log")
             _plain_ticks(axes)
@@ -97,7 +97,8 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
             front = sorted(at[arm] for arm, on in on_front.items() if on)
             axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
             for arm, on in on_front.items():
-                axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=INK if on else PAPER)
+                fill, label = (INK, None) if on else (PAPER, BEATEN)
+                axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=fill, label=label)
             if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
                 axes.set_xscale("log")
             axes.margins(x=0.18, y=0.2)

@@ -11,7 +11,7 @@ import numpy as np
 from vitlab.plan.palette import GREY, INK, RULE, SERIES
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.drawing import WIDE, style
+from vitlab.report.drawing import BASELINE, BROKEN, INTERVAL, SEED, WIDE, style
 from vitlab.report.labels import shared_parts, wrapped_labels, wrapped_line
 from vitlab.statistics import mean_interval
 from vitlab.store.result import Ending
@@ -83,7 +83,8 @@ def curves(
         for axes, panel in zip(grid, visible, strict=False):
             baseline = baselines[panel[0]]
             if crowded and baseline in names:
-                _curve(axes, measurements[measurements["arm"] == baseline], scale, GREY, plan.analysis.alpha, "mean")
+                of_baseline = measurements[measurements["arm"] == baseline]
+                _curve(axes, of_baseline, scale, GREY, plan.analysis.alpha, "mean", BASELINE)
             labels = wrapped_labels(panel, 28 if wide else 36)
             kind: Literal["band", "seeds"] = "seeds" if len(panel) == 1 else "band"
             for name, colour in _colours(panel, baselines).items():
@@ -153,23 +154,26 @@ def _curve(
     """Draw the mean of an arm, with its interval as a band, or also with its seeds; seeds where there is no band."""
     means = {float(str(x)): mean_interval(at["value"].tolist(), alpha) for x, at in measurements.groupby("x")}
     intervals = list(means.values())
-    if kind == "seeds" or (kind == "band" and all(mean.n < MIN_SEEDS_FOR_BAND for mean in intervals)):
+    several = any(mean.n > 1 for mean in intervals)
+    if several and (kind == "seeds" or (kind == "band" and all(mean.n < MIN_SEEDS_FOR_BAND for mean in intervals))):
         for _, seed in measurements.groupby("seed"):
             line = seed.sort_values("x")
-            axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35)
+            axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35, label=SEED)
     thick = 1.2 if kind == "mean" else 1.7
     axes.plot(list(means), [scale.factor * mean.mean for mean in intervals], color=colour, linewidth=thick, label=label)
     if kind != "mean":
         low, high = ([scale.factor * getattr(mean, end) for mean in intervals] for end in ("low", "high"))
         wide = [mean.n >= MIN_SEEDS_FOR_BAND for mean in intervals]
-        axes.fill_between(list(means), low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
+        band = INTERVAL if any(wide) else None
+        axes.fill_between(list(means), low, high, where=wide, color=colour, alpha=0.14, linewidth=0, label=band)
 
 
 def _unsuccessful_curves(axes: Axes, broken: pd.DataFrame, scale: phrasing.Scale, colour: str) -> None:
     """Draw the curves of trials that diverged or failed."""
     for _, seed in broken.groupby("seed"):
         line = seed.sort_values("x")
-        axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
+        values = scale.factor * line["value"]
+        axes.plot(line["x"], values, color=colour, linewidth=0.7, linestyle=(0, (3, 2)), label=BROKEN)
 
 
 def _bounds(panels: Sequence[Axes], measurements: pd.DataFrame, scale: phrasing.Scale) -> None:

@@ -25,6 +25,10 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 WIDE = 7.2  #: inches: a picture as wide as a page
 NARROW = 3.6  #: inches: a picture as wide as a phone
 
+SEED, INTERVAL, BROKEN, BASELINE = "_seed", "_interval", "_broken", "_baseline"
+BEYOND, CLAIM, BEATEN = "_beyond", "_claim", "_beaten"
+"""Labels of the parts of a figure that its caption explains if they are drawn; a legend leaves them out."""
+
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.0,

@@ -13,9 +13,9 @@ from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.budgets import pareto, scaling
-from vitlab.report.curves import curves, loss_curves, loss_of
+from vitlab.report.curves import curves, loss_curves
 from vitlab.report.document import plain
-from vitlab.report.drawing import WIDE, style
+from vitlab.report.drawing import BEYOND, CLAIM, INTERVAL, SEED, WIDE, style
 from vitlab.report.frame import usable
 from vitlab.report.labels import wrapped_labels, wrapped_line
 from vitlab.report.verdict import Verdict
@@ -60,34 +60,6 @@ def figures(
     return {name: figure for name, figure in candidates.items() if figure is not None}
 
 
-def captions(plan: Plan) -> dict[str, str]:
-    """Return the caption of each figure."""
-    level = phrasing.percent(1 - plan.analysis.alpha)
-    several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
-    seeds = f"each seed (small) and the mean with its {level} t-interval"
-    over = (
-        f"over training: the mean of the seeds with its {level} t-interval (band, from three seeds on), and single "
-        "seeds (thin) where a panel has room for them; dashed where one diverged or failed. In a panel of one arm, its "
-        "baseline is grey. The first fifth may lie outside the picture."
-    )
-    return {
-        "arms": f"First {seeds}, then the difference to the baseline with its {level} interval"
-        + (", which holds for all of them at once" if several else "")
-        + "; a filled dot is a verdict of better or worse. An arrow marks an interval that goes on beyond the picture."
-        if any(arm.baseline for arm in plan.arms)
-        else f"Of every arm {seeds}.",
-        "interaction": f"The mean of every cell of the grid with its {level} t-interval. Parallel lines: the effect of "
-        "one factor does not depend on the other.",
-        "curves": f"{phrasing.Scale.of(plan.analysis.metric, plan.units).title} {over}",
-        "loss": f"{phrasing.Scale.of(loss_of(plan), plan.units).title} {over}",
-        "scaling": f"{'The metric' if plan.analysis.goal == 'min' else 'One less the metric'} over size, both on "
-        "logarithmic axes: each seed (small), the mean of their logarithms, and a power law with the "
-        f"{level} band that the spread of the seeds allows.",
-        "pareto": "What each arm reaches, mean of the seeds, over what it costs. Filled: arms that no other one beats "
-        "in both; the line joins them.",
-    }
-
-
 def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figure | None:
     """Draw the cells of a grid of two factors: a line per level of the one over the levels of the other.
 
@@ -123,7 +95,7 @@ def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figur
             points = [cells[across[place], level] for place in places]
             means = [scale.factor * row["mean"] for row in points]
             half = [0.0 if row["low"] is None else scale.factor * (row["high"] - row["mean"]) for row in points]
-            axes.errorbar(
+            bars = axes.errorbar(
                 [place + offset for place in places],
                 means,
                 yerr=half,
@@ -135,6 +107,8 @@ def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figur
                 capsize=2.5,
                 label=wrapped_line(f"{short[paths[1]]}={level}", 36),
             )
+            if any(half):
+                bars.lines[2][0].set_label(INTERVAL)
         room = max(8, int((84 if width >= WIDE else 40) / len(across)))
         axes.set_xticks(range(len(across)), [wrapped_line(x, room) for x in across])
         axes.set_xlim(-0.5, len(across) - 0.5)
@@ -207,7 +181,8 @@ def _name_rows(axes: Axes, names: Sequence[str], labels: Mapping[str, str]) -> N
 def _dots(axes: Axes, y: float, values: Sequence[float]) -> None:
     """Draw single seeds, alternately a little above and below their line."""
     places = [y + (0.13 * (-1) ** index if len(values) > 1 else 0.0) for index in range(len(values))]
-    axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8)
+    label = SEED if len(values) > 1 else None
+    axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8, label=label)
 
 
 @dataclass(frozen=True)
@@ -251,10 +226,13 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: phrasing.Scale, points: Se
     for mark in marks:
         if mark.low is not None and mark.high is not None:
             left, right = scale.factor * mark.low, scale.factor * mark.high
-            axes.plot([max(left, low), min(right, high)], [mark.y] * 2, color=mark.colour, linewidth=1.5)
+            ends_shown = [max(left, low), min(right, high)]
+            axes.plot(ends_shown, [mark.y] * 2, color=mark.colour, linewidth=1.5, label=INTERVAL)
             for beyond, edge, arrow in ((left < low, low, "<"), (right > high, high, ">")):
                 if beyond:
-                    axes.plot([edge], [mark.y], marker=arrow, markersize=4.5, color=mark.colour, clip_on=False)
+                    axes.plot(
+                        [edge], [mark.y], marker=arrow, markersize=4.5, color=mark.colour, clip_on=False, label=BEYOND
+                    )
         axes.plot(
             [scale.factor * mark.value],
             [mark.y],
@@ -263,6 +241,7 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: phrasing.Scale, points: Se
             color=mark.colour,
             markerfacecolor=mark.fill,
             markeredgewidth=1.2,
+            label=CLAIM if mark.fill in (BETTER, WORSE) else None,
         )
     axes.set_xlim(low, high)
     _few_ticks(axes)

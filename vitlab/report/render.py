@@ -84,7 +84,8 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
     if format in _FROM_DOCUMENT:
         return _FROM_DOCUMENT[format](content.doc)
     if format == "html":
-        return _html(content, _svgs(content.figures()))
+        pictures_by_name = content.figures()
+        return _html(content, _svgs(pictures_by_name), _captions(plan, pictures_by_name))
     if format == "csv":
         return _csv(content.results)
     from vitlab.report.frame import parquet
@@ -149,9 +150,10 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     svgs = _svgs(pictures_by_name)
     for wide, _ in pictures_by_name.values():
         wide.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
+    captions_by_name = _captions(plan, pictures_by_name)
     texts = {
-        FILES["md"]: _markdown(content.doc, tuple(pictures_by_name)),
-        FILES["html"]: _html(content, svgs),
+        FILES["md"]: _markdown(content.doc, captions_by_name),
+        FILES["html"]: _html(content, svgs, captions_by_name),
         FILES["latex"]: latex_table(content.doc),
         FILES["csv"]: _csv(content.results),
         "summary.csv": _csv(content.summary),
@@ -177,6 +179,12 @@ def _svgs(figures: Mapping[str, tuple[Figure, Figure]]) -> dict[str, tuple[str, 
     return {name: (svg(wide, name), svg(narrow, name)) for name, (wide, narrow) in figures.items()}
 
 
+def _captions(plan: Plan, figures: Mapping[str, tuple[Figure, Figure]]) -> dict[str, str]:
+    from vitlab.report.captions import captions
+
+    return captions(plan, {name: wide for name, (wide, _) in figures.items()})
+
+
 def _collect(plan: Plan, store: Store) -> _Content:
     from vitlab.report import comparison, frame
     from vitlab.report.image_values import image_values
@@ -200,7 +208,7 @@ def _columns(doc: Mapping[str, Any]) -> list[Column]:
 def _direction(doc: Mapping[str, Any]) -> str:
     """Return the sentence that says which direction of the metric is better."""
     analysis = Analysis.model_validate(doc["analysis"])
-    return f"{analysis.metric}: {analysis.direction}."
+    return printable(f"{analysis.metric}: {analysis.direction}.")
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------
@@ -248,7 +256,7 @@ def _rich_table(columns: Sequence[Column]) -> Any:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         justify = "right" if column.right else "left"
-        table.add_column(Text(column.title), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(Text(printable(column.title)), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
     verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
     for index, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
         style = "dim" if verdicts and verdicts[index].startswith((Verdict.CANNOT_TELL, Verdict.REFUSED)) else ""
@@ -259,14 +267,15 @@ def _rich_table(columns: Sequence[Column]) -> Any:
 # -- text formats -----------------------------------------------------------------------------------------------------
 
 
-def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
+def _markdown(doc: Mapping[str, Any], figures: Mapping[str, str] = {}) -> str:
+    """Return the report in Markdown; ``figures`` are the captions of the pictures beside the file, by name."""
     columns = _columns(doc)
     lines = [f"# {markdown(doc['question'] or doc['study'])}", ""]
     lines += [doc["overview"], ""] if doc["overview"] else []
     lines += [f"- {markdown(sentence)}" for sentence in doc["answers"]]
     lines += ["", markdown(_direction(doc)), "", *markdown_table(columns)]
-    for name in figures:
-        lines += ["", f"![{name}]({name}.png)"]
+    for name, caption in figures.items():
+        lines += ["", f"![{name}]({name}.png)", "", markdown(caption)]
     for name, caption, table in tables.tables(doc, Analysis.model_validate(doc["analysis"])):
         lines += ["", f"## {name}", "", markdown(caption), "", *markdown_table(table)]
     if doc["notes"]:
@@ -297,24 +306,23 @@ def _json(doc: Mapping[str, Any]) -> str:
 # -- HTML -------------------------------------------------------------------------------------------------------------
 
 
-def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
+def _html(content: _Content, svgs: Mapping[str, tuple[str, str]], captions_by_name: Mapping[str, str]) -> str:
     """Return one file without scripts or anything fetched; every text is escaped, figures are inline.
 
     Args:
         content: the content of the report.
         svgs: name to figure, as wide as a page and as wide as a phone; a page shows the one that fits.
+        captions_by_name: the captions of the figures.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     from vitlab.report.drawing import element
-    from vitlab.report.figures import captions
 
     environment = Environment(
         loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     analysis, rows = content.plan.analysis, content.doc["arms"]
-    captions_by_name = captions(content.plan)
     kinds = [(row["verdict"] or "").replace(" ", "-") for row in rows]
     marks = [kind for kind in kinds if kind] or [""] * len(content.doc["answers"])
     answers = list(zip(content.doc["answers"], marks, strict=True))

@@ -197,7 +197,7 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, 
         Column("sign-flip p", cells(lambda row: p_value(row["sign_flip_p"], alpha))),
         Column("effect (g)", plain("effect", 2)),
         Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
-        Column(f"{level} interval of it", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
+        Column(f"{level} interval of P(better)", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
         Column("BCa interval", cells(lambda row: bracket(row, "bca_low", "bca_high", scale.factor, apart))),
         Column(
             "interval with new images",
@@ -251,15 +251,23 @@ def interaction_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[
     ]
 
 
+def _comparisons_caption(details: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Return the caption of the table of comparisons, which says of several whether they are corrected."""
+    text = "Statistics of each verdict."
+    if sum(row["baseline"] is not None for row in rows) < 2:
+        return text
+    joint = [column.title for column in details if column.title in JOINT]
+    text += " Intervals and p values in this table are of one comparison each"
+    return text + (f", except for {' and '.join(joint)}: these hold for all comparisons at once." if joint else ".")
+
+
 def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, list[Column]]]:
     """Return the non-empty tables other than that of arms, each with heading and caption."""
     details = detail_columns(doc["arms"], analysis, doc["units"])
-    joint = [column.title for column in details if column.title in JOINT]
     entries = [
         (
             "Comparisons",
-            "Statistics of each verdict. Intervals and p values in this table are of one comparison each"
-            + (f", except for {' and '.join(joint)}: these hold for all comparisons at once." if joint else "."),
+            _comparisons_caption(details, doc["arms"]),
             details,
         ),
         (
