@@ -14,7 +14,8 @@ import pytest
 
 from vitlab import report
 from vitlab.geometry import DataIdentity
-from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
+from vitlab.plan.metric_facts import MetricFacts
+from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.report import comparison, frame
 from vitlab.spec import STREAMS, Analysis, TrialSpec
 from vitlab.store.files import write_json

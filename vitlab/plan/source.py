@@ -27,9 +27,8 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
-from types import ModuleType
 
-from vitlab.imports import INSTALLED, Stamp, last_import, reloads, stamp_of
+from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
 from vitlab.registry import BUILT_IN, plugin_files
 from vitlab.store.files import Memo
 
@@ -156,48 +155,6 @@ def defining_module(module: str, name: str, reader: Reader) -> str:
     return module
 
 
-def edited_module_message(modules: Iterable[str]) -> str:
-    """Return an error message about the first module edited since this process imported it, or ``""``."""
-    for module in modules:
-        if "==" not in module and loaded(module).digest != expected(module).digest:
-            return (
-                f"{file_of(module)} was edited after this process had imported it; restart the process (in a "
-                "notebook, restart the kernel, or reload the module) and run again"
-            )
-    return ""
-
-
-def mixed_versions_message(modules: Iterable[str]) -> str:
-    """Return an error message if this process mixes two versions of code, or ``""``.
-
-    After ``b`` alone is reloaded, a module with ``from b import f`` still has the old ``f``; after an upgrade of a
-    distribution, the process still runs the version that it imported.
-    """
-    for module in modules:
-        if "==" in module:
-            top = _tops.get(module, "")
-            last, file = last_import(top), file_of(top)
-            if top in sys.modules and last is not None and file is not None and last.stamp != stamp_of(file):
-                return (
-                    f"{module} was installed after this process had imported {top}; restart the process (in a "
-                    "notebook, restart the kernel) and run again"
-                )
-            continue
-        mine = last_import(module)
-        if mine is None or module not in sys.modules or not reloads():
-            continue
-        for base, name in loaded(module).imports:
-            other = last_import(base)
-            if other is None or not other.reloaded or other.number <= mine.number or not name:
-                continue
-            if not isinstance(getattr(sys.modules.get(base), name, None), ModuleType):
-                return (
-                    f"{file_of(module)} has {name} of {base} from before that was reloaded; reload this file, too, or "
-                    "restart the process (in a notebook, restart the kernel), and run again"
-                )
-    return ""
-
-
 @cache
 def file_of(module: str) -> Path | None:
     """Return the file of a module, or None if there is no such module or it has no file."""
@@ -240,13 +197,13 @@ def requirement_of(module: str) -> str:
     if installed is None or _is_from_folder(installed):
         return module
     requirement = f"{installed.name}=={installed.version}"
-    _tops[requirement] = top
+    tops[requirement] = top
     return requirement
 
 
 _unsaved: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
 _texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this process
-_tops: dict[str, str] = {}  # requirement to the imported top-level package
+tops: dict[str, str] = {}  #: requirement to the imported top-level package
 _dependencies: dict[tuple[str, int], tuple[str, ...]] = {}
 """Dependencies of imported modules of vitlab on others, by module and number of its import: no edit changes them."""
 

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter
 
 from vitlab.errors import UserError, nearest
+from vitlab.plan.metric_facts import MetricFacts, own_metric
 from vitlab.plan.trial import FolderName
 from vitlab.plan.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
-from vitlab.spec.choice import EngineName, Goal, Unit
+from vitlab.spec.choice import EngineName
 
 
 @dataclass(frozen=True)
@@ -123,28 +124,6 @@ class EngineBenchmark:
             by_reason.setdefault(reason, []).append(engine)
         missing = [f"; not {' or '.join(engines)}: {reason}" for reason, engines in by_reason.items()]
         return f"engine {self.engine}: {', '.join([first, *rest])}{''.join(missing)}."
-
-
-@dataclass(frozen=True)
-class MetricFacts:
-    """The facts of a metric that do not depend on results, as it declares them; see vitlab.training.metrics.Metric."""
-
-    goal: Goal
-    unit: Unit
-    bounds: tuple[float | None, float | None]  #: its range; None for an infinite end
-    quantum: float = 0.0  #: smallest change, times the number of images; 0 if it has none
-    chance: Mapping[str, float] = field(default_factory=dict)
-    """Arm to the value of guesses, where it is known."""
-    step: float = 0.0  #: smallest change, whatever the number of images, such as 1 for a count; 0 if it has none
-
-    def smallest_change(self, images: int | None) -> float:
-        """Return the smallest change of the metric over a number of images; 0 if it has none or it is not known."""
-        return self.step or (self.quantum / images if images else 0.0)
-
-
-def own_metric(name: str, names: Iterable[str]) -> str | None:
-    """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""
-    return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
 @dataclass(frozen=True)
@@ -269,7 +248,7 @@ class Plan:
 
     def facts(self, metric: str) -> MetricFacts | None:
         """Return the facts of a metric such as ``val/accuracy``; None if they are not known."""
-        own = own_metric(metric.partition("/")[2], self.metrics)
+        own = own_metric(metric.rpartition("/")[2], self.metrics)
         return None if own is None else self.metrics[own]
 
     @property

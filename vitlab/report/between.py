@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError
-from vitlab.plan.values import MetricFacts, Plan, Planned, Trial
+from vitlab.plan.metric_facts import MetricFacts
+from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.plan.versions import flat
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary

@@ -19,7 +19,7 @@ import torch
 from vitlab.engines.base import EngineFailed, Loop, train
 from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
 from vitlab.models.contract import Model
-from vitlab.plan import source
+from vitlab.plan import edited, source
 from vitlab.plan.key import RUNNER, closure, code_of_modules, modules_of_spec, refresh
 from vitlab.plan.trial import Trial
 from vitlab.registry import load_file
@@ -69,11 +69,11 @@ def _check_trial(trial: Trial) -> None:
         raise Refused(
             f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
         ) from error
-    sentence = source.mixed_versions_message(modules)
+    sentence = edited.mixed_versions_message(modules)
     if code != trial.code:
         sentence = (
             sentence
-            or source.edited_module_message(modules)
+            or edited.edited_module_message(modules)
             or (
                 f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
                 "plan it again with 'vitlab run'"
