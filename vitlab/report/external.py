@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, count, nearest
-from vitlab.plan.values import Arm, MetricFacts, Plan
+from vitlab.plan.metric_facts import MetricFacts
+from vitlab.plan.values import Arm, Plan
 from vitlab.report.between import Between
 from vitlab.report.comparison import summary
 from vitlab.report.document import plain
@@ -25,6 +26,8 @@ LESS_IS_BETTER = ("loss", "err", "ece", "nll", "perplexity", "ppl", "mse", "mae"
 SHARES = ("acc", "top1", "top5", "top_1", "top_5", "f1", "auc", "iou", "precision", "recall", "dice", "err", "ece")
 """Parts of the names of metrics that are shares of one."""
 SEED_COUNTS = ("n", "runs", "n_runs", "seeds", "n_seeds", "num_seeds", "trials", "n_trials")
+OWN_COLUMNS = ("arm", "baseline", "seed", "trial", "status", "params", "macs", "images", "wall_s")
+"""Columns of the frame that is compared, beside the metric."""
 MAX_SEED = 2**53  #: seeds from here on are names, as a float does not hold each of them
 MAX_LISTED = 5  #: names and rows that a message lists
 
@@ -74,7 +77,8 @@ def judge(
     if baseline not in arms:
         place = f"column '{arm_names}'" if arm_names else "the header"
         raise UserError(f"{path}: no arm '{baseline}' in {place}.{nearest(baseline, arms)} Arms: {'; '.join(arms)}.")
-    name = _metric_name(metric)
+    # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
+    name = f"metric/{metric}" if metric in OWN_COLUMNS else metric
     long["value"] = _as_shares(long["value"], metric, notes)
     long["status"] = [Ending.DONE if math.isfinite(value) else Ending.DIVERGED for value in long["value"]]
     is_share = _is_share(metric) and bool(long["value"].dropna().between(0, 1).all())
@@ -83,7 +87,7 @@ def judge(
     frame = pd.DataFrame(
         {
             "arm": long["arm"].astype("string"),
-            "baseline": pd.Series([None if name == baseline else baseline for name in long["arm"]], dtype="string"),
+            "baseline": pd.Series([None if one == baseline else baseline for one in long["arm"]], dtype="string"),
             "seed": long["seed"].astype("int64"),
             "trial": [f"{row}" for row in range(len(long))],
             "status": long["status"],
@@ -100,7 +104,7 @@ def judge(
         arms=tuple(Arm(one, {}, None if one == baseline else baseline) for one in arms),
         trials=(),
         analysis=analysis,
-        metrics={name.partition("/")[2]: facts},
+        metrics={name.rpartition("/")[2]: facts},
     )
     rows = summary(frame, plan)
     notes += table_notes(plan, frame, plain(rows))
@@ -229,17 +233,6 @@ def _seed_numbers(values: pd.Series[Any], name: str, path: Path) -> list[int]:
         return [int(value) for value in whole]
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     return [numbers[text] for text in texts]
-
-
-def _metric_name(metric: str) -> str:
-    """Return a metric of a split, such as ``val/acc`` for ``acc``; the split is the one that the name mentions."""
-    if re.fullmatch(r"(train|val|test)/\w+", metric):
-        return metric
-    split = next((split for split in ("test", "train") if split in metric.lower()), "val")
-    name = re.sub(r"\W+", "_", re.sub(rf"^(val|{split})(id|idation)?[\W_]+", "", metric, flags=re.IGNORECASE)).strip(
-        "_"
-    )
-    return f"{split}/{name or 'metric'}"
 
 
 def _is_share(metric: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitlab.errors import count
-from vitlab.plan.values import own_metric
+from vitlab.plan.metric_facts import own_metric
 from vitlab.report.verdict import Row as Row
 from vitlab.report.verdict import Verdict, is_equivalent, of_complete_pairs
 from vitlab.spec import Analysis
@@ -36,8 +36,8 @@ class Scale:
 
     @classmethod
     def of(cls, metric: str, units: Mapping[str, str]) -> Scale:
-        """Return the scale of a metric such as ``val/accuracy``, given :attr:`vitlab.plan.values.Plan.units`."""
-        own = own_metric(metric.partition("/")[2], units)
+        """Return the scale of a metric such as ``val/accuracy`` or a column, given the units of a plan."""
+        own = own_metric(metric.rpartition("/")[2], units)
         unit = "number" if own is None else units[own]
         if unit == "share":
             return cls(metric, 100.0, "%", "points")
@@ -53,7 +53,7 @@ class Scale:
     def title(self) -> str:
         """The label of the metric, as in ``val accuracy (%)``."""
         name = self.metric.replace("/", " ")
-        return f"{name} ({self.unit})" if self.unit else name
+        return f"{name} ({self.unit})" if self.unit and not name.endswith(f"({self.unit})") else name
 
     def decimals(self, widths: Sequence[float | None], values: Sequence[float | None] = ()) -> int:
         """Return the number of decimals for intervals of these half-widths: about one uncertain digit.

@@ -60,6 +60,8 @@ def fault(detail: ErrorDetails, top: Mapping[str, Any]) -> Fault:
     path = tuple(part for at, part in enumerate(location) if at >= end or not FORM.fullmatch(str(part)))
     rename = closest(str(path[-1]), _allowed(path, top)) if kind == "extra_forbidden" and path else None
     fields = tuple(detail.get("ctx", {}).get("fields", ())) if kind == CONFLICT else ()
+    if len(fields) == 1:  # a rule of one field, which may hold in one model and not in another
+        path, fields = (*path, *fields), ()
     return Fault(path, _sentence(detail, path, top), kind, fields, rename)
 
 

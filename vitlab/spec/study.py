@@ -17,7 +17,7 @@ from pydantic import (
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.spec.choice import Amount, Frozen, Goal
-from vitlab.spec.collect import collect, copied
+from vitlab.spec.collect import collect, conflict, copied
 from vitlab.spec.design import Node
 from vitlab.spec.run import RunSpec
 from vitlab.spec.seeds import Seeds
@@ -59,7 +59,7 @@ class To(Frozen):
 class Analysis(Frozen):
     """The analysis of the results, fixed before they are known."""
 
-    metric: str = "val/accuracy"  #: metric of the comparison, such as ``val/accuracy``
+    metric: str = "val/accuracy"  #: metric of the comparison, such as ``val/accuracy``; of a table, its column
     goal: Annotated[Goal, Field(json_schema_extra=lambda schema: schema.pop("default"))] = "max"
     """Direction in which the metric is better; by default the one that it declares."""
     at: Literal["last", "best"] = "last"  #: value of the metric: at the last evaluation, or at the best one
@@ -73,13 +73,6 @@ class Analysis(Frozen):
     variance: Literal["moderated", "own"] = "moderated"
     """Spread that a comparison rests on: shared with those of the same baseline and seeds, or its own alone."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate
-
-    @field_validator("metric")
-    @classmethod
-    def _group(cls, metric: str) -> str:
-        if not re.fullmatch(r"(train|val|test)/\w+", metric):
-            raise ValueError(not_a_metric(metric))
-        return metric
 
     @property
     def direction(self) -> str:
@@ -180,6 +173,13 @@ class Study(Frozen):
     run: RunSpec = RunSpec()
     plugins: Plugins = Plugins()
 
+    @field_validator("analysis")
+    @classmethod
+    def _metric_of_a_split(cls, analysis: Analysis) -> Analysis:
+        if not re.fullmatch(r"(train|val|test)/\w+", analysis.metric):
+            raise conflict(not_a_metric(analysis.metric), "metric")
+        return analysis
+
 
 def read_study(
     file: FilePath | str, changes: Mapping[str, Any] | None = None
@@ -243,6 +243,8 @@ def _rename_former_keys(document: Document) -> None:
         for length in range(1, len(present) + 1):
             if former in document.places:
                 document.places.setdefault(present[:length], document.places[former])
+        if former in document.values:
+            document.values.setdefault(tuple(present), document.values[former])
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
