@@ -5,6 +5,7 @@ Every mistake stands in a file on disk and goes through the command line, for th
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -200,7 +201,7 @@ def test_mistake_is_one_sentence_with_its_place(
 def test_commands_that_read_a_study_report_same_mistakes(here: Path, command: str) -> None:
     (here / "s.yaml").write_text(STUDY.replace("heads: 2", "heads: 3"))
     line = one(refused(here, command, "s.yaml"))
-    assert line.startswith("s.yaml:4:55: dim 8 is not a multiple of heads 3"), line
+    assert line.startswith("s.yaml:4:62: dim 8 is not a multiple of heads 3"), line
 
 
 def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
@@ -438,6 +439,59 @@ def test_mistake_shows_source_line_with_caret(here: Path, monkeypatch: pytest.Mo
     ) - {""}
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "marked"),
+    [
+        ("lr: 1.0e-3", "lr: -1", "-1"),
+        ("heads: 2", "heads: 3", "3"),
+        ("position: learned", "position: lerned", "lerned"),
+        ("position: learned", "position:\n      lerned", "lerned"),
+        ("study: small", "study: small\nseeds: two", "two"),
+        ("depth: 1", "depht: 1", "depht"),
+        ("depth: 1", "depth: 'one'", "'one'"),
+        ("model.position: [none]", "model.position: [lerned]", "lerned"),
+        ("model.position: [none]", "model.hed.pool: [gap]", "model.hed.pool"),
+        ("study: small", "study: 'a b'", "'a b'"),
+    ],
+)
+def test_caret_is_under_what_is_wrong(here: Path, old: str, new: str, marked: str) -> None:
+    """A wrong value is marked itself, and a wrong key is marked where it stands."""
+    text = STUDY.replace(old, new)
+    assert text != STUDY
+    (here / "s.yaml").write_text(text)
+    _, _, err = call("validate", "s.yaml")
+    _, source, carets, *_ = err.splitlines()
+    assert source[carets.index("^") : carets.rindex("^") + 1] == marked, err
+
+
+def test_alias_of_wrong_value_is_marked_at_its_key(here: Path) -> None:
+    text = STUDY.replace("dim: 8, depth: 1", "dim: &n 8, depth: *n").replace("lr: 1.0e-3", "lr: *n")
+    (here / "s.yaml").write_text(text.replace("&n 8", "&n -8"))
+    _, _, err = call("validate", "s.yaml")
+    marked = [
+        source[carets.index("^") : carets.rindex("^") + 1]
+        for source, carets in itertools.pairwise(err.splitlines())
+        if "^" in carets
+    ]
+    assert "depth" in marked and "lr" in marked, err
+
+
+def test_wrong_metric_is_reported_beside_misspelt_data(here: Path) -> None:
+    wrong = STUDY.replace("type: digits", "type: digts")
+    assert wrong != STUDY
+    first, second = mistakes(here, f"{wrong}analysis: {{metric: val/acuracy}}\n")
+    assert "'digits'" in first and "no trial reports val/acuracy. Did you mean 'val/accuracy'?" in second
+    assert "Reported" not in second
+    # What some data or an option of it reports is no mistake while the data is unknown.
+    for metric in ("val/miou", "test/mce", "val/loss", "train/loss"):
+        assert "digts" in one(mistakes(here, f"{wrong}analysis: {{metric: {metric}}}\n"))
+
+
+def test_metric_of_misspelt_objective_is_no_mistake(here: Path) -> None:
+    text = STUDY.replace("optimizer:", "objective: mea, optimizer:")
+    assert "'mea'" in one(mistakes(here, f"{text}analysis: {{metric: val/reconstruction}}\n"))
+
+
 def test_mistake_caused_by_set_names_set(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY)
     for change, words in {
@@ -452,7 +506,7 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
             assert word in line, line
     (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "lr: -1"))
     lines = refused(here, "plan", "s.yaml", "--set", "model.depth=2", "--set", "model.dim=33")
-    assert [line.split(": ")[0] for line in lines] == ["--set model.dim=33", "s.yaml:5:61"]
+    assert [line.split(": ")[0] for line in lines] == ["--set model.dim=33", "s.yaml:5:65"]
 
 
 @pytest.mark.parametrize(
@@ -583,7 +637,7 @@ def test_missing_data_is_reported_before_anything_is_written(here: Path, data: s
 
 def test_missing_weights_are_reported(here: Path) -> None:
     text = STUDY.replace("design:", "  init_from: {checkpoint: nowhere.safetensors}\ndesign:")
-    assert one(mistakes(here, text)) == "s.yaml:6:15: no such file: nowhere.safetensors"
+    assert one(mistakes(here, text)) == "s.yaml:6:27: no such file: nowhere.safetensors"
 
 
 # -- a study file from somebody else ----------------------------------------------------------------------------------

@@ -45,9 +45,10 @@ from vitlab import report, statistics
 from vitlab.errors import UserError
 from vitlab.geometry import DataIdentity
 from vitlab.plan import palette, registration
-from vitlab.plan.values import Arm, MetricFacts, Plan, Planned
+from vitlab.plan.metric_facts import MetricFacts
+from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
-from vitlab.report import comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
+from vitlab.report import captions, comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
 from vitlab.report.notebook import Comparison
 from vitlab.report.notes_on_seeds import varied_streams
 from vitlab.spec import Analysis
@@ -465,7 +466,14 @@ def test_constant_probability_is_shown_with_its_interval(tmp_path):
     assert [row["better"] for row in rows] == [None, 0.0, 0.0]
     titles = [column.title for column in tables.detail_columns(rows, Analysis(), {"accuracy": "share"})]
     at = titles.index("P(better) (%)")
-    assert titles[at + 1] == "95 % interval of it" and "broken" not in titles
+    assert titles[at + 1] == "95 % interval of P(better)" and "broken" not in titles
+
+
+def test_caption_of_one_comparison_speaks_of_no_others(tmp_path):
+    for arms, several in (({"baseline": BASE, "b": NONE}, False), ({"baseline": BASE, "b": NONE, "c": SINE}, True)):
+        doc = document(*study(tmp_path / str(several), arms))
+        [caption] = [caption for name, caption, _ in tables.tables(doc, Analysis()) if name == "Comparisons"]
+        assert ("of one comparison each" in caption) is several
 
 
 def _diverging_study(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
@@ -874,7 +882,8 @@ def test_write_stores_every_file_and_stored_reads_them(tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "history.parquet"), frame.history(plan, store))
     for form in ("csv", "json", "terminal", "latex", "latex-all", "html", "md"):
         assert report.read_report(plan, store, form) == report.render(plan, store, form)
-    assert "![arms](arms.png)" in (folder / "report.md").read_text()
+    text = (folder / "report.md").read_text()
+    assert "![arms](arms.png)\n\nFirst each seed (small)" in text
     assert report.read_report(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
 
 
@@ -1189,6 +1198,29 @@ def test_interactions_are_drawn_for_grids_only(tmp_path):
     assert figures.interaction(plan, comparison.summary(part, plan)) is None  # one at a time
     plan, store = study(tmp_path / "positions")
     assert figures.interaction(*[_figure_arguments(plan, store)[index] for index in (0, 2)]) is None
+
+
+def test_caption_explains_what_is_drawn_and_nothing_else(tmp_path):
+    def captions_of(name: str, seeds: int, shift: float) -> dict[str, str]:
+        arms = {"baseline": BASE[:seeds], "b": [value + shift for value in reversed(BASE[:seeds])]}
+        arguments = _figure_arguments(*study(tmp_path / name, arms))
+        return captions.captions(arguments[0], figures.figures(*arguments))
+
+    one, two, five = (captions_of(f"{seeds}", seeds, -0.1) for seeds in (1, 2, 5))
+    assert one["arms"] == "First the value, then the difference to the baseline."
+    assert one["curves"].startswith("val accuracy (%) over training: one seed per arm.")
+    assert "single seeds (thin)" in two["curves"] and "band" not in two["curves"]
+    assert "(band)" in five["curves"] and "thin" not in five["curves"] and "dashed" not in five["curves"]
+    assert "each seed (small) and the mean with its 95 % t-interval" in five["arms"]
+    assert "a filled dot is a verdict" in five["arms"] and "arrow" not in five["arms"]
+    assert "filled" not in captions_of("equal", 5, 0.0)["arms"]
+    plan, store = study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})
+    arguments = _figure_arguments(plan, store)
+    drawn = figures.figures(*arguments)
+    text = captions.captions(plan, drawn)["curves"]
+    assert "grey in the panels of other arms" in text and "grey" not in five["curves"]
+    inside = all(axes.get_ylim()[0] <= line.get_ydata().min() for axes in drawn["curves"].axes for line in axes.lines)
+    assert ("begin outside" in text) is not inside
 
 
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):

@@ -63,6 +63,11 @@ class Problem:
         return f"{place}: {self.message}"
 
 
+def is_about_key(path: Path, message: str) -> bool:
+    """Return whether the message on a mistake at ``path`` is about the key, which it then quotes, not the value."""
+    return bool(path) and f"'{path[-1]}'" in message
+
+
 class SpecError(UserError):
     """A study file is wrong.  ``problems`` lists every mistake found, in the order of the file."""
 

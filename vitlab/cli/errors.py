@@ -61,7 +61,7 @@ def _excerpt(problem: Problem, width: int) -> str:
         source, start = cut + source[first:], start - first + len(cut)
         source = source if len(source) <= room else f"{source[: room - 3]}..."
     source = re.sub(r"[^\t\S]", " ", source)  # an invisible separator must not break the line
-    length = max(1, len(match[0]) if (match := re.match(r"[\w.+/-]+|\S", source[start:])) else 1)
+    length = max(1, len(match[0]) if (match := re.match(r"\"[^\"]*\"|'[^']*'|[\w.+/-]+|\S", source[start:])) else 1)
     before = "".join("\t" if character == "\t" else " " * _columns(character) for character in source[:start])
     carets = click.style("^" * _columns(source[start : start + length] or " "), fg="red", bold=True)
     bar = click.style("|", fg="blue")

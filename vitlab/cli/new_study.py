@@ -16,7 +16,7 @@ import click
 from vitlab.cli.completion import components_of
 from vitlab.cli.errors import wrapped
 from vitlab.errors import Problem, SpecError, UserError, count
-from vitlab.spec.yaml import parse_document, read_value
+from vitlab.spec.yaml import Document, parse_document, read_value
 
 SCHEMA = "vitlab-schema.json"  #: file beside a study that editors read
 SMALL, LARGE = 8, 128  #: pixels per side up to which images are small, and from which they are large
@@ -192,19 +192,19 @@ def _mistakes(file: Path, answers: Mapping[str, str]) -> dict[str, list[str]]:
         text = render(file, answers)
     except _Unreadable as error:
         return {error.answer: [str(error)]}
-    places = parse_document(text, str(file)).places
+    document = parse_document(text, str(file))
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / "study.yaml"
         draft.write_text(text, encoding="utf-8")
         try:
             plan_study(draft)
         except SpecError as error:
-            return _by_answer(error.problems, places)
+            return _by_answer(error.problems, document)
     return {}
 
 
-def _by_answer(problems: Sequence[Problem], places: Mapping[Any, tuple[int, int]]) -> dict[str, list[str]]:
-    paths = {place: path for path, place in places.items()}
+def _by_answer(problems: Sequence[Problem], document: Document) -> dict[str, list[str]]:
+    paths = {place: path for path, place in (*document.places.items(), *document.values.items())}
     messages: dict[str, list[str]] = {}
     for problem in problems:
         path = paths.get((problem.line, problem.column), ())

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from vitlab import errors
-from vitlab.errors import Path, Problem, SpecError
+from vitlab.errors import Path, Problem, SpecError, is_about_key
 from vitlab.geometry import DataInfo, Work
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
@@ -35,7 +35,7 @@ from vitlab.spec import Document, Study
 from vitlab.spec.choice import FORMER_ENGINES, label
 from vitlab.spec.run import EngineChoice
 from vitlab.spec.study import To
-from vitlab.spec.trial import METRICS
+from vitlab.spec.trial import METRICS, OBJECTIVE
 from vitlab.store.files import Memo
 
 FUTILITY = 0.1  #: comparisons that at_most seeds decide with less probability get no more
@@ -93,7 +93,7 @@ def make_plan(
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
     arms, trials, repeated, metrics_resolved = _resolved_arms(context, design, problems)
-    metrics_resolved &= not any(path[:2] == METRICS for path, _ in base_faults)
+    metrics_resolved &= not any(path[:2] in (METRICS, OBJECTIVE) for path, _ in base_faults)
     if len(arms) * len(study.seeds.all) > MOST:
         size = f"{errors.count(len(arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
@@ -147,9 +147,11 @@ def _resolved_arms(
         except Faults as error:
             trials.append((error.plain, error.info))
             for path, sentence in error.faults:
-                metrics_resolved &= path[:2] != METRICS
+                metrics_resolved &= path[:2] not in (METRICS, OBJECTIVE)
                 value, place = _locate(changes, path)
-                wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
+                values = value[:-1] if isinstance(value[-1], int) else value
+                place = values if place == value and is_about_key(path, sentence) else place
+                wrong.setdefault((values, sentence), []).append(place)
             continue
         trials.append((trial.plain, trial.info))
         name, key = name_of(changes, short, trial.plain), key_of(trial.identity)

@@ -11,12 +11,15 @@ from typing import Any
 
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
+from vitlab.plan.metric_facts import MetricFacts, own_metric
 from vitlab.plan.resolve import ResolvedTrial
-from vitlab.plan.values import MetricFacts, Plan, own_metric
+from vitlab.plan.values import Plan
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.spec import Analysis, Choice, Document, Study
 from vitlab.spec.choice import Goal, Unit
 from vitlab.spec.trial import METRICS, OBJECTIVE
+
+TASKS: tuple[Task, ...] = ("classification", "segmentation")
 
 
 def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
@@ -28,6 +31,18 @@ def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
     if not isinstance(train, Mapping):
         return _metrics(info, (), options)
     return _metrics(info, train.get(METRICS[1], ()), options, train.get(OBJECTIVE[1]))
+
+
+def _of_any_data(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return name to metric, for every metric that a trial may report, whatever its data turns out to be."""
+    data = plain.get("data")
+    further = {"corrupted": True, "shifted": True}  # an option that adds images may be what is wrong
+    options = {**data, **further} if isinstance(data, Mapping) else further
+    results: dict[str, Any] = {}
+    for task in TASKS:
+        info = DataInfo(image=(1, 1), channels=1, classes=1_000, task=task)
+        results |= metrics({**plain, "data": options}, info)
+    return results
 
 
 def _metrics(
@@ -56,12 +71,11 @@ def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
 def with_facts(plan: Plan) -> Plan:
     """Return a plan that was stored without the facts of its metrics, with those of metrics of the same names."""
     specs = {planned.arm: planned.trial.spec for planned in (*plan.trials, *plan.pending)}
-    tasks: tuple[Task, ...] = ("classification", "segmentation")
     reported = []
     for arm in plan.arms:
         choices: tuple[Choice, ...] = specs[arm.name].train.metrics if arm.name in specs else ()
         options = specs[arm.name].data.options if arm.name in specs else {}
-        for task in tasks if arm.classes else ():
+        for task in TASKS if arm.classes else ():
             data = DataInfo(image=(1, 1), channels=1, classes=arm.classes or 0, task=task)
             reported.append((arm.name, data, _metrics(data, choices, options)))
     return replace(plan, metrics=_facts(reported))
@@ -182,23 +196,25 @@ def _unreported(
                 "tune.select, such as val/accuracy",
             )
     reported = dict(of_base)
-    if not reported or all(_is_reported(metric, reported) for metric in required.values()):
+    if reported and all(_is_reported(metric, reported) for metric in required.values()):
         return  # the usual case, in which no arm need be examined
+    is_data_known = bool(reported)
     for plain, info in trials:
-        reported |= metrics(plain, info)
+        is_data_known &= info is not None
+        reported |= _of_any_data(plain) if info is None else metrics(plain, info)
         if plain.get("distill"):
             return  # distillation reports values that are not metrics
     for place, metric in required.items():
         if not _is_reported(metric, reported):
             group, _, name = metric.partition("/")
             names = [one for one, facts in reported.items() if group in facts.splits]
-            choices = ", ".join(f"{group}/{one}" for one in names)
+            choices = f" Reported: {', '.join(f'{group}/{one}' for one in names)}." if is_data_known else ""
             hint_to_name = ""
             if name in slot("metric").names() and group in (facts := slot("metric").get(name)).splits:
                 hint_to_name = f" Write base.{facts.option or f'train.metrics: [{name}]'}."
             close = closest(name, names)
             hint = f" Did you mean '{group}/{close}'?" if close is not None else ""
-            yield place, f"no trial reports {metric}.{hint} Reported: {choices}.{hint_to_name}"
+            yield place, f"no trial reports {metric}.{hint}{choices}{hint_to_name}"
 
 
 def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.errors import Path, Problem, SpecError, letters
+from vitlab.errors import Path, Problem, SpecError, is_about_key, letters
 
 LARGEST_FILE = 1_000_000  #: largest size in bytes
 MOST_NODES = 100_000  #: largest number of values with aliases expanded, as a limit on nested aliases
@@ -95,11 +95,15 @@ class Document:
 
     file: str
     data: dict[str, Any]
-    places: dict[Path, tuple[int, int]] = field(repr=False)
+    places: dict[Path, tuple[int, int]] = field(repr=False)  #: of the key of a value in a mapping, of an item itself
     lines: tuple[str, ...] = field(default=(), repr=False)
+    values: dict[Path, tuple[int, int]] = field(default_factory=dict, repr=False)  #: of the single values of mappings
 
     def problem(self, path: Path, message: str) -> Problem:
-        """Return a problem at ``path``, or at its closest parent in the document."""
+        """Return a problem at ``path``, or at its closest parent in the document.
+
+        The place is that of the value, or that of its key if the message quotes the key or the value is no single one.
+        """
         here: Path = ()
         for part in path:
             if (*here, part) not in self.places:
@@ -109,6 +113,9 @@ class Document:
         source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
         entry = re.split(r"[,}\]]|\s#", source[column - 1 :])[0] if here else ""
         hint = letters("".join(map(str, path)) + entry) + _interpolation(entry)
+        if here in self.values and not is_about_key(here, message):
+            line, column = self.values[here]
+            source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
         if hint and message[-1] not in ".?":
             message += "."
         return Problem(self.file, line, column, message + hint, source)
@@ -120,10 +127,11 @@ class Document:
             data: the sound part.
             renamed: path in ``data`` to the path in the document, for misspelt keys.
         """
-        places = dict(self.places)
+        places, values = dict(self.places), dict(self.values)
         for new, old in renamed.items():
-            places |= {(*new, *path[len(old) :]): at for path, at in self.places.items() if path[: len(old)] == old}
-        return replace(self, data=data, places=places)
+            for moved in (places, values):
+                moved |= {(*new, *path[len(old) :]): at for path, at in moved.items() if path[: len(old)] == old}
+        return replace(self, data=data, places=places, values=values)
 
 
 def read_document(file: FilePath | str) -> Document:
@@ -159,8 +167,9 @@ def parse_document(text: str, name: str) -> Document:
         if root is None:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
         places: dict[Path, tuple[int, int]] = {}
+        values: dict[Path, tuple[int, int]] = {}
         problems: list[Problem] = []
-        for count, (path, node, is_repeated) in enumerate(_walk(root, (), root, frozenset())):
+        for count, (path, node, value, is_repeated) in enumerate(_walk(root, (), root, frozenset())):
             line, column = node.start_mark.line + 1, node.start_mark.column + 1
             if count > MOST_NODES:
                 raise refuse(f"more than {MOST_NODES:,} values; a study file is a page or two", line, column)
@@ -170,6 +179,13 @@ def parse_document(text: str, name: str) -> Document:
                 problems.append(Problem(name, line, column, sentence, lines[line - 1]))
             else:
                 places[path] = (line, column)
+                # An alias has the place of what it repeats, which is before its key.
+                if (
+                    node is not value
+                    and isinstance(value, yaml.ScalarNode)
+                    and node.end_mark.index < value.start_mark.index
+                ):
+                    values[path] = (value.start_mark.line + 1, value.start_mark.column + 1)
         if problems:
             raise SpecError(problems)
         data = _without_aliases(loader.construct_document(root))
@@ -195,7 +211,7 @@ def parse_document(text: str, name: str) -> Document:
             loader.dispose()
     if not isinstance(data, dict):
         raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {_kind(data)}", 1, 1)
-    return Document(name, data, places, lines)
+    return Document(name, data, places, lines, values)
 
 
 def read_value(text: str) -> Any:
@@ -229,16 +245,16 @@ def _read_text(file: FilePath, name: str) -> str:
 
 def _walk(
     node: yaml.Node, path: Path, place: yaml.Node, above: frozenset[int]
-) -> Iterator[tuple[Path, yaml.Node, bool]]:
-    """Yield every value's path, its node for error messages, and whether its mapping repeats the key.
+) -> Iterator[tuple[Path, yaml.Node, yaml.Node, bool]]:
+    """Yield every value's path, its node for error messages, its own node, and whether its mapping repeats the key.
 
-    The node is the key of a value in a mapping, and the item itself in a list.
+    The first node is the key of a value in a mapping, and the item itself in a list.
     """
     if id(node) in above:
         raise _fault(node, "an alias that contains itself; remove it")
     if len(above) > DEEPEST:
         raise _fault(node, "nested too deeply; a study file is a page or two")
-    yield path, place, False
+    yield path, place, node, False
     above = above | {id(node)}
     if isinstance(node, yaml.ScalarNode):
         _printable(node)
@@ -251,7 +267,7 @@ def _walk(
             _name(key)
             here = (*path, str(key.value))
             if key.value in keys:
-                yield here, key, True
+                yield here, key, value, True
             else:
                 keys.add(key.value)
                 yield from _walk(value, here, key, above)
