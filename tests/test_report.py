@@ -742,8 +742,8 @@ def test_seeds_of_varied_splits_are_reported_as_dependent(tmp_path):
 
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
     trials = tuple(
-        dataclasses.dataclasses.replace(
-            item, trial=dataclasses.dataclasses.replace(item.trial, needs={"teacher": teachers[item.arm][item.seed]})
+        dataclasses.replace(
+            item, trial=dataclasses.replace(item.trial, needs={"teacher": teachers[item.arm][item.seed]})
         )
         if item.arm in teachers
         else item
