@@ -230,14 +230,14 @@ def test_exit_code_github_and_junit_report_verdict(
 
 def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacked attention has its own kernel; its fault does not show in single trainings."""
-    from vitlab.engines import batch_last
+    from vitlab.engines import batch_last_kernels
 
     _, plan = check.lab.plan_study(accepted / "gate.yaml")
     facts = read_baseline(accepted / "gate.baseline.yaml").facts
     assert facts is not None and {trace.engine for arm in facts.arms.values() for trace in arm.traces} == {"batch_last"}
     (sound, *_) = facts.arms["baseline"].traces
-    products = batch_last._over_channels
-    monkeypatch.setattr(batch_last, "_over_channels", lambda a, b: products(0.5 * a, b))
+    products = batch_last_kernels.over_channels
+    monkeypatch.setattr(batch_last_kernels, "over_channels", lambda a, b: products(0.5 * a, b))
     alone, stacked = (trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "batch_last"))
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 
