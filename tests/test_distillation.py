@@ -30,7 +30,7 @@ from vitlab import report
 from vitlab.cli.plan import command
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
-from vitlab.geometry import DataInfo
+from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.lab import Answer, plan_study
 from vitlab.plan import arms
 from vitlab.plan.key import DISTILLATION, code_of
@@ -642,7 +642,7 @@ def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> No
 def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreign specs may have such prerequisites."""
     teacher = taught.plan.prerequisites[0]
-    trial: Any = SimpleNamespace(spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(identity="other"))
+    trial: Any = SimpleNamespace(spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(content=DataIdentity("other")))
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
         spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
         monkeypatch.setattr(arms, "read_json", lambda path, spec=spec: spec)
