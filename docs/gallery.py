@@ -221,7 +221,7 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     frame.write_parquet(results, folder / "results.parquet")
     frame.write_parquet(history.drop(columns=["time"]), folder / "history.parquet")
     pictures = [figure.encode() for figure in _figures(plan, results, history, doc["cost"])]
-    while sum(map(len, pictures)) > MAX_FIGURES:
+    while len(pictures) > 1 and sum(map(len, pictures)) > MAX_FIGURES:
         pictures.pop()
     write_bytes(folder / "figures.html", b"".join(pictures))
     if picture is not None:

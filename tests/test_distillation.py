@@ -642,7 +642,9 @@ def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> No
 def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreign specs may have such prerequisites."""
     teacher = taught.plan.prerequisites[0]
-    trial: Any = SimpleNamespace(spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(content=DataIdentity("other")))
+    trial: Any = SimpleNamespace(
+        spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(content=DataIdentity("other"))
+    )
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
         spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
         monkeypatch.setattr(arms, "read_json", lambda path, spec=spec: spec)

@@ -15,7 +15,7 @@ from test_cli import call
 from test_engines import DATA, training
 
 from vitlab.data.prepare import data_info
-from vitlab.driver.coordinates import measure
+from vitlab.driver.coordinates import Coordinates, measure
 from vitlab.errors import OptionError, UserError
 from vitlab.geometry import DataInfo
 from vitlab.plan.resolve import Faults, Resolver
@@ -49,6 +49,14 @@ def test_coordinates_do_not_grow_with_width() -> None:
         spreads[parametrization] = max(sizes) / min(sizes)
     assert spreads["mup"] < 1.5
     assert spreads["standard"] > 20
+
+
+@pytest.mark.parametrize("change", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("width", [32, 64])
+def test_diverged_width_is_beyond_every_factor(change: float, width: int) -> None:
+    one = Coordinates("mup", {"blocks.0.attn": {32: 0.1, 64: 0.1}, "logits": {32: 0.1, 64: 0.1, width: change}})
+    assert one.worst == "logits" and one.ratio("logits") == math.inf
+    assert one.sentence(2).startswith("mup: beyond the factor 2")
 
 
 @pytest.mark.parametrize("attention", ["explicit", "split", "per_head", "sdpa"])

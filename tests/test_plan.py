@@ -16,7 +16,7 @@ import yaml
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
-from vitlab.geometry import DataIdentity, Work
+from vitlab.geometry import DataIdentity, DataInfo, Work
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
 from vitlab.plan.arms import RuleFault, holds, parse_rule
@@ -704,6 +704,9 @@ def test_former_name_of_an_engine_is_accepted_with_a_note(tmp_path: Path) -> Non
 def test_further_test_images_do_not_hide_another_split() -> None:
     mine, theirs = (Choice("cifar10", {"validation": share}) for share in (0.1, 0.2))
     plain, further = DataIdentity("cifar10:a"), DataIdentity("cifar10:a", "b")
+    digest = "0" * 32
+    older = DataInfo(image=(8, 8), channels=1, classes=2, identity=f"scans:1+{digest}")  # as plugins wrote it
+    assert older.content == DataIdentity.parse(str(older.content)) == DataIdentity("scans:1", digest)
     assert same_images(mine, further, theirs, plain) and same_images(mine, None, theirs, further)
     assert not same_images(mine, further, theirs, DataIdentity("cifar10:c", "b"))
     assert not same_images(mine, plain, Choice("cifar100"), plain)

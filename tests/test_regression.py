@@ -566,6 +566,9 @@ def test_collapsed_seed_of_baseline_does_not_hide_drop(collapsed: tuple[int, ...
         [cell], _ = statistical(ten, baseline(stored), lambda more, arms: fresh)
         return cell
 
+    other = np.where(old < 0.5, 0.2, old)
+    assert (verdict(other).test == "identical") is (not collapsed), "equal but for collapsed seeds is not identical"
+    assert verdict(old).test == "identical"
     lost, kept = verdict(same - 0.1), verdict(same)
     assert lost.verdict == "regressed" and 0.08 < lost.drop < 0.12 and lost.collapsed[0] == len(collapsed)
     assert kept.verdict == "pass" and kept.margin < 0.03

@@ -1220,7 +1220,7 @@ def test_caption_explains_what_is_drawn_and_nothing_else(tmp_path):
     text = captions.captions(plan, drawn)["curves"]
     assert "grey in the panels of other arms" in text and "grey" not in five["curves"]
     inside = all(axes.get_ylim()[0] <= line.get_ydata().min() for axes in drawn["curves"].axes for line in axes.lines)
-    assert ("begin outside" in text) is not inside
+    assert ("partly outside" in text) is not inside
 
 
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):

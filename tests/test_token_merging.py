@@ -16,6 +16,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.models.cost import cost_of
 from vitlab.registry import slot
+from vitlab.testing import check_component
 
 DATA = DataInfo(image=(12, 20), channels=3, classes=5)
 SIZES = {"dim": 16, "depth": 3, "heads": 2, "patch_size": 4}
@@ -111,6 +112,10 @@ def test_logits_equal_the_paper_image_by_image(prefix: tuple[str, ...], register
 def test_no_merged_tokens_equal_prenorm_bitwise() -> None:
     built, plain = build(block=merging(0)), build()
     assert torch.equal(built(images()).logits, plain(images()).logits)
+
+
+def test_contract_holds_where_nothing_is_merged() -> None:
+    check_component("block", {"type": "token_merging", "tokens": 0})
 
 
 def test_work_is_that_of_the_remaining_tokens() -> None:

@@ -166,4 +166,5 @@ class DataInfo:
     @property
     def content(self) -> DataIdentity | None:
         """The identity of all files; None if they are not downloaded yet."""
-        return None if self.identity is None else DataIdentity(self.identity, self.further)
+        text = None if self.identity is None else str(DataIdentity(self.identity, self.further))
+        return None if text is None else DataIdentity.parse(text)

@@ -62,8 +62,8 @@ def command(
 ) -> None:
     """Say whether the outputs of layers change equally at all widths, in the base of FILE (coordinate check).
 
-    The base is trained for a few steps at a constant rate at every width, with model.parametrization standard and mup.
-    Exit code 1 if mup is beyond the factor.
+    The base is trained on the CPU for a few steps at a constant rate, at every width, with model.parametrization
+    standard and mup.  Exit code 1 if mup is beyond the factor.
     """
     file = study_file(file, out)
     click.echo(f"training the base of {file} at {len(widths)} widths", err=True)

@@ -7,6 +7,7 @@ Reference: arXiv:2203.03466, appendix D.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,9 @@ class Coordinates:
     changes: Mapping[str, Mapping[int, float]]  #: layer, such as ``blocks.0.attn``, to width to change
 
     def ratio(self, layer: str) -> float:
-        """Return the largest change of a layer over its smallest; infinite if one is 0."""
+        """Return the largest change of a layer over its smallest; infinite if one is 0 or not finite."""
         changes = self.changes[layer].values()
-        return max(changes) / min(changes) if min(changes) > 0 else float("inf")
+        return max(changes) / min(changes) if all(0 < change < math.inf for change in changes) else math.inf
 
     @property
     def worst(self) -> str:

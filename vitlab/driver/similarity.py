@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.prepare import Feed, prepare
-from vitlab.errors import UserError, VitlabError
+from vitlab.errors import UserError, VitlabError, count
 from vitlab.explain import pictures
 from vitlab.explain.similarity import MIN_BATCH, grams_of_blocks, linear_cka
 from vitlab.models.vit import ViT
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BATCH = 128  #: images of a batch
+MAX_NAME = 80  #: letters of arms in the name of a picture
 
 Say = Callable[[str], None]
 
@@ -44,7 +46,7 @@ class Similarity:
         """Return the similarity of the last blocks in one sentence, with its range over pairs of seeds."""
         last_P = self.cka_PLM[:, -1, -1]
         who = f"{self.first}, other seeds" if self.first == self.second else f"{self.first} and {self.second}"
-        pairs = "1 pair" if len(last_P) == 1 else f"{len(last_P)} pairs"
+        pairs = count(len(last_P), "pair")
         span = "" if len(last_P) == 1 else f"{last_P.min():.2f} to {last_P.max():.2f}, "
         return f"{who}: {last_P.mean():.2f} ({span}{pairs} of seeds)"
 
@@ -66,10 +68,9 @@ def compare_features(
 
     Raises:
         UserError: if there are fewer than two models, they have different validation images, or one that is named in
-            ``arms`` has no blocks.
-        WeightsError: if a trial of an arm that is named has no weights.
+            ``arms`` has no blocks or no stored weights.
     """
-    names = list(dict.fromkeys(arms)) or [arm.name for arm in plan.arms if not arm.skip]
+    names = list(dict.fromkeys(arms or (planned.arm for planned in plan.trials)))
     grams: dict[str, dict[int, list[Tensor]]] = {}
     reference: tuple[str, Any] | None = None
     for planned in _planned(plan, names):
@@ -116,9 +117,10 @@ def write(similarities: Sequence[Similarity], study: str, out: Path) -> list[Pat
             for one in (each, *beside)
         ]
         figure = pictures.similarities(matrices)
-        what = f"{each.first} and {each.second}; mean over {len(each.seeds)} pairs of seeds"
+        what = f"{each.first} and {each.second}; mean over {count(len(each.seeds), 'pair')} of seeds"
         pictures.add_caption(figure, f"study {study}; {what}")
-        files.append(out / f"cka-{number}.png")
+        arms = re.sub(r"[^\w.=-]+", "_", f"{each.first}-{each.second}")[:MAX_NAME]
+        files.append(out / f"cka-{number}-{arms}.png")
         figure.savefig(files[-1], dpi=150)
     return files
 
@@ -171,11 +173,11 @@ def _validation_images(trial: Trial, images: int) -> tuple[Any, Iterator[Tensor]
     """
     data = slot("dataset").resolve(trial.spec.data)
     prepared = prepare(data, trial.seeds, None if trial.data is None else str(trial.data))
-    count = min(images, len(prepared.val))
-    if count < MIN_BATCH:
-        raise UserError(f"CKA needs at least {MIN_BATCH} validation images; found {count}")
-    size = min(count, BATCH)
+    available = min(images, len(prepared.val))
+    if available < MIN_BATCH:
+        raise UserError(f"CKA needs at least {MIN_BATCH} validation images; found {available}")
+    size = min(available, BATCH)
     feed = Feed(prepared, data.options["augment"], trial.seeds, dtype=dtype_of(trial.spec.train.precision))
     batches = feed.evaluation("val", size)
-    identity = prepared.info.identity, tuple(prepared.val.id_N[: count // size * size].tolist())
-    return identity, (batch.x_BCHW for _, batch in zip(range(count // size), batches, strict=False))
+    identity = prepared.info.identity, tuple(prepared.val.id_N[: available // size * size].tolist())
+    return identity, (batch.x_BCHW for _, batch in zip(range(available // size), batches, strict=False))

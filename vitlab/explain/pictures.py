@@ -144,8 +144,9 @@ def label_maps(
             picture_HWC[map_HW == label] = colour
         _show(axis, picture_HWC, "\n".join(textwrap.wrap(name, 28)))
         if truth_HW is not None and name in predicted and map_HW.shape == truth_HW.shape:
-            labelled_HW = truth_HW != IGNORED
-            axis.set_xlabel(f"{(map_HW == truth_HW)[labelled_HW].mean():.0%} of the pixels right", fontsize=8)
+            right_M = (map_HW == truth_HW)[truth_HW != IGNORED]
+            if right_M.size:
+                axis.set_xlabel(f"{right_M.mean():.0%} of the pixels right", fontsize=8)
     patches = [Patch(color=colour_of[label], label=labels[label] if labels else str(label)) for label in classes]
     figure.legend(handles=patches, loc="outside right center", frameon=False, fontsize=8)
     return figure

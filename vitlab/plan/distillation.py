@@ -62,7 +62,7 @@ def _without_tokens(
     if teacher is not None:
         models.append(("its teacher", teacher.model))
     for role, choice in models:
-        if not hasattr(choice.component, "forward_features"):
+        if not (hasattr(choice.component, "forward_features") and hasattr(choice.component, "forward_head")):
             yield (
                 place,
                 f"{role}, '{choice.type}', has no patch tokens and no feature map; use a ViT or a convolutional "

@@ -9,11 +9,12 @@ Let d be the candidate's values minus the baseline's at equal seeds, signed so t
 - ``inconclusive``: neither.  The cell reports the drop that the test could have detected, and the seeds with which an
   unchanged model would pass.
 
-Values that are all equal pass as ``identical``, whatever their spread.  The standard deviation of the differences is at
-least that of the metric's rounding (q / sqrt 6 for the difference of two values rounded to q).
+Values that are all equal, those of collapsed seeds included, pass as ``identical``, whatever their spread.  The
+standard deviation of the differences is at least that of the metric's rounding (q / sqrt 6 for the difference of two
+values rounded to q).
 
 Lost seeds have no value, and the values of collapsed seeds, far below the others, would hide a drop of the others in
-their spread: both count by their number, and d is that of the other seeds.  If the candidate has more of them, a
+their spread: both are counted, and d is of the other seeds alone.  If the candidate has more of them, a
 regression of the other seeds stands, and nothing passes.  The cell has also regressed if that is more than half of its
 seeds, or significant by Fisher's exact test.  Seeds have collapsed far below the median of both sides, or of their own
 side, by bounds that treat both sides alike.  The tests of counts are corrected together with those of the means, except
@@ -239,7 +240,7 @@ def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance:
 
 def _compute_cell(pair: Pair, collapsed: tuple[set[int], set[int]], alpha: float) -> Cell:
     """Return the cell of the seeds that have not collapsed on either side, with its p value, without a verdict."""
-    sign = _sign(pair.goal)
+    sign, is_identical = _sign(pair.goal), pair.old == pair.new
     old_values, new_values = (
         {seed: value for seed, value in values.items() if seed not in seeds}
         for values, seeds in zip((pair.old, pair.new), collapsed, strict=True)
@@ -270,7 +271,7 @@ def _compute_cell(pair: Pair, collapsed: tuple[set[int], set[int]], alpha: float
     cell = replace(cell, old=float(old.mean()), new=float(new.mean()), drop=float(sign * (old.mean() - new.mean())))
     if n < MIN_SEEDS:
         return replace(cell, test="none", reason=f"{n} seeds are too few to judge; set seeds to at least {MIN_SEEDS}")
-    if test == "paired t" and not d.any():
+    if test == "paired t" and not d.any() and (is_identical or not any(collapsed)):
         return replace(cell, test="identical", worst=0.0, p=1.0)
     if pair.no_sample:
         return replace(cell, test="none", reason=pair.no_sample)

@@ -53,7 +53,7 @@ def _curves(plan: Plan, figure: Figure, metric: str = "") -> str:
     title = phrasing.Scale.of(metric or plan.analysis.metric, plan.units).title
     text = f"{title} over training: {lines}."
     text += " The baseline is grey in the panels of other arms." * (BASELINE in parts)
-    return text + " Some curves begin outside the picture." * any(map(_leaves_picture, figure.axes))
+    return text + " Some curves lie partly outside the picture." * any(map(_leaves_picture, figure.axes))
 
 
 def _leaves_picture(axes: Axes) -> bool:

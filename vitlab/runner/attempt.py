@@ -131,7 +131,7 @@ class Attempt:
         resume, damage = self._checkpoint()
         if resume is not None:
             training.load(resume)
-        parts.synchronise(model, training.step)
+        parts.synchronise(training.module, training.step)
         read_note = "images are read as batches ask for them" if feed.stored else ""
         self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, *notes))))
         self.kernels = kernels_of_first_pass(model, not issubclass(self.engine_type, Loop))

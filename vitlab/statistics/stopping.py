@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vitlab.statistics.replicates import Floats, t_quantile
+from vitlab.statistics.replicates import Floats, root, t_quantile
 
 MAX_SCORE = 7.0  #: largest normal score of the grids; its p is 3e-12
 SCORES = np.linspace(-MAX_SCORE, MAX_SCORE, 201)  #: normal scores of t at which functions of it are known
@@ -46,8 +46,6 @@ def after_stopping(
         levels: level of the test of this comparison at each look, two-sided.
         look: place of the look at which it ended, from 0.
     """
-    from scipy.optimize import brentq
-
     t, last = difference / se, len(sizes) - 1
     level = 2 * stagewise_p(sizes, levels, last, t_quantile(1 - levels[-1] / 2, df), 0.0, df)
 
@@ -55,16 +53,16 @@ def after_stopping(
         half = t_quantile(1 - level / 2, df) * se
         return difference, difference - half, difference + half
 
-    def root(probability: float) -> float:
+    def difference_at(probability: float) -> float:
         def excess(shift: float) -> float:
             return stagewise_p(sizes, levels, look, t - shift, shift, df) - probability
 
         width = 1.0
         while excess(t - width) * excess(t + width) > 0 and width < MAX_WIDTH:
             width *= 2
-        return se * float(brentq(excess, t - width, t + width, xtol=1e-9))
+        return se * root(excess, t - width, t + width)
 
-    return root(0.5), root(level / 2), root(1 - level / 2)
+    return difference_at(0.5), difference_at(level / 2), difference_at(1 - level / 2)
 
 
 def stagewise_p(

@@ -107,7 +107,7 @@ class _Probe(nn.Module):
                 return {"tokens": self.part(x, *hints)}
             first_BHTK = x.view(*x.shape[:2], self.g.heads, -1).transpose(1, 2).sin()
             out, passed = self.part(x, *hints, first_BHTK if self.part.passes == "values" else None)
-            return {"tokens": passed.restore(out) if self.part.passes == "merged" else out}
+            return {"tokens": passed.restore(out) if self.part.passes == "merged" and passed is not None else out}
         if self.slot == "head":
             output = self.part(x)
             return {f"view '{name}'": view for name, view in self.part.logits_by_head(output).items()}
