@@ -103,7 +103,8 @@ def compare_features(
 def write(similarities: Sequence[Similarity], study: str, out: Path) -> list[Path]:
     """Write every number to ``cka.csv``, and a picture of each pair of arms; return the files.
 
-    A picture has three matrices: the two arms, and the seeds of each, which bound what can be expected.
+    A picture has three matrices: the two arms, and the seeds of each arm.  Arms whose models are alike are as similar
+    to each other as the seeds of one arm are.
     """
     out.mkdir(parents=True, exist_ok=True)
     files = [out / "cka.csv"]

@@ -301,8 +301,8 @@ def _sign(goal: Goal) -> int:
 def _collapsed_seeds(pair: Pair) -> tuple[set[int], set[int]]:
     """Return the collapsed seeds of the baseline and of the candidate.
 
-    A bound for both sides together finds a majority of collapsed seeds; one for each side finds a few of them although
-    the sides differ.
+    The bound from the values of both sides finds them if most seeds of a side collapsed; the bound of each side finds
+    single ones, also if the sides differ in their medians.
     """
     sign, sides = _sign(pair.goal), (pair.old, pair.new)
     each = statistics.collapsed_seeds({"old": pair.old, "new": pair.new}, sign)

@@ -1,13 +1,13 @@
 """Estimates and intervals of comparisons whose number of pairs depended on their results.
 
 A comparison that is tested at several looks and ends at the first significant one has a mean that is too large on
-average, and an interval of one test does not have its level.  Both are mended by an order of all results that the
+average, and an interval of one test does not have its level.  Both are corrected by ordering all results that the
 comparison could have ended with: by the look at which it favours the first side, and by t at the same look (stage-wise
 ordering).  The interval has every difference under which a result as far in either direction is not too improbable, so
 it excludes 0 if the test is significant; the estimate is the difference under which the result is the median.
 
 Given the mean and the variance of the pairs at a look, the earlier pairs depend on no parameter, and their t statistics
-depend on the t of this look alone.  So two functions of t tell all about the earlier looks: the probability that none
+depend on the t of this look alone.  So two functions of t describe the earlier looks: the probability that none
 was significant, and that one was, in favour of the first side.  As the variance is not known, results are compared
 given the sum of squares around the difference of the hypothesis, which is sufficient for it and independent of t.
 

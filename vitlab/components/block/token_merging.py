@@ -18,7 +18,7 @@ from vitlab.components.block.contract import Block, Place, block
 
 
 class Merged(NamedTuple):
-    """Tokens that were merged: where each one is, and of how many each remaining one is the mean."""
+    """Tokens that were merged: the index of each among the remaining ones, and the size of each remaining one."""
 
     source_BT: Tensor  #: of every token before the first block that merged, its index among the remaining ones
     size_BS: Tensor

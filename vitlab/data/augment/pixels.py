@@ -21,7 +21,7 @@ GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue, with torchvision's digits."""
 
 PICKING_DEVICES = ("cpu",)
-"""Device types on which the host knows without waiting which images an operation applies to."""
+"""Device types on which an operation is applied to its images only; on others it is applied to all, see apply_where."""
 
 
 def grey(x_BCHW: Tensor) -> Tensor:
