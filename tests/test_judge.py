@@ -71,9 +71,8 @@ NOT_IN_TABLE = {"split_sd", "new_images_low", "new_images_high", "params", "macs
 
 def equal_but_for(own: list[dict[str, Any]], judged: list[dict[str, Any]], others: set[str]) -> bool:
     left_out = {name for row in own for name in row if name in others | NOT_IN_TABLE or name.startswith("test/")}
-    # The stored reports have roots with an error of 1e-9, such as the bounds of intervals for several comparisons.
     return len(own) == len(judged) and all(
-        row[name] == pytest.approx(value, rel=1e-8, abs=1e-12) if isinstance(value, float) else row[name] == value
+        row[name] == pytest.approx(value, rel=1e-12, abs=1e-15) if isinstance(value, float) else row[name] == value
         for stored, row in zip(own, judged, strict=True)
         for name, value in stored.items()
         if name not in left_out

@@ -113,7 +113,7 @@ def test_command_compares_arms_and_seeds(tmp_path: Path) -> None:
     last = table[(table["first"] == "baseline") & (table["second"] == "wide")]
     last = last[(last.first_block == 2) & (last.second_block == 3)].cka
     assert f"baseline and wide: {last.mean():.2f} ({last.min():.2f} to {last.max():.2f}, 2 pairs of seeds)" in printed
-    assert [path.name for path in sorted((to / "alike").iterdir())] == ["cka-1-baseline-wide.png", "cka.csv"]
+    assert [path.name for path in sorted((to / "alike").iterdir())] == ["cka baseline, wide.png", "cka.csv"]
     code, _, err = call("similarity", file, "--out", out, "--to", to, "--arm", "convnet", "--arm", "wide")
     assert code == 2 and "convnet, seed 0: only a ViT has blocks to compare; this is a ResNet" in err
     code, _, err = call("similarity", file, "--out", out, "--arm", "wider")

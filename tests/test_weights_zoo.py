@@ -124,7 +124,7 @@ def vit(folder: Path, **config: Any) -> Path:
         ({"architecture": "vit_tinny_patch16_224"}, "Did you mean 'vit_tiny_patch16_224'"),
         (
             {"model_args": {"num_kv_heads": 1}},
-            "num_kv_heads of vit_tiny_patch16_224 is 1, which vitlab does not support",
+            "num_kv_heads of vit_tiny_patch16_224 is 1, and vitlab opens no weights with that",
         ),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from vitlab.cli.options import out_option
 from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
 from vitlab.plan.packaged import study_name
+from vitlab.store.files import folder_name
 
 if TYPE_CHECKING:
     from vitlab.explain.one_image import Label
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vitlab.training.artifacts import Transform
 
 FIRST = "test:0"  #: image that is explained by default
-MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
 
 
 @click.command()
@@ -240,11 +239,3 @@ def _image_name(image: str) -> str:
     if image.startswith("test:"):
         return image.replace(":", "-")
     return f"{folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
-
-
-def folder_name(name: str) -> str:
-    """Return a name without separators of paths; two names never share a folder's name."""
-    clean = re.sub(r"[^\w=., -]", "_", name).strip(" .")
-    if clean == name and len(name) <= MAX_NAME:
-        return name
-    return f"{clean[:MAX_NAME]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

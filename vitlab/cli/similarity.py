@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.explain import folder_name
 from vitlab.cli.options import out_option
+from vitlab.store.files import folder_name
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
@@ -22,13 +21,13 @@ from vitlab.plan.trial import Trial
 from vitlab.plan.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.runner.models import dtype_of, load_model
+from vitlab.store.files import folder_name
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BATCH = 128  #: images of a batch
-MAX_NAME = 80  #: letters of arms in the name of a picture
 
 Say = Callable[[str], None]
 
@@ -111,7 +110,7 @@ def write(similarities: Sequence[Similarity], study: str, out: Path) -> list[Pat
     table(similarities).to_csv(files[0], index=False)
     own = {each.first: each for each in similarities if each.first == each.second}
     drawn = [each for each in similarities if each.first != each.second] or list(own.values())
-    for number, each in enumerate(drawn, 1):
+    for each in drawn:
         beside = [own[arm] for arm in dict.fromkeys((each.first, each.second)) if arm in own and each is not own[arm]]
         matrices = [
             (one.first, f"{one.second}{', other seeds' if one.first == one.second else ''}", one.cka_PLM.mean(0))
@@ -120,8 +119,7 @@ def write(similarities: Sequence[Similarity], study: str, out: Path) -> list[Pat
         figure = pictures.similarities(matrices)
         what = f"{each.first} and {each.second}; mean over {count(len(each.seeds), 'pair')} of seeds"
         pictures.add_caption(figure, f"study {study}; {what}")
-        arms = re.sub(r"[^\w.=-]+", "_", f"{each.first}-{each.second}")[:MAX_NAME]
-        files.append(out / f"cka-{number}-{arms}.png")
+        files.append(out / f"{folder_name(f'cka {each.first}, {each.second}')}.png")
         figure.savefig(files[-1], dpi=150)
     return files
 

@@ -6,6 +6,7 @@ Every file is written under a temporary name and renamed, so that readers never 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from vitlab.store.locks import own_process, process
 
 R = TypeVar("R")
 
+MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
 DRIVER_LOCK = "driver.lock"
 """Lock of the driver of a study, in the study's folder."""
 ABANDONED_S = 24 * 3600.0
@@ -91,6 +93,14 @@ def fsync_all(files: Sequence[Path]) -> None:
         return
     with ThreadPoolExecutor(max(1, len(files))) as threads:
         list(threads.map(to_disk, files))
+
+
+def folder_name(name: str) -> str:
+    """Return a name without separators of paths, for a folder or a file; two names never share one."""
+    clean = re.sub(r"[^\w=., -]", "_", name).strip(" .")
+    if clean == name and len(name) <= MAX_NAME:
+        return name
+    return f"{clean[:MAX_NAME]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 def temporary(path: Path) -> Path:

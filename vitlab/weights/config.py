@@ -123,7 +123,7 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
         same = key in ("num_kv_heads", "attn_pool_num_heads") and value == arguments["num_heads"]
         if value not in allowed and not same:
             raise WeightsError(
-                f"{where}: {key} of {name} is {plain(value)}, which vitlab does not support; use other weights"
+                f"{where}: {key} of {name} is {plain(value)}, and vitlab opens no weights with that; use other weights"
             )
     width = config.get("num_features")
     for key, value, actual in (
