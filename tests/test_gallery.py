@@ -105,6 +105,17 @@ def test_findings_in_header_are_on_page(study: str) -> None:
         assert not missing, f"{sorted(missing)} of {clause!r} are not those of {named or 'any arm'} on the page"
 
 
+def test_answer_in_readme_is_that_of_the_page() -> None:
+    plan, _, _, doc = stored("quickstart")
+    (block,) = re.findall(r"```\n(How much.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    sentences, table = block.split("\n\n")
+    assert " ".join(sentences.split()) == " ".join([plan.question, *doc["answers"]])
+    columns = {column.title: column.cells for column in tables.columns(doc["arms"], plan.analysis, plan.units)}
+    titles, _, *rows = [re.split(r" {2,}", line.strip()) for line in table.splitlines()]
+    shown = [columns[title] for title in titles]
+    assert rows == [[cell for cell in cells if cell] for cells in zip(*shown, strict=True)]
+
+
 def names(arm: str) -> set[str]:
     return {arm, *re.findall(r"=([^,]+)", arm)}
 
