@@ -18,7 +18,7 @@ from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
 from vitlab import statistics as st
-from vitlab.statistics.moderation import inverse_trigamma, moderated_errors
+from vitlab.statistics.moderation import inverse_trigamma, lower_prior_df, moderated_errors
 
 A = [0.951, 0.947, 0.958, 0.949, 0.955]
 B = [0.972, 0.969, 0.971, 0.975, 0.968]
@@ -352,6 +352,32 @@ def test_inverse_trigamma_inverts():
     y = np.array([1e-6, 0.01, 0.5, 1.6449340668, 30.0, 1e5])
     assert polygamma(1, inverse_trigamma(y)) == pytest.approx(y, rel=1e-9)
     assert inverse_trigamma(np.array([math.pi**2 / 6])) == pytest.approx([1.0])
+
+
+def test_comparisons_with_baseline_equal_multcomp():
+    """Minutes until patients recover under four blankets (Westfall et al., 1999), by multcomp 1.4-22 in R 4.2.2.
+
+    ``summary(glht(aov(minutes ~ blanket, recovery), mcp(blanket = "Dunnett")), adjusted("single-step" or "free",
+    maxpts = 5e6, abseps = 1e-7))``; the quantile is that of ``confint``, of a precision of 1e-3.
+    """
+    t, patients, df = [-1.33018510935970, -4.65564788275897, -1.88372286866763], [3, 3, 15], 37
+    loadings = [math.sqrt(n / (n + 20)) for n in patients]
+    single = [st.max_t_p(value, df, loadings) for value in t]
+    assert single == pytest.approx([0.455916505392956, 0.000121588417270835, 0.181979558948615], abs=1e-7)
+    steps = [0.191598729487478, 0.000121515211800038, 0.127286866296596]
+    assert st.step_down(t, df, loadings) == pytest.approx(steps, abs=1e-7)
+    assert st.max_t_quantile(0.05, df, loadings) == pytest.approx(2.48808926294249, abs=1e-3)
+
+
+def test_prior_equals_limma(monkeypatch):
+    """``trigammaInverse(y)`` and ``fitFDist(x, df)$df2`` of limma 3.54.1 in R 4.2.2; it takes no lower end."""
+    y = np.array([0.01, 0.5, 1.0, 30.0])
+    inverses = [100.499166681943, 2.45995294835231, 1.42625512021508, 0.186622530083935]
+    assert inverse_trigamma(y) == pytest.approx(inverses, rel=1e-12)
+    monkeypatch.setattr("vitlab.statistics.moderation._quantile_of_log_spread", lambda m, n: 1.0)
+    variances = np.array([0.12, 0.45, 0.08, 1.9, 0.33, 0.71, 0.27, 0.05])
+    for df, prior_df in ((2, math.inf), (4, 3.42085557481125), (9, 2.52153774494866)):
+        assert float(lower_prior_df(variances, df + 1)) == pytest.approx(prior_df, rel=1e-10)
 
 
 def test_moderated_error_of_equal_arms_is_exact():
