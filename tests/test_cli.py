@@ -215,6 +215,7 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["plan", "{file}", "--format", "xml"], ["'xml' is not one of 'table', 'json'"]),
         (["status", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["report", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
+        (["explain", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["report", "tiny", "--format", "pdf"], ["'pdf' is not one of"]),
         (["logs", "zzzz"], ["no trial whose key begins with 'zzzz'"]),
         (["logs", ""], ["no trial whose key begins with ''"]),

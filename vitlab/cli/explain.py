@@ -135,11 +135,11 @@ def command(
 
 
 def _is_study(checkpoint: Path, out: Path) -> bool:
-    """Return whether a path is a study's file or folder, or the name of a study that has been run in ``out``."""
+    """Return whether a path is a study's file or folder, or can only be the name of a study."""
     if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
         return True
     name = study_name(str(checkpoint).partition("@")[0])
-    return not checkpoint.exists() and (out / "studies" / name / "plan.json").exists()
+    return not checkpoint.exists() and (not checkpoint.suffix or (out / "studies" / name / "plan.json").exists())
 
 
 def _trials(checkpoint: Path, arms: Sequence[str], seed: int, out: Path) -> tuple[str, dict[str, TrialFolder]]:
