@@ -13,6 +13,7 @@ import pytest
 import yaml
 from scipy import stats
 
+from vitlab import statistics
 from vitlab.errors import UserError
 from vitlab.regression.baseline import (
     ArmFacts,
@@ -114,19 +115,19 @@ def test_undecided_cell_gives_reason() -> None:
     assert "no seed" in judge([pair([1, 2, 3], [])])[0].reason
     (refused,) = judge([pair([1, 2, 3], [1, 2, 3], refused="its data was a and is b")])
     assert refused.verdict == "inconclusive" and refused.reason == "its data was a and is b"
-    (one,) = judge([pair([1, 2, 3], [1, 2], lost=1)])
-    (two,) = judge([pair([1, 2, 3], [1], lost=2)])
+    (one,) = judge([pair([1, 2, 3], [1, 2], failed=(0, 1))])
+    (two,) = judge([pair([1, 2, 3], [1], failed=(0, 2))])
     assert (one.verdict, two.verdict) == ("inconclusive", "regressed")
 
 
 def test_missing_seed_hides_no_loss_and_passes_nothing() -> None:
     old = [10.0, 11.0, 9.0, 10.5, 9.5]
     worse = [value - 5 + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2), strict=False)]
-    (cell,) = judge([pair(old, worse, lost=1)])
+    (cell,) = judge([pair(old, worse, failed=(0, 1))])
     assert cell.verdict == "regressed" and "1 of 5 seeds" in cell.reason and cell.p_corrected < 0.05
-    assert judge([pair(old, old[:4], lost=1)])[0].verdict == "inconclusive"
+    assert judge([pair(old, old[:4], failed=(0, 1))])[0].verdict == "inconclusive"
     # The candidate has five of the baseline's ten seeds, and lost three.
-    assert judge([pair([*old, *old], old[:2], lost=3)])[0].verdict == "regressed"
+    assert judge([pair([*old, *old], old[:2], failed=(0, 3))])[0].verdict == "regressed"
 
 
 def test_seeds_from_one_training_are_no_sample() -> None:
@@ -292,7 +293,7 @@ def test_arm_without_metric_gets_no_more_seeds() -> None:
     pairs, notes = family(study(), baseline(old), new)
     assert [item.arm for item in pairs] == ["a"] and "'b' has no val/accuracy" in notes[0]
     pairs, _ = family(study(), baseline(old), new.model_copy(update={"diverged": {"b": (0, 1, 2)}}))
-    assert [(item.arm, item.lost) for item in pairs] == [("a", 0), ("b", 3)]
+    assert [(item.arm, item.failed) for item in pairs] == [("a", (0, 0)), ("b", (0, 3))]
 
 
 def test_outlook_includes_interim_analysis_and_loss_since_anchor() -> None:
@@ -512,7 +513,7 @@ def test_settings_are_checked_like_rest_of_file() -> None:
 
 
 def test_more_seeds_find_more_lost_seeds() -> None:
-    """Four of ten lost are no majority; Fisher's exact test finds eight of twenty, and collapsed values alike."""
+    """Boschloo's exact test finds four of ten, which are no majority, and collapsed values alike."""
     draws = np.random.default_rng(0)
 
     def verdict(n: int, bad: int, before: int = 0, *, collapse: bool = False) -> Cell:
@@ -520,18 +521,49 @@ def test_more_seeds_find_more_lost_seeds() -> None:
         if collapse:
             new[:bad], old[:before] = 0.1, 0.1
             bad = before = 0
-        item = pair([*old[before:]], [*new[bad:]], lost=bad, failed=(before, bad), margin=10.0)
-        return judge([item])[0]
+        return judge([pair([*old[before:]], [*new[bad:]], failed=(before, bad), margin=10.0)])[0]
 
-    assert [verdict(n, round(0.4 * n)).verdict for n in (5, 10, 20)] == ["inconclusive", "inconclusive", "regressed"]
-    found = verdict(20, 8)
-    assert found.p_broken == pytest.approx(
-        2 * stats.fisher_exact([[8, 12], [0, 20]], alternative="greater").pvalue, rel=1e-9
-    )
-    assert "8 of 20 seeds are lost or collapsed, and 0 of 20 in the baseline" in found.reason
-    assert verdict(20, 8, before=8).verdict == "inconclusive"
+    assert [verdict(n, round(0.4 * n)).verdict for n in (5, 10, 20)] == ["inconclusive", "regressed", "regressed"]
+    assert verdict(10, 3).verdict == "inconclusive"
+    found = verdict(10, 4)
+    expected = stats.boschloo_exact([[4, 0], [6, 10]], alternative="greater").pvalue
+    assert found.p_broken == pytest.approx(2 * expected, rel=1e-5)
+    assert "4 of 10 seeds are lost or collapsed, and 0 of 10 in the baseline" in found.reason
     assert verdict(20, 8, collapse=True).broken == (0, 8) and verdict(20, 8, collapse=True).verdict == "regressed"
-    assert verdict(20, 4, before=4, collapse=True).verdict == "pass"
+    assert verdict(20, 4, before=4, collapse=True).verdict == "pass" and verdict(20, 8, before=8).verdict == "pass"
+
+
+def test_lost_and_collapsed_seeds_offset_each_other() -> None:
+    """A seed that was lost and collapses now, or the reverse, is one without a usable value before and after."""
+    sound = [0.90, 0.91, 0.89, 0.905, 0.895, 0.9]
+    collapsed = [*sound, 0.1]
+    for pairs, expected in (
+        (pair(sound, collapsed, failed=(1, 0), margin=1.0), "pass"),
+        (pair(collapsed, sound, failed=(0, 1), margin=1.0), "pass"),
+        (pair(sound, collapsed, failed=(0, 0), margin=1.0), "inconclusive"),
+        (pair(collapsed, collapsed, failed=(0, 1), margin=1.0), "inconclusive"),
+        # Two of fourteen seeds before are as many as one of seven now, and one of fourteen is fewer.
+        (pair([*sound, *sound], collapsed, failed=(2, 0), margin=1.0), "pass"),
+        (pair([*sound, *sound, 0.9], collapsed, failed=(1, 0), margin=1.0), "inconclusive"),
+    ):
+        assert judge([pairs])[0].verdict == expected
+
+
+@pytest.mark.parametrize("seeds", [(5, 5), (8, 8), (10, 10), (10, 5), (20, 10)])
+def test_tests_of_means_and_counts_together_keep_alpha(seeds: tuple[int, int]) -> None:
+    """All outcomes, enumerated: the test of counts rejects no more than the means lose by being tested with it."""
+    shares, (first, second) = np.linspace(0.005, 0.995, 100), (np.arange(n + 1) for n in seeds)
+    weights = stats.binom.pmf(first[:, None, None], seeds[0], shares) * stats.binom.pmf(
+        second[None, :, None], seeds[1], shares
+    )
+    p = np.array([[statistics.boschloo((a, b), seeds) for b in second.tolist()] for a in first.tolist()])
+    tested = np.array(
+        [[statistics.smallest_boschloo(a + b, seeds) <= 0.1 for b in second.tolist()] for a in first.tolist()]
+    )
+    for tests in (2, 3, 6, 11):
+        level = 0.05 / tests
+        rejected = (weights * (tested & (p <= level))[:, :, None]).sum(axis=(0, 1))
+        assert (rejected <= level * (weights * tested[:, :, None]).sum(axis=(0, 1)) + 1e-5).all()
 
 
 def test_margin_does_not_grow_with_outlying_seed() -> None:

@@ -1412,8 +1412,8 @@ def test_collapsed_seed_is_counted_and_no_verdict_rests_on_t(tmp_path):
     assert rows.loc["b", "p"] == pytest.approx(2 / 2**5)
     assert "1 seed collapsed, so t is not used" in report.answers(plan, results)[1]
     notes = document(plan, store)["notes"]
-    fisher = stats.fisher_exact([[1, 4], [0, 5]], alternative="greater").pvalue
-    assert any("1 of 5 seeds of b collapsed" in note and f"p = {fisher:.2g}" in note for note in notes)
+    p = stats.boschloo_exact([[1, 0], [4, 5]], alternative="greater").pvalue
+    assert any("1 of 5 seeds of b collapsed" in note and f"p = {p:.2g}" in note for note in notes)
     assert "1/5" in text_of(plan, store, "md")
     arms = {"baseline": list(base), "b": [*(worse[:9] - 0.05), 0.1]}
     _, _, _, rows = outcome(tmp_path / "b", arms)

@@ -14,14 +14,17 @@ standard deviation of the differences is at least that of the metric's rounding 
 values rounded to q).
 
 Lost seeds have no value, and the values of collapsed seeds, far below the others, would hide a drop of the others in
-their spread: both are counted, and d is of the other seeds alone.  If the candidate has more of them, a
-regression of the other seeds stands, and nothing passes.  The cell has also regressed if that is more than half of its
-seeds, or significant by Fisher's exact test.  Seeds have collapsed far below the median of both sides, or of their own
-side, by bounds that treat both sides alike.  The tests of counts are corrected together with those of the means, except
-where the number of such seeds is too small for any split of them to be significant (Tarone).
+their spread: both are counted, as seeds without a usable value, and d is of the other seeds alone.  A seed that was
+lost and now collapses, or the reverse, changes nothing.  If they are a larger share of the candidate's seeds than of
+the baseline's, a regression of the other seeds stands, and nothing passes.  The cell has also regressed if the
+additional ones are more than half of its seeds, or significant by Boschloo's exact test.  Seeds have collapsed far
+below the median of both sides, or of their own side, by bounds that treat both sides alike.  The tests of counts are
+corrected together with those of the means, except where such seeds are too few for any split of them to have a p of
+twice alpha.  That choice, like Tarone's, depends on their number, which Boschloo's test does not take as given; at
+twice alpha, all tests together keep alpha whatever the share of such seeds.
 
 Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300; Tarone (1990), Biometrics
-46, 515-522.
+46, 515-522; Boschloo (1970), Statistica Neerlandica 24, 1-35.
 """
 
 from __future__ import annotations
@@ -59,7 +62,6 @@ class Pair:
     min_abs: float
     quantum: float = 0.0  #: the smallest step of the metric, 0 where it has none
     against: Against = "baseline"
-    lost: int = 0  #: seeds without a finite value that have one in the baseline
     failed: tuple[int, int] = (0, 0)  #: seeds without a finite value, of the baseline and of the candidate
     refused: str = ""  #: the reason why the cell is not judged
     no_sample: str = ""  #: the reason why its seeds are no sample; identical values pass nevertheless
@@ -90,7 +92,7 @@ class Cell:
     family: int = 1  #: cells that are judged together
     broken: tuple[int, int] = (0, 0)  #: lost and collapsed seeds of the baseline and of the candidate
     collapsed: tuple[int, int] = (0, 0)  #: collapsed seeds among them, which are left out of the means
-    p_broken: float = NAN  #: Fisher's one-sided p that the candidate has more of them, corrected
+    p_broken: float = NAN  #: Boschloo's one-sided p that the candidate has more of them, corrected
 
     @property
     def detectable(self) -> float:
@@ -145,15 +147,15 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
         for place, (bad, seeds) in enumerate(counts)
         if not family[place].refused
         and not family[place].no_sample
-        and statistics.fisher((sum(bad) - min(sum(bad), seeds[1]), min(sum(bad), seeds[1])), seeds) <= alpha
+        and statistics.smallest_boschloo(sum(bad), seeds) <= 2 * alpha
     ]
-    p = [*(cell.p for cell in cells), *(statistics.fisher(*counts[place]) for place in tested)]
+    p = [*(cell.p for cell in cells), *(statistics.boschloo(*counts[place]) for place in tested)]
     corrected = statistics.adjust_p_values(p)
     p_broken = dict(zip(tested, corrected[len(cells) :], strict=True))
     judged = []
     for place, (cell, pair) in enumerate(zip(cells, family, strict=True)):
         cell = replace(cell, p_corrected=corrected[place], family=len(p), broken=counts[place][0])
-        judged.append(_add_verdict(replace(cell, p_broken=p_broken.get(place, NAN)), pair, alpha))
+        judged.append(_add_verdict(replace(cell, p_broken=p_broken.get(place, NAN)), pair, counts[place][1], alpha))
     return judged
 
 
@@ -322,36 +324,30 @@ def _broken_seeds(pair: Pair, collapsed: tuple[set[int], set[int]]) -> tuple[tup
     return (old, new), (len(pair.old) + pair.failed[0], len(pair.new) + pair.failed[1])
 
 
-def _add_verdict(cell: Cell, pair: Pair, alpha: float) -> Cell:
-    """Return the cell with its verdict, lost and collapsed seeds included."""
+def _add_verdict(cell: Cell, pair: Pair, seeds: tuple[int, int], alpha: float) -> Cell:
+    """Return the cell with its verdict, lost and collapsed seeds included.
+
+    Args:
+        cell: with its p values.
+        pair: what it was computed from.
+        seeds: of the baseline and of the candidate, those that are lost or collapsed included.
+        alpha: of the family.
+    """
     result = _verdict_of_values(cell, pair, alpha)
-    if pair.refused:
+    old, new = cell.broken
+    additional = new - (old * seeds[1] / seeds[0] if seeds[0] else 0.0)
+    if pair.refused or additional <= 0:
         return result
-    reasons = []
-    if pair.lost:
-        total = pair.lost + len(pair.new)
-        reasons.append(
-            f"{pair.lost} of {total} seeds diverged, or came to no number, and did not in the {pair.against}"
-        )
-    more_collapsed = max(0, cell.collapsed[1] - cell.collapsed[0])
-    if more_collapsed:
-        reasons.append(
-            f"{cell.collapsed[1]} of {len(pair.new)} seeds collapsed, and {cell.collapsed[0]} of {len(pair.old)} "
-            f"in the {pair.against}"
-        )
-    more_broken = cell.p_broken < alpha
-    if more_broken:
-        old, new = (len(values) + lost for values, lost in zip((pair.old, pair.new), pair.failed, strict=True))
-        reasons.append(
-            f"{cell.broken[1]} of {new} seeds are lost or collapsed, and {cell.broken[0]} of {old} in the "
-            f"{pair.against} (Fisher's exact test, p {cell.p_broken:.2g} after Holm)"
-        )
-    if not reasons:
-        return result
+    collapsed = f" ({cell.collapsed[1]} collapsed)" if 0 < cell.collapsed[1] < new else ""
+    kind = "collapsed" if cell.collapsed == cell.broken else "are lost or collapsed"
+    reason = f"{new} of {seeds[1]} seeds {kind}{collapsed}, and {old} of {seeds[0]} in the {pair.against}"
+    significant = cell.p_broken < alpha
+    if significant:
+        reason += f" (Boschloo's exact test, p {cell.p_broken:.2g} after Holm)"
     if result.verdict == "regressed":
-        return replace(result, reason="; ".join([result.reason, *reasons]))
-    regressed = more_broken or 2 * (pair.lost + more_collapsed) > pair.lost + len(pair.new)
-    return replace(result, verdict="regressed" if regressed else "inconclusive", reason="; ".join(reasons))
+        return replace(result, reason=f"{result.reason}; {reason}")
+    regressed = significant or 2 * additional > seeds[1]
+    return replace(result, verdict="regressed" if regressed else "inconclusive", reason=reason)
 
 
 def _verdict_of_values(cell: Cell, pair: Pair, alpha: float) -> Cell:

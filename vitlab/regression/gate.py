@@ -177,7 +177,6 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                         min_abs=min_abs,
                         quantum=values.quanta.get(metric, 0.0),
                         against=against,
-                        lost=len(failed - set(values.diverged.get(arm, ()))),
                         failed=(len(failed_before), len(failed)),
                         refused="" if before == after else f"its data was {before} and is {after}",
                         no_sample=_no_sample(new.behind.get(arm)),

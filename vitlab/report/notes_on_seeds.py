@@ -10,7 +10,7 @@ from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import is_futile
-from vitlab.statistics import fisher, sd_interval, simultaneous_alpha, smallest_sign_flip_p
+from vitlab.statistics import boschloo, sd_interval, simultaneous_alpha, smallest_sign_flip_p
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,8 +63,8 @@ def collapsed_seeds(rows: Sequence[phrasing.Row]) -> list[str]:
         if baseline is not None and baseline["n"]:
             counts = (baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"])
             line += (
-                f" Of {row['baseline']} it is {baseline['collapsed']} of {baseline['n']} (Fisher's exact test, "
-                f"one-sided: p = {fisher(*counts):.2g} before correction)."
+                f" Of {row['baseline']} it is {baseline['collapsed']} of {baseline['n']} (Boschloo's exact test, "
+                f"one-sided: p = {boschloo(*counts):.2g} before correction)."
             )
         lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds, or judge the rate.")
     return first_of(lines, "of these")

@@ -17,8 +17,9 @@ Non-finite values raise ValueError: the caller leaves out diverged trials and re
 from vitlab.statistics.choice import choice_variance as choice_variance
 from vitlab.statistics.choice import with_choices as with_choices
 from vitlab.statistics.counts import NORMAL_MAD as NORMAL_MAD
+from vitlab.statistics.counts import boschloo as boschloo
 from vitlab.statistics.counts import collapsed_seeds as collapsed_seeds
-from vitlab.statistics.counts import fisher as fisher
+from vitlab.statistics.counts import smallest_boschloo as smallest_boschloo
 from vitlab.statistics.crossed import MeanSquares as MeanSquares
 from vitlab.statistics.crossed import interval_for_new_images as interval_for_new_images
 from vitlab.statistics.crossed import sd_interval as sd_interval

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
+
+from vitlab.statistics.replicates import Floats
 
 COLLAPSED_SD = 10.0  #: robust standard deviations on the worse side of the median at which a training has collapsed
 NORMAL_MAD = 1.4826  #: standard deviation of a normal distribution in median absolute deviations
@@ -39,8 +42,44 @@ def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> d
     return result
 
 
-def fisher(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
-    """Return the one-sided p of Fisher's exact test that the second of two groups has the larger share of bad seeds."""
-    total = sum(bad)
-    ways = sum(math.comb(seeds[1], k) * math.comb(seeds[0], total - k) for k in range(bad[1], min(total, seeds[1]) + 1))
-    return ways / math.comb(sum(seeds), total)
+@lru_cache(maxsize=4096)
+def boschloo(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
+    """Return the one-sided p of Boschloo's exact test that the second of two groups has the larger share of bad seeds.
+
+    It is the probability of a p of Fisher's exact test as small as that of these groups, at the share common to both
+    that makes it largest.  Unlike Fisher's test, it does not take the number of bad seeds as given: four of ten beside
+    none of ten have p = 0.021, and 0.043 by Fisher's.
+
+    Reference: Boschloo (1970), Statistica Neerlandica 24, 1-35.
+    """
+    tables, (first_SA, second_SB) = _fisher_tables(seeds), (_binomial(n) for n in seeds)
+    as_small = tables <= tables[bad] * (1 + 1e-9)
+    return min(1.0, float(((first_SA @ as_small) * second_SB).sum(axis=1).max()))
+
+
+def smallest_boschloo(total: int, seeds: tuple[int, int]) -> float:
+    """Return the smallest p of :func:`boschloo` that any split of so many bad seeds has."""
+    second = min(total, seeds[1])
+    return boschloo((total - second, second), seeds)
+
+
+@lru_cache
+def _fisher_tables(seeds: tuple[int, int]) -> Floats:
+    """Return the one-sided p of Fisher's exact test for each number of bad seeds of both groups."""
+    first, second = seeds
+    tables = np.ones((first + 1, second + 1))
+    for total in range(1, first + second + 1):
+        bad = range(max(0, total - first), min(total, second) + 1)
+        extreme, every = 0, math.comb(first + second, total)
+        for k in reversed(bad):
+            extreme += math.comb(second, k) * math.comb(first, total - k)
+            tables[total - k, k] = extreme / every
+    return tables
+
+
+@lru_cache
+def _binomial(n: int) -> Floats:
+    """Return the probability of each number of bad seeds of ``n``, for shares from 0 to 1 along the first axis."""
+    share_S1, k_K = np.linspace(0, 1, 1001)[:, None], np.arange(n + 1)
+    ways_K = np.array([float(math.comb(n, k)) for k in k_K.tolist()])
+    return np.asarray(ways_K * share_S1**k_K * (1 - share_S1) ** (n - k_K))
