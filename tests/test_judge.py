@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -17,8 +18,11 @@ from synthetic_studies import BASE, POSITIONS, document, outcome, text_of
 
 from vitlab.cli.judge import command
 from vitlab.errors import UserError
+from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Looks
 from vitlab.report import render_between
+from vitlab.report.comparison import summary
+from vitlab.report.document import plain
 from vitlab.report.external import judge
 from vitlab.spec import Analysis
 
@@ -79,15 +83,48 @@ def equal_but_for(own: list[dict[str, Any]], judged: list[dict[str, Any]], other
     )
 
 
-@pytest.mark.parametrize("name", ["quickstart", "segmentation", "tutorial"])
+@pytest.mark.parametrize("name", ["quickstart", "segmentation", "tutorial", "mae"])
 def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> None:
     folder = GALLERY / name
     own = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     file, metric = tmp_path / "results.csv", own["analysis"]["metric"]
     pd.read_parquet(folder / "results.parquet").to_csv(file, index=False)
-    [baseline] = [row["arm"] for row in own["arms"] if row["baseline"] is None]
-    judged = judge(file, metric=metric, arm="arm", seed="seed", baseline=baseline).document()
+    judged = judge(file, metric=metric, arm="arm", seed="seed", baselines="baseline").document()
     assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
+    baselines = [row["arm"] for row in own["arms"] if row["baseline"] is None]
+    if len(baselines) == 1:
+        again = judge(file, metric=metric, arm="arm", seed="seed", baseline=baselines[0]).document()
+        assert again["arms"] == judged["arms"]
+
+
+@pytest.mark.parametrize("name", ["optimizers", "vit5"])
+def test_shipped_study_of_tuned_arms_is_judged_to_last_digit_but_for_the_tuning(tmp_path: Path, name: str) -> None:
+    """A table has no scores of rivals, so that the study without them is what it tells."""
+    plan = read_plan(GALLERY / name / "plan.json")
+    assert plan is not None and plan.tuning
+    frame = pd.read_parquet(GALLERY / name / "results.parquet")
+    frame.attrs.clear()  # the step of the metric, which a table does not tell either
+    own = plain(summary(frame, dataclasses.replace(plan, tuning=())))
+    file = tmp_path / "results.csv"
+    frame.to_csv(file, index=False)
+    analysis = plan.analysis
+    judged = judge(file, metric=analysis.metric, arm="arm", seed="seed", baselines="baseline", margin=analysis.margin)
+    assert equal_but_for(own, judged.document()["arms"], {"exploratory"})
+    assert any(row["test"] == "moderated t" for row in own)
+
+
+def test_bad_baselines_are_refused_with_sentence(tmp_path: Path) -> None:
+    rows = [{**row, "of": {"a": None, "b": "a", "c": "d"}[row["model"]]} for row in long(dict.fromkeys("abc", BASE))]
+    for changed, options, message in (
+        (rows, {"baselines": "of"}, "no arm 'd' in column 'model'"),
+        (rows, {"baselines": "off"}, "no column 'off'. Did you mean 'of'?"),
+        (rows, {"baselines": "of", "baseline": "a"}, "cannot be combined with --baseline; remove one"),
+        ([*rows[:9], {**rows[9], "of": "c"}], {"baselines": "of"}, "arm 'b' has several values of 'of': 'a', 'c'"),
+        (rows[:5], {"baselines": "of"}, "column 'of' names no baseline"),
+    ):
+        with pytest.raises(UserError) as error:
+            notes_of(table(tmp_path / "r.csv", changed), **options)
+        assert message in str(error.value)
 
 
 def test_study_of_many_arms_or_with_margin_is_judged_to_last_digit(tmp_path: Path) -> None:

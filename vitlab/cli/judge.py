@@ -30,6 +30,7 @@ class FiniteRange(click.FloatRange):
 @click.option("--arm", help="Column of the arms. Without it, every column is an arm and every row a seed.")
 @click.option("--seed", help="Column of the seeds, which pair the arms. Without it, long tables are not paired.")
 @click.option("--baseline", help="Arm that the others are compared with; by default 'baseline', or else the first.")
+@click.option("--baselines", help="Column of the arm that each is compared with, in place of --baseline.")
 @click.option("--goal", type=click.Choice(["max", "min"]), help="Better direction; by default that of the name.")
 @click.option("--margin", type=FiniteRange(0, min_open=True), help="Largest difference that counts as none.")
 @click.option(
@@ -47,6 +48,7 @@ def command(
     arm: str | None,
     seed: str | None,
     baseline: str | None,
+    baselines: str | None,
     goal: str | None,
     margin: float | None,
     alpha: float,
@@ -67,6 +69,7 @@ def command(
             arm=arm,
             seed=seed,
             baseline=baseline,
+            baselines=baselines,
             goal=None if goal is None else "max" if goal == "max" else "min",
             margin=margin,
             alpha=alpha,

@@ -39,6 +39,7 @@ def judge(
     arm: str | None = None,
     seed: str | None = None,
     baseline: str | None = None,
+    baselines: str | None = None,
     goal: Goal | None = None,
     margin: float | None = None,
     alpha: float = 0.05,
@@ -53,6 +54,7 @@ def judge(
         seed: the column of the seeds, which pair the arms; without it arms are compared without pairs, and the rows of
             a wide table are the seeds.
         baseline: the arm that the others are compared with; by default the one of this name, or else the first.
+        baselines: the column of the arm that each is compared with, empty where that is none, in place of ``baseline``.
         goal: direction in which the metric is better; by default that of its name.
         margin: largest difference that counts as none, in units of the metric.
         alpha: family-wise error rate.
@@ -70,13 +72,18 @@ def judge(
     else:
         long, arm_names = _from_long(table, arm, seed, metric, path, notes), arm
     arms = list(dict.fromkeys(long["arm"]))
-    if baseline is None:
-        baseline = "baseline" if "baseline" in arms else arms[0]
-        if len(arms) > 1 and baseline != "baseline":
-            notes.append(f"Compared with '{baseline}', the first arm of the table; --baseline names another.")
-    if baseline not in arms:
-        place = f"column '{arm_names}'" if arm_names else "the header"
-        raise UserError(f"{path}: no arm '{baseline}' in {place}.{nearest(baseline, arms)} Arms: {'; '.join(arms)}.")
+    if baselines is not None:
+        compared = _baselines(table, arm, baselines, baseline, path)
+    else:
+        if baseline is None:
+            baseline = "baseline" if "baseline" in arms else arms[0]
+            if len(arms) > 1 and baseline != "baseline":
+                notes.append(f"Compared with '{baseline}', the first arm of the table; --baseline names another.")
+        compared = {one: baseline for one in arms if one != baseline}
+    for name in dict.fromkeys(compared.values()):
+        if name not in arms:
+            place = f"column '{arm_names}'" if arm_names else "the header"
+            raise UserError(f"{path}: no arm '{name}' in {place}.{nearest(name, arms)} Arms: {'; '.join(arms)}.")
     # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
     name = f"metric/{metric}" if metric in OWN_COLUMNS else metric
     long["value"] = _as_shares(long["value"], metric, notes)
@@ -87,7 +94,7 @@ def judge(
     frame = pd.DataFrame(
         {
             "arm": long["arm"].astype("string"),
-            "baseline": pd.Series([None if one == baseline else baseline for one in long["arm"]], dtype="string"),
+            "baseline": pd.Series([compared.get(one) for one in long["arm"]], dtype="string"),
             "seed": long["seed"].astype("int64"),
             "trial": [f"{row}" for row in range(len(long))],
             "status": long["status"],
@@ -100,8 +107,8 @@ def judge(
     facts = MetricFacts(direction, "share" if is_share else "number", (0.0, 1.0 if is_share else None))
     plan = Plan(
         study=path.name,
-        question=f"{path.name}: which arms differ from {baseline}?",
-        arms=tuple(Arm(one, {}, None if one == baseline else baseline) for one in arms),
+        question=f"{path.name}: which arms differ from {' or '.join(dict.fromkeys(compared.values())) or baseline}?",
+        arms=tuple(Arm(one, {}, compared.get(one)) for one in arms),
         trials=(),
         analysis=analysis,
         metrics={name.rpartition("/")[2]: facts},
@@ -157,6 +164,26 @@ def _column(table: pd.DataFrame, name: str, path: Path) -> pd.Series[Any]:
             f"{path}: no column '{name}'.{nearest(name, table.columns)} Columns: {', '.join(map(str, table))}."
         )
     return table[name]
+
+
+def _baselines(table: pd.DataFrame, arm: str | None, column: str, baseline: str | None, path: Path) -> dict[str, str]:
+    """Return arm to the arm that it is compared with, from a column of a table with a row per training."""
+    if arm is None or baseline is not None:
+        other = "--baseline" if baseline is not None else "a column per arm"
+        raise UserError(f"{path}: --baselines names a column, and cannot be combined with {other}; remove one")
+    named = _column(table, column, path)
+    compared: dict[str, str] = {}
+    for name, rows in named.groupby(table[arm].astype(str), sort=False):
+        distinct = {*rows.fillna("").astype(str)}
+        if len(distinct) > 1:
+            listed = ", ".join(f"'{value}'" for value in sorted(distinct))
+            raise UserError(f"{path}: arm '{name}' has several values of '{column}': {listed}; an arm has one baseline")
+        [value] = distinct
+        if value and value != name:
+            compared[str(name)] = value
+    if not compared:
+        raise UserError(f"{path}: column '{column}' names no baseline; without --baselines, all arms have the same")
+    return compared
 
 
 def _from_long(
