@@ -50,7 +50,6 @@ from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import captions, comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
 from vitlab.report.notebook import Comparison
-from vitlab.report.notes_on_seeds import varied_streams
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store
@@ -727,17 +726,93 @@ def test_notes_are_complete(tmp_path):
     assert any("smallest p is 0.062" in note for note in notes)
 
 
-def test_seeds_of_varied_splits_are_reported_as_dependent(tmp_path):
-    plan, store = study(tmp_path)
-    one_split = "\n".join(document(plan, store)["notes"])
-    assert "this split, not another split" in one_split and "overlap" not in one_split
+def _with_splits(plan: Plan) -> Plan:
     trials = tuple(
         dataclasses.replace(item, trial=dataclasses.replace(item.trial, seeds={**item.trial.seeds, "split": item.seed}))
         for item in plan.trials
     )
-    notes = varied_streams(dataclasses.replace(plan, trials=trials), [])
-    assert "subset, split" in notes[0] and "Training sets of different splits overlap" in notes[0]
-    assert "not another split" not in notes[0]
+    return dataclasses.replace(plan, trials=trials)
+
+
+def _note_on_splits(plan: Plan, store: Store) -> str:
+    [note] = [note for note in document(plan, store)["notes"] if note.startswith("5 seeds")]
+    return note
+
+
+SPLITS = [np.arange(900 * seed, 900 * seed + 1000) % 4500 for seed in range(5)]
+"""Validation images of 5 seeds: each shares a tenth with the next, so that 5 of 10 pairs share a tenth."""
+
+
+def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
+    """The corrected resampled t of Nadeau and Bengio, written out with scipy; what needs independent seeds is missing."""
+    own = Analysis(margin=0.02, variance="own")
+    one_split, store = study(tmp_path, analysis=own)
+    plan = _with_splits(one_split)
+    assert "this split, not another split" in _note_on_splits(one_split, store)
+    rows = comparison.summary(frame.results(plan, store), plan).set_index("arm")
+    assert "nothing is tested" in _note_on_splits(plan, store)
+    assert rows.loc["position=none", ["low", "p", "difference_low", "p_equal"]].isna().all()
+    assert rows.loc["position=none", "verdict"] == "cannot tell"
+    for item in plan.trials[:5]:
+        images = pd.DataFrame({"split": "val", "id": SPLITS[item.seed]})
+        file = store.trial(item.trial.key, item.trial.code).predictions
+        pd.concat([images, images.assign(split="test", id=7)]).to_parquet(file)
+    assert frame.results(one_split, store).attrs.get("overlap") is None
+    results = frame.results(plan, store)
+    ratio = 0.05 / 0.95
+    assert results.attrs["overlap"] == pytest.approx(dict.fromkeys(POSITIONS, ratio))
+    rows, before = (comparison.summary(frame.results(one, store), one).set_index("arm") for one in (plan, one_split))
+    for arm in list(POSITIONS)[1:]:
+        d = np.array(POSITIONS[arm]) - np.array(BASE)
+        se = math.sqrt((1 / 5 + ratio) * d.var(ddof=1))
+        row = rows.loc[arm]
+        assert row["p"] == pytest.approx(2 * stats.t.sf(abs(d.mean()) / se, 4))
+        half = stats.t.ppf(1 - 0.05 / 3 / 2, 4) * se
+        assert (row["difference_low"], row["difference_high"]) == pytest.approx((d.mean() - half, d.mean() + half))
+        assert row["p_equal"] == pytest.approx(
+            max(stats.t.sf((d.mean() + 0.02) / se, 4), stats.t.sf((0.02 - d.mean()) / se, 4))
+        )
+        assert (
+            row[["sign_flip_p", "better_low", "better_high"]].isna().all()
+            and row["better"] == before.loc[arm, "better"]
+        )
+        assert row["detectable"] == pytest.approx(before.loc[arm, "detectable"] * math.sqrt(1 + 5 * ratio))
+    half = stats.t.ppf(0.975, 4) * math.sqrt(1 / 5 + ratio) * np.std(BASE, ddof=1)
+    assert rows.loc["baseline", "high"] - rows.loc["baseline", "mean"] == pytest.approx(half)
+    note = _note_on_splits(plan, store)
+    assert "subset, split" in note and "5 % of their validation images" in note and "on other images" in note
+    assert "not another split" not in note
+
+
+def test_varied_splits_are_not_corrected_where_nothing_is_known_to_hold(tmp_path):
+    plan, store = study(tmp_path, analysis=Analysis(metric="test/accuracy"))
+    plan = _with_splits(plan)
+    assert "no correction for that is known to hold" in _note_on_splits(plan, store)
+    results = frame.results(plan, store)
+    assert "overlap" not in results.attrs
+    plan = dataclasses.replace(plan, analysis=Analysis())
+    for item in plan.trials[:5]:  # a data set that defines its validation images
+        images = pd.DataFrame({"split": "val", "id": range(10)})
+        images.to_parquet(store.trial(item.trial.key, item.trial.code).predictions)
+    assert set(frame.results(plan, store).attrs["overlap"].values()) == {0.0}
+    assert "the same in all" in _note_on_splits(plan, store)
+
+
+def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_flip(tmp_path):
+    """Moderated standard errors grow as those of single comparisons do; a collapsed seed leaves nothing to test by."""
+    draws = np.random.default_rng(3)
+    arms = {f"arm{n}": (0.9 + 0.01 * draws.permutation([-1.3, -0.5, 0.1, 0.5, 1.2])).tolist() for n in range(7)}
+    plan, _, results, before = outcome(tmp_path, arms)
+    results.attrs["overlap"] = dict.fromkeys(arms, 0.1)
+    after = comparison.summary(results, plan).set_index("arm")
+    assert set(after["test"].dropna()) == {"moderated t"} and set(after["correction"].dropna()) == {"max t"}
+    wider = (after["difference_high"] - after["difference"]) / (before["difference_high"] - before["difference"])
+    assert wider.dropna().to_numpy() == pytest.approx(math.sqrt(1.5))
+    collapsed = {**arms, "arm1": [*arms["arm1"][:4], 0.1]}
+    plan, _, results, _ = outcome(tmp_path / "collapsed", collapsed)
+    results.attrs["overlap"] = dict.fromkeys(arms, 0.1)
+    row = comparison.summary(results, plan).set_index("arm").loc["arm1"]
+    assert (row["test"], row["verdict"]) == ("none", "cannot tell")
 
 
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import polygamma
+from sklearn.datasets import load_digits
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
@@ -53,6 +54,48 @@ def test_paired_equals_scipy():
     assert result.difference == close(np.mean(A) - np.mean(B))
     assert result.correlation == close(stats.pearsonr(A, B).statistic)
     assert (result.test, result.pairs) == ("paired t", 5)
+
+
+def test_resampled_t_is_corrected_as_nadeau_and_bengio_do():
+    """Differences 1, 2, 3, 4 of four splits, a tenth held out: variance (1/4 + 1/9) * 5/3 = 65/108."""
+    result = st.paired_t_test([1, 2, 3, 4], [0.0] * 4, overlap=1 / 9)
+    assert (result.se, result.df, result.test) == (close(math.sqrt(65 / 108)), 3, "paired t")
+    assert result.p == close(2 * stats.t.sf(2.5 / math.sqrt(65 / 108), 3)) and result.p > st.paired_t_test(A, B).p
+    assert math.isnan(result.sign_flip_p) and st.paired_t_test([1, 2, 3, 4], [0.0] * 4).se == close(math.sqrt(5 / 12))
+    half = stats.t.ppf(0.975, 3) * math.sqrt(65 / 108)
+    mean = st.mean_interval([1, 2, 3, 4], overlap=1 / 9)
+    assert (result.low, result.high) == (mean.low, mean.high) == (close(2.5 - half), close(2.5 + half))
+    welch = st.welch_t_test(A, B[:3], overlap=0.25)
+    assert welch.se == close(math.sqrt(np.var(A, ddof=1) * (1 / 5 + 0.25) + np.var(B[:3], ddof=1) * (1 / 3 + 0.25)))
+    # The square of the half width goes with 1 / n + overlap, so that it has a lower bound.
+    pairs = st.pairs_for_half_width(1.5, result.se, 3, 4, overlap=1 / 9)
+    widths = [stats.t.ppf(0.975, n - 1) * math.sqrt(5 / 3 * (1 / n + 1 / 9)) for n in (pairs - 1, pairs)]
+    assert widths[0] > 1.5 >= widths[1]
+    assert math.isnan(st.pairs_for_half_width(0.8, result.se, 3, 4, overlap=1 / 9))
+    # Where the overlap is not known, or differences have no spread, nothing is left to test by.
+    assert st.paired_t_test([1, 2, 3, 4], [0.0] * 4, overlap=math.nan).test == "none"
+    assert st.paired_t_test([2.0] * 4, [1.0] * 4, overlap=1 / 9).test == "none"
+    assert st.paired_t_test([2.0] * 4, [2.0] * 4, overlap=1 / 9).test == "sign flip"
+
+
+def test_exchangeable_learners_are_told_apart_on_overlapping_splits_by_plain_t_alone():
+    """Nearest class means of random halves of the pixels, on ten splits of each of 300 draws of 200 digits."""
+    pixels, labels = load_digits(return_X_y=True)
+    draws, found = np.random.default_rng(0), np.zeros(2)
+    for _ in range(300):
+        rows = draws.choice(len(labels), 200, replace=False)
+        y, x = labels[rows], pixels[rows] * (draws.random((2, 200, 64)) < 0.5)
+        accuracy = np.empty((2, 10))
+        for split in range(10):
+            order = draws.permutation(200)
+            val, train = order[:20], order[20:]
+            classes = np.eye(10)[y[train]]
+            means = classes.T @ x[:, train] / classes.sum(axis=0)[:, None]
+            scores = x[:, val] @ means.transpose(0, 2, 1) - (means**2).sum(axis=2)[:, None] / 2
+            accuracy[:, split] = (scores.argmax(axis=2) == y[val]).mean(axis=1)
+        found += [st.paired_t_test(*accuracy, overlap=ratio).p < 0.05 for ratio in (0.0, 20 / 180)]
+    plain, corrected = found / 300
+    assert plain > 0.1 and corrected < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
 
 
 def test_welch_equals_scipy():

@@ -4,9 +4,9 @@
 
 Nothing differs in the mean of any arm of the studies of the first table, and a study is a false alarm if any arm is
 called better or worse.  Simultaneous intervals miss 0 in the same studies, so their coverage is the rest.  The second
-table has the difference that is found in 80 % of studies, in standard deviations of a seed.  The third has false alarms
-of studies that are tested again while seeds are added, and the fourth the seeds that such studies need, and how often
-the intervals hold that they report at their end.  Standard errors, critical values, families and levels are those of
+table has the difference that is found in 80 % of studies, in standard deviations of a seed, also if arms were known to
+spread alike.  The third has false alarms of studies that are tested again while seeds are added, and the fourth the
+seeds that such studies need, and how often the intervals hold that they report at their end.  Standard errors, critical values, families and levels are those of
 ``vitlab.statistics``, along all studies at once.
 
 The exit code is 1 if false alarms with moderated variances, the default, exceed 5 % and three standard errors, in a kind
@@ -20,11 +20,13 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlab import statistics
+from vitlab.statistics import moderation
 from vitlab.statistics.stopping import stagewise_p
 
 Floats = NDArray[np.float64]
@@ -117,9 +119,18 @@ def detectable(studies: int, seed: int) -> list[list[str]]:
     for n, m in CELLS:
         draws = np.random.default_rng([seed, 7, n, m])
         values = draws.standard_normal((studies, m + 1, n))
-        sizes = [float(np.quantile(limit[:, 0] - mean[:, 0], 0.8)) for mean, limit in judge(values).values()]
-        rows.append([str(n), str(m), *(f"{size:.2f}" for size in sizes), f"{sizes[0] / sizes[1]:.2f}"])
+        judged = judge(values)
+        with mock.patch.object(moderation, "lower_prior_df", known_alike):
+            judged["known to be alike"] = judge(values)["moderated"]
+        sizes = [float(np.quantile(limit[:, 0] - mean[:, 0], 0.8)) for mean, limit in judged.values()]
+        rows.append([str(n), str(m), *(f"{size:.2f}" for size in sizes)])
+        rows[-1] += [f"{sizes[0] / size:.2f}" for size in sizes[1:]]
     return rows
+
+
+def known_alike(variances: Floats, n: int) -> Floats:
+    """Return infinite prior degrees of freedom, in place of what the spread of variances tells."""
+    return np.full(variances.shape[:-1], math.inf)
 
 
 def false_alarms_of_looks(studies: int, seed: int) -> tuple[list[list[str]], bool]:
@@ -194,7 +205,8 @@ def errors_and_power(studies: int, seed: int) -> tuple[str, bool]:
         "\n\nThe smallest difference that is found in 80 % of studies, in standard deviations of a seed (Gaussian, seeds "
         "not correlated):\n\n"
     )
-    text += table(["seeds", "comparisons", "own", "moderated", "ratio"], detectable(studies, seed))
+    heads = ["seeds", "comparisons", "own", "moderated", "known to be alike", "own / moderated", "own / known"]
+    text += table(heads, detectable(studies, seed))
     more_rows, holds = false_alarms_of_looks(studies, seed)
     heads = [f"{sizes[0]} to {sizes[-1]} by {sizes[1] - sizes[0]}, x {m}" for sizes, m in LOOKS]
     text += "\n\nThe first table for studies that are tested again while seeds are added, at a level for each look:\n\n"

@@ -84,6 +84,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         labels = [f"{label} ({place})" for label, place in zip(labels, ("first", "second"), strict=True)]
     arms, trials, frames = [], [], []
     metrics: dict[str, MetricFacts] = {}
+    overlap: dict[str, float] = {}
     for label, (plan, store) in zip(labels, (first, second), strict=True):
         against = {name: f"{labels[0]}: {name}" if label == labels[1] else None for name in common}
         own = {name: f"{label}: {name}" for name in common}
@@ -94,6 +95,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
             chance = {own[arm]: level for arm, level in facts.chance.items() if arm in own}
             metrics[metric] = replace(facts, chance={**earlier, **chance})
         frame = results(plan, store)
+        overlap |= {own[arm]: ratio for arm, ratio in frame.attrs.get("overlap", {}).items() if arm in own}
         frame = frame[frame["arm"].isin(common)]
         renamed = {
             "baseline": frame["arm"].map(against).astype("string"),
@@ -121,7 +123,11 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         unmatched = [name for name in own_names if name not in other_names]
         if unmatched:
             notes.append(f"In {label} alone, and not compared: {'; '.join(unmatched)}.")
-    comparison = summary(pd.concat(frames, ignore_index=True), both, refused)
+    frame = pd.concat(frames, ignore_index=True)
+    frame.attrs = {**frames[1].attrs, "overlap": overlap}
+    if frames[0].attrs.get("quantum") != frames[1].attrs.get("quantum"):
+        del frame.attrs["quantum"]
+    comparison = summary(frame, both, refused)
     comparison["exploratory"] = comparison["exploratory"].mask(comparison["baseline"].notna(), UNREGISTERED)
     return Between(both, comparison, tuple(notes))
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.plan.values import Plan
-from vitlab.report.comparison_columns import MEANINGS
+from vitlab.report.comparison_columns import MEANINGS, contrast_columns, image_columns, seed_columns
 from vitlab.report.family import Family, Values, correct
-from vitlab.report.frame import STATUSES, usable
+from vitlab.report.frame import STATUSES, joint_overlap, usable
 from vitlab.report.image_values import ImageValues
 from vitlab.report.verdict import Verdict, decide
 from vitlab.spec import Analysis
@@ -97,20 +97,23 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, im
     grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
     pending = pending_trials(frame, plan, compared)
+    quantum = frame.attrs.get("quantum", 0.0)
+    overlap = {arm: joint_overlap(frame, filter(None, (arm, compared.get(arm)))) for arm in grouped}
     judgements = judge(
-        plan, compared, values, broken_seeds(frame, analysis), refused, pending, frame.attrs.get("quantum", 0.0), images
+        plan, compared, values, broken_seeds(frame, analysis), refused, pending, quantum, images, overlap
     )
     test = f"test/{analysis.metric.partition('/')[2]}"
     collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
     out_rows = []
     for arm, rows in grouped.items():
         counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
-        mean = statistics.mean_interval(list(values[arm].values()), analysis.alpha, frame.attrs.get("quantum", 0.0))
+        by_seed = list(values[arm].values())
+        mean = statistics.mean_interval(by_seed, analysis.alpha, quantum, joint_overlap(frame, [arm]))
         row: dict[str, Any] = {"arm": arm, "baseline": compared.get(arm), "planned": len(rows), **counts}
         row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
         row["collapsed"] = len(collapsed[arm])
-        by_seed = [images[arm][seed] for seed in values[arm] if seed in images.get(arm, {})]
-        row["split_sd"] = statistics.split_sd(np.array(by_seed)) if len(by_seed) > 1 else math.nan
+        of_images = [images[arm][seed] for seed in values[arm] if seed in images.get(arm, {})]
+        row["split_sd"] = statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan
         row |= judgements.get(arm, {})
         row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
         row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
@@ -151,6 +154,7 @@ def judge(
     pending: Mapping[str, int],
     quantum: float = 0.0,
     images: ImageValues = {},
+    overlap: Mapping[str, float] = {},
 ) -> dict[str, dict[str, Any]]:
     """Return the comparison columns of :func:`summary` for every arm that has a baseline.
 
@@ -163,6 +167,7 @@ def judge(
         pending: see :func:`pending_trials`.
         quantum: the step of the metric, 0 if it has none or it is not known.
         images: see :func:`summary`.
+        overlap: arm to what its comparison is corrected for, see :func:`vitlab.report.frame.joint_overlap`.
     """
     rows: dict[str, dict[str, Any]] = {}
     latest = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
@@ -183,6 +188,7 @@ def judge(
             pending,
             quantum,
             images,
+            overlap,
         )
     return rows
 
@@ -197,6 +203,7 @@ def _judge_look(
     pending: Mapping[str, int],
     quantum: float,
     images: ImageValues,
+    overlap: Mapping[str, float],
 ) -> dict[str, dict[str, Any]]:
     """Judge the comparisons of one look at the given seeds, see :func:`judge`."""
     analysis = plan.analysis
@@ -208,13 +215,14 @@ def _judge_look(
     }
     contrasts, imputed_contrasts = {}, {}
     for arm, baseline in compared.items():
-        first, second, level = values[arm], values.get(baseline, {}), family.level(arm)
-        contrasts[arm] = imputed_contrasts[arm] = statistics.compare(first, second, level, quantum)
+        first, second = values[arm], values.get(baseline, {})
+        options = family.level(arm), quantum, overlap.get(arm, 0.0)
+        contrasts[arm] = imputed_contrasts[arm] = statistics.compare(first, second, *options)
         sides = imputed[arm], imputed.get(baseline, {})
         if sides != (first, second):
             chance_known = all(math.isfinite(value) for side in sides for value in side.values())
             imputed_contrasts[arm] = (
-                statistics.compare(*sides, level, quantum) if chance_known else _without_test(contrasts[arm], math.nan)
+                statistics.compare(*sides, *options) if chance_known else _without_test(contrasts[arm], math.nan)
             )
         if arm in refused:
             contrasts[arm], imputed_contrasts[arm] = (
@@ -242,7 +250,7 @@ def _judge_look(
         missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
         contrast, imputed_contrast = judged.contrasts[arm], imputed_judged.contrasts[arm]
         level = judged.levels[arm]
-        rows[arm] |= _contrast_columns(contrast, level, analysis)
+        rows[arm] |= contrast_columns(contrast, level, analysis)
         rows[arm] |= {"correction": judged.corrections[arm], "own_variance": judged.own_variance.get(arm)}
         rows[arm] |= {
             "p_corrected": judged.p[arm],
@@ -267,13 +275,15 @@ def _judge_look(
             contrast = family.after_looks(contrast, level)
             imputed_contrast = family.after_looks(imputed_contrast, imputed_judged.levels[arm])
             detectable, level = rows[arm]["detectable"], level / family.share
-            rows[arm] |= {**_contrast_columns(contrast, level, analysis), "detectable": detectable}
+            rows[arm] |= {**contrast_columns(contrast, level, analysis), "detectable": detectable}
         if missing:
             rows[arm] |= {"chance_difference": imputed_contrast.difference}
             rows[arm] |= {"chance_low": imputed_contrast.low, "chance_high": imputed_contrast.high}
         if arm not in refused:
-            rows[arm] |= _image_columns(arm, baseline, values, images, contrast, level)
-            rows[arm] |= _seed_columns(values[arm], values.get(baseline, {}), family.level(arm), analysis)
+            rows[arm] |= image_columns(arm, baseline, values, images, contrast, level)
+            rows[arm] |= seed_columns(
+                values[arm], values.get(baseline, {}), family.level(arm), analysis, contrast.overlap == 0
+            )
     return rows
 
 
@@ -323,70 +333,23 @@ def _decidable(contrast: Contrast, plan: Plan, family: Family, arm: str) -> floa
     level = statistics.simultaneous_alpha(alpha, family.size(arm), plan.analysis.correction)
     sizes = contrast.pairs, len(looks.seeds[-1])
     return statistics.predictive_power(
-        contrast.difference, contrast.se, contrast.df, sizes, level, plan.analysis.margin
+        contrast.difference, contrast.se, contrast.df, sizes, level, plan.analysis.margin, contrast.overlap
     )
 
 
 def _without_test(contrast: Contrast, difference: float) -> Contrast:
-    return Contrast(difference, math.nan, math.nan, math.nan, "none", contrast.pairs)
+    return Contrast(difference, math.nan, math.nan, math.nan, "none", contrast.pairs, overlap=contrast.overlap)
 
 
 def _exact(contrast: Contrast) -> Contrast:
-    """Return a comparison that rests on the exact sign-flip test; it has no interval."""
+    """Return a comparison that rests on the exact sign-flip test; it has no interval.
+
+    The test needs independent seeds; if they hold out different images, the comparison has none.
+    """
+    if contrast.overlap and contrast.test == "paired t":
+        return _without_test(contrast, contrast.difference)
     if contrast.test != "paired t" or math.isnan(contrast.sign_flip_p):
         return contrast
     return replace(
         contrast, test="sign flip", p=contrast.sign_flip_p, low=math.nan, high=math.nan, se=math.nan, df=math.nan
     )
-
-
-def _contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
-    width = (contrast.high - contrast.low) / 4 if analysis.margin is None else analysis.margin
-    # More seeds do not narrow what the choice of knobs adds.
-    se = math.nan if contrast.test == "tuned t" else contrast.se
-    needed = statistics.pairs_for_half_width(width, se, contrast.df, contrast.pairs, level)
-    return {
-        "difference": contrast.difference,
-        "difference_low": contrast.low,
-        "difference_high": contrast.high,
-        "test": contrast.test,
-        "pairs": contrast.pairs,
-        "correlation": contrast.correlation,
-        "p": contrast.p,
-        "sign_flip_p": contrast.sign_flip_p,
-        "effect": contrast.effect,
-        "detectable": statistics.detectable_difference(contrast.se, contrast.df, level),
-        "seeds_needed": needed,
-        "prior_df": contrast.prior_df,
-    }
-
-
-def _image_columns(
-    arm: str, baseline: str, values: Mapping[str, Values], images: ImageValues, contrast: Contrast, level: float
-) -> dict[str, float]:
-    """Return the interval for new images, if the paired seeds of both arms have values of single images."""
-    seeds = sorted(values[arm].keys() & values.get(baseline, {}).keys())
-    sides = [images.get(name, {}) for name in (arm, baseline)]
-    if len(seeds) < 2 or not contrast.se > 0 or any(seed not in side for side in sides for seed in seeds):
-        return {}
-    first, second = (np.array([side[seed] for seed in seeds]) for side in sides)
-    low, high = statistics.interval_for_new_images(first - second, contrast.se, contrast.df, level)
-    # After looks, the interval is not that of a single test, and is widened by as much as that would be.
-    same_images = statistics.t_quantile(1 - level / 2, contrast.df) * contrast.se
-    added = (high - low) / 2 - same_images
-    return {"new_images_low": contrast.low - added, "new_images_high": contrast.high + added}
-
-
-def _seed_columns(first: Values, second: Values, level: float, analysis: Analysis) -> dict[str, float]:
-    """Return the columns computed from single seeds: probability of superiority and bootstrap interval."""
-    sign = 1 if analysis.goal == "max" else -1
-    common = sorted(first.keys() & second.keys())
-    if len(common) >= 2:
-        x, y = ([sign * values[seed] for seed in common] for values in (first, second))
-        superiority = statistics.superiority_of_pairs(x, y, analysis.alpha)
-    else:
-        x, y = ([sign * value for value in values.values()] for values in (first, second))
-        superiority = statistics.superiority(x, y, analysis.alpha)
-    low, high = statistics.bca([first[seed] - second[seed] for seed in common], level)
-    columns = {"better": superiority.probability, "better_low": superiority.low, "better_high": superiority.high}
-    return {**columns, "bca_low": low, "bca_high": high}

@@ -1,8 +1,19 @@
-"""Columns of a comparison of arms, with their types and meanings."""
+"""Columns of a comparison of arms, with their types and meanings, and those that follow from a single contrast."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vitlab import statistics
+from vitlab.report.family import Values
+from vitlab.report.image_values import ImageValues
 from vitlab.report.verdict import Verdict
+from vitlab.spec import Analysis
+from vitlab.statistics import Contrast
 
 MEANINGS = {
     "arm": ("string", "the arm"),
@@ -30,7 +41,8 @@ MEANINGS = {
     "refused": ("string", "why the comparison is not judged, where the verdict is refused"),
     "test": (
         "string",
-        "paired t, moderated t, tuned t, Welch t, sign flip or none (too few values)",
+        "paired t, moderated t, tuned t, Welch t, sign flip or none (too few values); where seeds vary the split, t is "
+        "corrected for the overlap of training sets, and sign_flip_p and intervals of single seeds are missing",
     ),
     "correction": ("string", "correction for the family: holm, bonferroni, max t (step-down Dunnett) or none"),
     "own_variance": (
@@ -95,3 +107,63 @@ MEANINGS = {
 }
 """Columns of :func:`summary` with their types and meanings; the same for every study."""
 COLUMNS = tuple(MEANINGS)
+
+
+def contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
+    """Return the columns of a contrast whose interval is of level ``1 - level``."""
+    width = (contrast.high - contrast.low) / 4 if analysis.margin is None else analysis.margin
+    # More seeds do not narrow what the choice of knobs adds.
+    se = math.nan if contrast.test == "tuned t" else contrast.se
+    needed = statistics.pairs_for_half_width(width, se, contrast.df, contrast.pairs, level, contrast.overlap)
+    return {
+        "difference": contrast.difference,
+        "difference_low": contrast.low,
+        "difference_high": contrast.high,
+        "test": contrast.test,
+        "pairs": contrast.pairs,
+        "correlation": contrast.correlation,
+        "p": contrast.p,
+        "sign_flip_p": contrast.sign_flip_p,
+        "effect": contrast.effect,
+        "detectable": statistics.detectable_difference(contrast.se, contrast.df, level),
+        "seeds_needed": needed,
+        "prior_df": contrast.prior_df,
+    }
+
+
+def image_columns(
+    arm: str, baseline: str, values: Mapping[str, Values], images: ImageValues, contrast: Contrast, level: float
+) -> dict[str, float]:
+    """Return the interval for new images, if the paired seeds of both arms have values of single images."""
+    seeds = sorted(values[arm].keys() & values.get(baseline, {}).keys())
+    sides = [images.get(name, {}) for name in (arm, baseline)]
+    if len(seeds) < 2 or not contrast.se > 0 or any(seed not in side for side in sides for seed in seeds):
+        return {}
+    first, second = (np.array([side[seed] for seed in seeds]) for side in sides)
+    low, high = statistics.interval_for_new_images(first - second, contrast.se, contrast.df, level)
+    # After looks, the interval is not that of a single test, and is widened by as much as that would be.
+    same_images = statistics.t_quantile(1 - level / 2, contrast.df) * contrast.se
+    added = (high - low) / 2 - same_images
+    return {"new_images_low": contrast.low - added, "new_images_high": contrast.high + added}
+
+
+def seed_columns(
+    first: Values, second: Values, level: float, analysis: Analysis, independent: bool
+) -> dict[str, float]:
+    """Return the columns computed from single seeds: probability of superiority and bootstrap interval.
+
+    Their intervals are those of ``independent`` seeds, and missing for others.
+    """
+    sign = 1 if analysis.goal == "max" else -1
+    common = sorted(first.keys() & second.keys())
+    if len(common) >= 2:
+        x, y = ([sign * values[seed] for seed in common] for values in (first, second))
+        superiority = statistics.superiority_of_pairs(x, y, analysis.alpha)
+    else:
+        x, y = ([sign * value for value in values.values()] for values in (first, second))
+        superiority = statistics.superiority(x, y, analysis.alpha)
+    if not independent:
+        return {"better": superiority.probability}
+    low, high = statistics.bca([first[seed] - second[seed] for seed in common], level)
+    columns = {"better": superiority.probability, "better_low": superiority.low, "better_high": superiority.high}
+    return {**columns, "bca_low": low, "bca_high": high}

@@ -12,6 +12,7 @@ from vitlab.plan.palette import GREY, INK, RULE, SERIES
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.drawing import BASELINE, BROKEN, INTERVAL, SEED, WIDE, style
+from vitlab.report.frame import joint_overlap
 from vitlab.report.labels import shared_parts, wrapped_labels, wrapped_line
 from vitlab.statistics import mean_interval
 from vitlab.store.result import Ending
@@ -96,6 +97,7 @@ def curves(
                     plan.analysis.alpha,
                     kind,
                     labels[name],
+                    joint_overlap(frame, [name]),
                 )
                 _unsuccessful_curves(axes, broken[broken["arm"] == name], scale, colour)
             if len(visible) > 1:
@@ -150,9 +152,13 @@ def _curve(
     alpha: float,
     kind: Literal["mean", "band", "seeds"],
     label: str | None = None,
+    overlap: float = 0.0,
 ) -> None:
     """Draw the mean of an arm, with its interval as a band, or also with its seeds; seeds where there is no band."""
-    means = {float(str(x)): mean_interval(at["value"].tolist(), alpha) for x, at in measurements.groupby("x")}
+    means = {
+        float(str(x)): mean_interval(at["value"].tolist(), alpha, overlap=overlap)
+        for x, at in measurements.groupby("x")
+    }
     intervals = list(means.values())
     several = any(mean.n > 1 for mean in intervals)
     if several and (kind == "seeds" or (kind == "band" and all(mean.n < MIN_SEEDS_FOR_BAND for mean in intervals))):

@@ -91,7 +91,7 @@ def _groups(
 
 def _moderated(contrast: Contrast, se: float, shared: Moderated) -> Contrast:
     """Return a comparison with a moderated standard error, never below its own."""
-    se = max(contrast.se, se)
+    se = max(contrast.se, se * math.sqrt(1 + contrast.overlap * contrast.pairs))
     p = statistics.t_two_sided(contrast.difference / se, shared.df)
     return replace(contrast, test="moderated t", p=p, se=se, df=shared.df, prior_df=shared.prior_df)
 
@@ -149,11 +149,14 @@ class Family:
     def after_looks(self, contrast: Contrast, level: float) -> Contrast:
         """Return a comparison that ended at this look, with the estimate and the interval that all looks leave.
 
+        Where seeds hold out other images, means of different looks depend on more than their numbers of seeds.  The
+        comparison then keeps the interval of its look, which holds at all looks at once.
+
         Args:
             contrast: the comparison.
             level: level of its interval at this look.
         """
-        if not contrast.se > 0:
+        if not contrast.se > 0 or contrast.overlap:
             return contrast
         levels = tuple(level * share / self.share for share in self.shares)
         difference, low, high = statistics.after_stopping(

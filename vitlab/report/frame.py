@@ -6,8 +6,9 @@ No trial is dropped: one that diverged, failed, is running or was never started 
 from __future__ import annotations
 
 import io
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,54 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
     images = images_per_split(trials).get(split) if facts is not None and facts.quantum else None
     frame.attrs["quantum"] = facts.smallest_change(images) if facts is not None else 0.0
+    if overlap := validation_overlap(plan, trials):
+        frame.attrs["overlap"] = overlap
     return frame
+
+
+def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:
+    """Return validation images over training images by arm, if the metric is of validation images that seeds vary.
+
+    Of random splits, two have n_val / (n_train + n_val) of their validation images in common.  That share is measured
+    in the stored predictions, so that it is right for data of which a part is trained on, too.
+
+    Returns:
+        Empty if the seeds of no arm have different splits.  0 for an arm whose seeds have the same validation images,
+        as data sets may define them; NaN if the images of fewer than two seeds are stored.
+    """
+    arms: dict[str, str] = {}
+    folders: dict[str, dict[int, list[TrialFolder]]] = {}
+    for item in trials:
+        data, split = repr(item.planned.trial.spec.data), item.planned.trial.seeds.get("split", 0)
+        arms[item.planned.arm] = data
+        by_split = folders.setdefault(data, {}).setdefault(split, [])
+        if item.status == Ending.DONE and item.folder.predictions.exists():
+            by_split.append(item.folder)
+    if not plan.analysis.metric.startswith("val/") or all(len(by_split) < 2 for by_split in folders.values()):
+        return {}
+    ratios = {data: _overlap(by_split.values()) if len(by_split) > 1 else 0.0 for data, by_split in folders.items()}
+    return {arm: ratios[data] for arm, data in arms.items()}
+
+
+def joint_overlap(frame: pd.DataFrame, arms: Iterable[str]) -> float:
+    """Return the largest :func:`validation_overlap` of some arms of :func:`table`, NaN if that of one is not known."""
+    ratios = [frame.attrs.get("overlap", {}).get(arm, 0.0) for arm in arms]
+    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
+
+
+def _overlap(folders: Iterable[Sequence[TrialFolder]]) -> float:
+    """Return validation images over training images, given trials of each split, of which one is read."""
+    from pyarrow import parquet
+
+    def read(path: Path) -> Any:
+        return parquet.read_table(path, columns=["id"], filters=[("split", "==", "val")]).column("id").to_pylist()
+
+    images = [frozenset(read_stored(some[0].predictions, read) or ()) for some in folders if some]
+    pairs = list(itertools.combinations(filter(None, images), 2))
+    if not pairs:
+        return math.nan
+    share = sum(len(one & other) / min(len(one), len(other)) for one, other in pairs) / len(pairs)
+    return share / (1 - share) if share < 1 else 0.0
 
 
 def images_per_split(trials: Sequence[StoredTrial]) -> Mapping[str, int]:

@@ -76,8 +76,8 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
     return (
         lines
         + _exploratory_notes(plan)
-        + looks_note(plan, rows)
-        + varied_streams(plan, rows)
+        + looks_note(plan, frame, rows)
+        + varied_streams(plan, frame, rows)
         + split_noise(plan, rows)
         + collapsed_seeds(rows)
         + disputed_verdicts(plan, rows)

@@ -70,16 +70,20 @@ def collapsed_seeds(rows: Sequence[phrasing.Row]) -> list[str]:
     return first_of(lines, "of these")
 
 
-def looks_note(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+def looks_note(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return a note on how the looks share alpha, and which arms they left open; none without looks."""
     if plan.looks is None:
         return []
     sizes = [len(seeds) for seeds in plan.looks.seeds]
     sentences = [
         f"{_number(len(sizes))} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: "
-        "p values and intervals of differences hold for all of them together. Differences of comparisons that have "
-        "ended are median-unbiased estimates, which correct the mean for stopping."
+        "p values and intervals of differences hold for all of them together."
     ]
+    if not frame.attrs.get("overlap"):
+        sentences[0] += (
+            " Differences of comparisons that have ended are median-unbiased estimates, which correct the mean for "
+            "stopping."
+        )
     compared = [row for row in rows if row["baseline"] is not None]
     added: dict[int, list[phrasing.Row]] = {}
     for row in compared:
@@ -132,7 +136,7 @@ def arm_names(arms: Sequence[str]) -> str:
     return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} comparisons"
 
 
-def varied_streams(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+def varied_streams(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return notes about the random streams that seeds vary, and about the power of few seeds."""
     seeds = sorted({planned.seed for planned in plan.trials})
     if not seeds:
@@ -152,11 +156,33 @@ def varied_streams(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
     if "split" in varied:
-        lines[0] += (
-            " Training sets of different splits overlap, so seeds are not independent: intervals are too narrow and p "
-            "values too small by an amount that is not corrected (Nadeau and Bengio 2003)."
-        )
+        lines[0] += _of_splits(plan, frame)
     return lines + few_pairs(plan, rows)
+
+
+def _of_splits(plan: Plan, frame: pd.DataFrame) -> str:
+    """Return what intervals are about if seeds hold out different validation images."""
+    ratios = set(frame.attrs.get("overlap", {}).values())
+    if not ratios:
+        return (
+            " Their training sets overlap, and no correction for that is known to hold for a metric of other than the "
+            "validation images: intervals cover training again on another split of these images, not on other images."
+        )
+    if any(map(math.isnan, ratios)):
+        return (
+            " Their training sets overlap, by an amount that is not known, because the predictions of two seeds are "
+            "not stored: nothing is tested."
+        )
+    if not any(ratios):
+        return " The data set defines its validation images, so that they are the same in all."
+    low, high = (f"{100 * bound(ratios) / (1 + bound(ratios)):.0f}" for bound in (min, max))
+    share = f"{high} %" if low == high else f"{low} to {high} %"
+    return (
+        f" Two seeds have {share} of their validation images in common on average, and their training sets overlap: "
+        "p values and intervals are corrected for that (corrected resampled t, Nadeau and Bengio 2003), and cover "
+        "training and validation on other images. The sign-flip test and the bootstrap, which need independent seeds, "
+        "are left out, and intervals of fronts and power laws are not corrected."
+    )
 
 
 def split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
@@ -187,7 +213,8 @@ def split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
 def few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return a note if the pairs are too few for an exact test."""
     lines: list[str] = []
-    fewest = min((row for row in rows if row["test"] in PAIRED), key=lambda row: row["pairs"], default=None)
+    tested = (row for row in rows if row["test"] in PAIRED and row["sign_flip_p"] is not None)
+    fewest = min(tested, key=lambda row: row["pairs"], default=None)
     if fewest is not None and smallest_sign_flip_p(fewest["pairs"]) > _level(plan, fewest):
         lines.append(
             f"{count(fewest['pairs'], 'pair')} are too few for an exact sign-flip test (its smallest p is "

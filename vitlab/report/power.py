@@ -18,7 +18,7 @@ from vitlab.errors import UserError, count
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan, Trial
 from vitlab.report import phrasing
-from vitlab.report.frame import gather, table, usable
+from vitlab.report.frame import gather, joint_overlap, table, usable
 from vitlab.spec.trial import LENGTHS
 from vitlab.statistics.moderation import MIN_ARMS, MIN_SEEDS
 from vitlab.store.folders import Store
@@ -84,10 +84,13 @@ def forecast(plan: Plan, store: Store) -> Forecast:
     own = {item.trial.key for item in _trials(plan)}
     like = next(iter(_trials(plan))).trial
     earlier = [spread for stored in _plans(plan, store) for spread in _spreads(stored, store)]
+    splits = {item.trial.seeds.get("split") for item in _trials(plan)}
+    vary_split = len(splits) > 1 and plan.analysis.metric.startswith("val/")
+    alike = [item for item in earlier if (item.overlap > 0) == vary_split]
     for kind, chosen in (
         ("of this study", [item for item in earlier if own.issuperset(item.keys)]),
-        ("of like trainings", [item for item in earlier if _is_like(item.trial, like)]),
-        ("on the same data", [item for item in earlier if item.trial.data == like.data]),
+        ("of like trainings", [item for item in alike if _is_like(item.trial, like)]),
+        ("on the same data", [item for item in alike if item.trial.data == like.data]),
     ):
         distinct: list[_Spread] = []
         for item in sorted(chosen, key=lambda item: -item.df):
@@ -112,6 +115,7 @@ class _Spread:
     variance: float  #: of the difference between two arms at one seed
     df: int
     variances: tuple[float, ...]  #: of the differences from the baseline, by comparison
+    overlap: float = 0.0  #: see :func:`vitlab.statistics.paired_t_test`
 
 
 def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
@@ -134,8 +138,11 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
     moderated = plan.analysis.variance == "moderated" and plan.analysis.margin is None
     joint = moderated and plan.analysis.correction == "holm" and len({arm.baseline for arm in plan.arms} - {None}) == 1
+    overlap = max(item.overlap for item in spreads)
     detectable = [
-        (n, sd * detectable_in_sd(n, family, alpha, plan.analysis.correction, joint)) for n in counts if n > 1
+        (n, sd * detectable_in_sd(n, family, alpha, plan.analysis.correction, joint) * math.sqrt(1 + n * overlap))
+        for n in counts
+        if n > 1
     ]
     studies = tuple(dict.fromkeys(item.study for item in spreads))
     comparisons = sum(len(item.variances) for item in spreads)
@@ -185,7 +192,8 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
     """Yield the spreads of a stored study, from arms that have at least two pairs."""
     if not stored.trials:
         return
-    values = usable(table(stored, gather(stored, store)), stored.analysis)
+    frame = table(stored, gather(stored, store))
+    values = usable(frame, stored.analysis)
     trials = {(item.arm, item.seed): item.trial for item in stored.trials}
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for arm in stored.arms:
@@ -199,7 +207,9 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             keys = frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds)
             variances = tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist())
             df = len(arms) * (len(seeds) - 1)
-            yield _Spread(stored.study, trials[arms[0], seeds[0]], keys, 2 * squares.rest, df, variances)
+            overlap = joint_overlap(frame, (baseline, *arms))
+            if not math.isnan(overlap):
+                yield _Spread(stored.study, trials[arms[0], seeds[0]], keys, 2 * squares.rest, df, variances, overlap)
 
 
 def _is_like(trial: Trial, other: Trial) -> bool:

@@ -16,7 +16,7 @@ from vitlab import statistics
 from vitlab.plan.design import text
 from vitlab.plan.values import Arm, Plan
 from vitlab.report import costs
-from vitlab.report.frame import metric_column, usable
+from vitlab.report.frame import joint_overlap, metric_column, usable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +141,8 @@ def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
                 )
     share = 1 / len(plan.alpha_shares)  # interactions are tested at every look
     level = statistics.simultaneous_alpha(share * plan.analysis.alpha, len(effects), plan.analysis.correction)
-    contrasts = [statistics.interaction(*cells, alpha=level) for *_, cells in effects]
+    overlap = joint_overlap(frame, arms.values())
+    contrasts = [statistics.interaction(*cells, alpha=level, overlap=overlap) for *_, cells in effects]
     p = statistics.adjust_p_values([contrast.p for contrast in contrasts], plan.analysis.correction, share)
     return [
         {"first": first, "second": second, "against": against, "pairs": contrast.pairs, "family": len(effects)}

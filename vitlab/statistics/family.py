@@ -135,7 +135,9 @@ def equivalence(contrast: Contrast, margin: float, alpha: float = 0.05) -> Equiv
     return Equivalence(contrast.difference - half, contrast.difference + half, p, p < alpha)
 
 
-def pairs_for_half_width(half_width: float, se: float, df: float, pairs: int, alpha: float = 0.05) -> float:
+def pairs_for_half_width(
+    half_width: float, se: float, df: float, pairs: int, alpha: float = 0.05, overlap: float = 0.0
+) -> float:
     """Return the number of pairs whose interval of level ``1 - alpha`` is expected to be no wider than given.
 
     Args:
@@ -144,6 +146,7 @@ def pairs_for_half_width(half_width: float, se: float, df: float, pairs: int, al
         df: its degrees of freedom, which grow with the pairs.
         pairs: number of present pairs.
         alpha: the level.
+        overlap: see :func:`vitlab.statistics.paired_t_test`; more pairs do not reduce what it adds.
 
     Returns:
         NaN if there is no spread, or if more than ``MAX_SEEDS`` are needed.
@@ -152,7 +155,8 @@ def pairs_for_half_width(half_width: float, se: float, df: float, pairs: int, al
         return NAN
 
     def enough(n: int) -> bool:
-        return t_quantile(1 - alpha / 2, df * (n - 1) / (pairs - 1)) * se * math.sqrt(pairs / n) <= half_width
+        narrowed = se * math.sqrt((1 / n + overlap) / (1 / pairs + overlap))
+        return t_quantile(1 - alpha / 2, df * (n - 1) / (pairs - 1)) * narrowed <= half_width
 
     too_few, upper = 1, 2
     while not enough(upper):

@@ -114,9 +114,10 @@ class Contrast:
     sign_flip_p: float = NAN  #: exact cross-check that assumes symmetry only; NaN without pairs
     effect: float = NAN  #: ``difference`` in standard deviations of the seeds, see :func:`hedges_g`
     prior_df: float = NAN  #: degrees of freedom that other arms add to the variance of this one; of ``moderated t``
+    overlap: float = 0.0  #: see :func:`paired_t_test`
 
 
-def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float = 0.0) -> Mean:
+def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float = 0.0, overlap: float = 0.0) -> Mean:
     """Return the mean, the sample standard deviation and the t-interval of level ``1 - alpha``.
 
     Args:
@@ -124,6 +125,7 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float =
         alpha: the level.
         quantum: the step to which values are rounded.  The interval is that of a standard deviation of at least
             quantum / sqrt(12), that of the rounding; without a step, values that are all equal have no interval.
+        overlap: see :func:`paired_t_test`.
 
     Raises:
         ValueError: for a value that is not finite.
@@ -136,23 +138,29 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float =
         return Mean(1, mean, NAN, NAN, NAN)
     sd = float(x.std(ddof=1))
     spread = max(0.0 if _without_spread(x, x) else sd, quantum / math.sqrt(12))
-    half = t_quantile(1 - alpha / 2, len(x) - 1) * spread / math.sqrt(len(x)) if spread > 0 else NAN
+    se = spread * math.sqrt(1 / len(x) + overlap)
+    half = t_quantile(1 - alpha / 2, len(x) - 1) * se if spread > 0 else NAN
     return Mean(len(x), mean, sd, mean - half, mean + half)
 
 
 def compare(
-    first: Mapping[int, float], second: Mapping[int, float], alpha: float = 0.05, quantum: float = 0.0
+    first: Mapping[int, float],
+    second: Mapping[int, float],
+    alpha: float = 0.05,
+    quantum: float = 0.0,
+    overlap: float = 0.0,
 ) -> Contrast:
     """Return the difference of two arms, given the value of each at each seed.
 
     The test is paired if both arms share at least two seeds (other seeds are left out), otherwise Welch's t.  See
-    :func:`paired_t_test` about ``quantum``.
+    :func:`paired_t_test` about ``quantum`` and ``overlap``.
     """
     common = sorted(first.keys() & second.keys())
     if len(common) >= 2:
-        return paired_t_test([first[seed] for seed in common], [second[seed] for seed in common], alpha, quantum)
+        sides = ([side[seed] for seed in common] for side in (first, second))
+        return paired_t_test(*sides, alpha, quantum, overlap)
     if len(first) >= 2 and len(second) >= 2:
-        return welch_t_test(list(first.values()), list(second.values()), alpha)
+        return welch_t_test(list(first.values()), list(second.values()), alpha, overlap)
     if common:
         return paired_t_test([first[common[0]]], [second[common[0]]], alpha)
     x, y = finite(list(first.values())), finite(list(second.values()))
@@ -161,15 +169,26 @@ def compare(
 
 
 def paired_t_test(
-    first: Sequence[float], second: Sequence[float], alpha: float = 0.05, quantum: float = 0.0
+    first: Sequence[float],
+    second: Sequence[float],
+    alpha: float = 0.05,
+    quantum: float = 0.0,
+    overlap: float = 0.0,
 ) -> Contrast:
     """Run a two-sided paired Student's t-test.
+
+    With ``overlap``, it is the corrected resampled t-test: the variance of the mean of n differences is
+    (1 / n + overlap) times theirs, and tests that need independent seeds, such as the sign-flip test, are left out.
 
     Args:
         first: values of one side.
         second: values of the other, in the same order.
         alpha: of the interval.
         quantum: the step to which values are rounded; differences scatter by at least quantum / sqrt(6).
+        overlap: validation images over training images, if each seed holds out others of the same images; else 0.  NaN
+            if that is not known, so that nothing can be tested.
+
+    Reference: Nadeau and Bengio (2003), Machine Learning 52, 239-281, equation 9.
 
     Raises:
         ValueError: for unequal lengths, or a value that is not finite.
@@ -185,20 +204,27 @@ def paired_t_test(
         return Contrast(mean, NAN, NAN, NAN, "none", pairs=1)
     if _without_spread(differences, x, y):
         no_difference = abs(mean) <= rounding_of(x, y)
+        if overlap != 0 and not no_difference:
+            return Contrast(mean, NAN, NAN, NAN, "none", pairs=n, overlap=overlap)
         p = 1.0 if no_difference else smallest_sign_flip_p(n)
         return Contrast(0.0 if no_difference else mean, NAN, NAN, p, "sign flip", pairs=n, sign_flip_p=p)
-    sign_flip_p = sign_flip(differences)
-    se, df = max(float(differences.std(ddof=1)), quantum / math.sqrt(6)) / math.sqrt(n), n - 1.0
+    if math.isnan(overlap):
+        return Contrast(mean, NAN, NAN, NAN, "none", pairs=n, effect=hedges_g(x, y), overlap=overlap)
+    sign_flip_p = sign_flip(differences) if overlap == 0 else NAN
+    se, df = max(float(differences.std(ddof=1)), quantum / math.sqrt(6)) * math.sqrt(1 / n + overlap), n - 1.0
     half = t_quantile(1 - alpha / 2, df) * se
     both_vary = n > 2 and not _without_spread(x, x) and not _without_spread(y, y)
     correlation = float(np.corrcoef(x, y)[0, 1]) if both_vary else NAN
     p = t_two_sided(mean / se, df)
     effect = hedges_g(x, y)
-    return Contrast(mean, mean - half, mean + half, p, "paired t", n, se, df, correlation, sign_flip_p, effect)
+    low, high = mean - half, mean + half
+    return Contrast(mean, low, high, p, "paired t", n, se, df, correlation, sign_flip_p, effect, overlap=overlap)
 
 
-def welch_t_test(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Contrast:
-    """Run a two-sided Welch's t-test: no pairs, unequal variances.
+def welch_t_test(
+    first: Sequence[float], second: Sequence[float], alpha: float = 0.05, overlap: float = 0.0
+) -> Contrast:
+    """Run a two-sided Welch's t-test: no pairs, unequal variances.  See :func:`paired_t_test` about ``overlap``.
 
     Raises:
         ValueError: for a value that is not finite.
@@ -208,15 +234,15 @@ def welch_t_test(first: Sequence[float], second: Sequence[float], alpha: float =
         difference = float(x.mean() - y.mean()) if len(x) and len(y) else NAN
         return Contrast(difference, NAN, NAN, NAN, "none", pairs=0)
     difference = float(x.mean() - y.mean())
-    a, b = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
-    if _without_spread(x, x) and _without_spread(y, y):
-        return Contrast(difference, NAN, NAN, NAN, "none", pairs=0)
+    a, b = (float(side.var(ddof=1)) * (1 / len(side) + overlap) for side in (x, y))
+    if math.isnan(overlap) or (_without_spread(x, x) and _without_spread(y, y)):
+        return Contrast(difference, NAN, NAN, NAN, "none", pairs=0, overlap=overlap)
     se = math.sqrt(a + b)
     df = (a + b) ** 2 / (a**2 / (len(x) - 1) + b**2 / (len(y) - 1))
     half = t_quantile(1 - alpha / 2, df) * se
     p = t_two_sided(difference / se, df)
     low, high = difference - half, difference + half
-    return Contrast(difference, low, high, p, "Welch t", 0, se, df, effect=hedges_g(x, y))
+    return Contrast(difference, low, high, p, "Welch t", 0, se, df, effect=hedges_g(x, y), overlap=overlap)
 
 
 def sign_flip(differences: Sequence[float] | Floats) -> float:
@@ -319,14 +345,18 @@ def interaction(
     neither: Mapping[int, float],
     *,
     alpha: float = 0.05,
+    overlap: float = 0.0,
 ) -> Contrast:
     """Return the interaction of two changes: ``both - first - second + neither``.
 
     Each argument maps a seed to a value; Student's t is taken over the seeds that all four share.  For two factors of
     two levels this is the interaction of a repeated-measures analysis of variance with the seed as the subject, and F
-    is the square of t.
+    is the square of t.  See :func:`paired_t_test` about ``overlap``.
     """
     seeds = sorted(both.keys() & first.keys() & second.keys() & neither.keys())
     return paired_t_test(
-        [both[seed] - first[seed] for seed in seeds], [second[seed] - neither[seed] for seed in seeds], alpha
+        [both[seed] - first[seed] for seed in seeds],
+        [second[seed] - neither[seed] for seed in seeds],
+        alpha,
+        overlap=overlap,
     )

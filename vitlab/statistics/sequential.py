@@ -65,7 +65,13 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
 
 
 def predictive_power(
-    difference: float, se: float, df: float, sizes: tuple[int, int], level: float, margin: float | None = None
+    difference: float,
+    se: float,
+    df: float,
+    sizes: tuple[int, int],
+    level: float,
+    margin: float | None = None,
+    overlap: float = 0.0,
 ) -> float:
     """Return the probability that a comparison will be decided with more pairs, given the pairs so far.
 
@@ -79,6 +85,7 @@ def predictive_power(
         sizes: number of pairs now and then.
         level: level of the comparison's test then, two-sided.
         margin: margin of equivalence, if there is one.
+        overlap: see :func:`vitlab.statistics.paired_t_test`.
 
     Returns:
         NaN if there is no spread.
@@ -90,9 +97,9 @@ def predictive_power(
     from scipy.special import stdtr
 
     now, then = sizes
-    sd = se * math.sqrt(now)
+    sd = se / math.sqrt(1 / now + overlap)
     later_df = df * (then - 1) / (now - 1)
-    later_se = sd / math.sqrt(then)
+    later_se = sd * math.sqrt(1 / then + overlap)
     scale = sd * math.sqrt(1 / now - 1 / then)
 
     def below(limit: float) -> float:
