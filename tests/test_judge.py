@@ -83,7 +83,7 @@ def equal_but_for(own: list[dict[str, Any]], judged: list[dict[str, Any]], other
     )
 
 
-@pytest.mark.parametrize("name", ["quickstart", "segmentation", "tutorial", "mae"])
+@pytest.mark.parametrize("name", ["quickstart", "segmentation", "tutorial", "mae", "finetune"])
 def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> None:
     folder = GALLERY / name
     own = json.loads((folder / "report.json").read_text(encoding="utf-8"))
