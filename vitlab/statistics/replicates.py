@@ -157,8 +157,8 @@ def compare(
     """
     common = sorted(first.keys() & second.keys())
     if len(common) >= 2:
-        sides = ([side[seed] for seed in common] for side in (first, second))
-        return paired_t_test(*sides, alpha, quantum, overlap)
+        pairs = [[side[seed] for seed in common] for side in (first, second)]
+        return paired_t_test(pairs[0], pairs[1], alpha, quantum, overlap)
     if len(first) >= 2 and len(second) >= 2:
         return welch_t_test(list(first.values()), list(second.values()), alpha, overlap)
     if common:
