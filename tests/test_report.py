@@ -49,6 +49,7 @@ from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import captions, comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
+from vitlab.report.document import plain
 from vitlab.report.notebook import Comparison
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
@@ -811,8 +812,10 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     collapsed = {**arms, "arm1": [*arms["arm1"][:4], 0.1]}
     plan, _, results, _ = outcome(tmp_path / "collapsed", collapsed)
     results.attrs["overlap"] = dict.fromkeys(arms, 0.1)
-    row = comparison.summary(results, plan).set_index("arm").loc["arm1"]
+    rows = comparison.summary(results, plan)
+    row = rows.set_index("arm").loc["arm1"]
     assert (row["test"], row["verdict"]) == ("none", "cannot tell")
+    assert "collapsed seeds of other splits leave no test" in phrasing.answers(plain(rows), plan.analysis, {})[0]
 
 
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
