@@ -19,9 +19,9 @@ lost and now collapses, or the reverse, changes nothing.  If they are a larger s
 the baseline's, a regression of the other seeds stands, and nothing passes.  The cell has also regressed if the
 additional ones are more than half of its seeds, or significant by Boschloo's exact test.  Seeds have collapsed far
 below the median of both sides, or of their own side, by bounds that treat both sides alike.  The tests of counts are
-corrected together with those of the means, except where such seeds are too few for any split of them to have a p of
-twice alpha.  That choice, like Tarone's, depends on their number, which Boschloo's test does not take as given; at
-twice alpha, all tests together keep alpha whatever the share of such seeds.
+corrected on their own and have half of alpha, which the means have otherwise.  A count is tested if such seeds are
+enough for some split of them to have a p of 0.15.  That choice, like Tarone's, depends on their number, which
+Boschloo's test does not take as given; at 0.15, all tests together keep alpha whatever the share of such seeds.
 
 Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300; Tarone (1990), Biometrics
 46, 515-522; Boschloo (1970), Statistica Neerlandica 24, 1-35.
@@ -47,6 +47,7 @@ MIN_SEEDS = 3  #: fewest seeds of a judged cell
 COLLAPSED_SD = 8.0  #: robust standard deviations below the median at which a training counts as collapsed
 OUTLIER_FACTOR = 3.0  #: largest pooled standard deviation, in robust ones; more is due to outliers
 MAX_SEEDS = 200  #: largest number of seeds that is recommended
+BEST_P = 0.15  #: a count is tested if as many lost and collapsed seeds can have such a p
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Cell:
     min_abs: float = NAN
     df: float = NAN  #: degrees of freedom of ``se``
     alpha: float = NAN
-    family: int = 1  #: cells that are judged together
+    family: int = 1  #: cells that are judged together; twice as many if their counts have half of alpha
     broken: tuple[int, int] = (0, 0)  #: lost and collapsed seeds of the baseline and of the candidate
     collapsed: tuple[int, int] = (0, 0)  #: collapsed seeds among them, which are left out of the means
     p_broken: float = NAN  #: Boschloo's one-sided p that the candidate has more of them, corrected
@@ -147,14 +148,15 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
         for place, (bad, seeds) in enumerate(counts)
         if not family[place].refused
         and not family[place].no_sample
-        and statistics.smallest_boschloo(sum(bad), seeds) <= 2 * alpha
+        and statistics.smallest_boschloo(sum(bad), seeds) <= BEST_P
     ]
-    p = [*(cell.p for cell in cells), *(statistics.boschloo(*counts[place]) for place in tested)]
-    corrected = statistics.adjust_p_values(p)
-    p_broken = dict(zip(tested, corrected[len(cells) :], strict=True))
+    share = 0.5 if tested else 1.0  # of alpha, that the tests of means have
+    corrected = statistics.adjust_p_values([cell.p for cell in cells], share=share)
+    p_of_counts = statistics.adjust_p_values([statistics.boschloo(*counts[place]) for place in tested], share=share)
+    p_broken = dict(zip(tested, p_of_counts, strict=True))
     judged = []
     for place, (cell, pair) in enumerate(zip(cells, family, strict=True)):
-        cell = replace(cell, p_corrected=corrected[place], family=len(p), broken=counts[place][0])
+        cell = replace(cell, p_corrected=corrected[place], family=round(len(cells) / share), broken=counts[place][0])
         judged.append(_add_verdict(replace(cell, p_broken=p_broken.get(place, NAN)), pair, counts[place][1], alpha))
     return judged
 
