@@ -34,29 +34,29 @@ def test_attention_is_that_of_torch() -> None:
     """Queries, keys and values (K, 3, H, E, T, B)."""
     qkv = drawn(2, 3, 2, 3, 5, 4)
     q, k, v = qkv.permute(1, 0, 5, 2, 4, 3)  # (3, K, B, H, T, E)
-    wanted = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 4, 3, 1)
-    found = batch_last_kernels.Attend.apply(qkv, 3**-0.5)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    weight = drawn(*found.shape, seed=1)
-    mine, theirs = (torch.autograd.grad((out * weight).sum(), qkv)[0] for out in (found, wanted))
+    expected = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 4, 3, 1)
+    actual = batch_last_kernels.Attend.apply(qkv, 3**-0.5)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    weight = drawn(*actual.shape, seed=1)
+    mine, theirs = (torch.autograd.grad((out * weight).sum(), qkv)[0] for out in (actual, expected))
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(batch_last_kernels.Attend.apply, (drawn(1, 3, 1, 2, 3, 2), 0.7))
 
 
 def test_layer_norm_is_that_of_torch() -> None:
     x_KDM, weight_KD, bias_KD = drawn(2, 5, 6), drawn(2, 5, seed=1), drawn(2, 5, seed=2)
-    found = batch_last_kernels.Normalise.apply(x_KDM, weight_KD, bias_KD, 1e-3)
+    actual = batch_last_kernels.Normalise.apply(x_KDM, weight_KD, bias_KD, 1e-3)
     for member in range(2):
-        wanted = F.layer_norm(x_KDM[member].T, (5,), weight_KD[member], bias_KD[member], 1e-3).T
-        torch.testing.assert_close(found[member], wanted, rtol=1e-12, atol=1e-12)
+        expected = F.layer_norm(x_KDM[member].T, (5,), weight_KD[member], bias_KD[member], 1e-3).T
+        torch.testing.assert_close(actual[member], expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(batch_last_kernels.Normalise.apply, (x_KDM, weight_KD, bias_KD, 1e-3))
 
 
 def test_patches_are_those_of_a_convolution() -> None:
     x_KBCHW, weight = drawn(2, 3, 2, 8, 6), drawn(5, 2, 4, 3, seed=1)
-    found = patch.cut(x_KBCHW, (4, 3)) @ weight.flatten(1).T
-    wanted = F.conv2d(x_KBCHW.flatten(0, 1), weight, stride=(4, 3)).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(found.flatten(0, 1), wanted, rtol=1e-12, atol=1e-12)
+    actual = patch.cut(x_KBCHW, (4, 3)) @ weight.flatten(1).T
+    expected = F.conv2d(x_KBCHW.flatten(0, 1), weight, stride=(4, 3)).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(actual.flatten(0, 1), expected, rtol=1e-12, atol=1e-12)
 
 
 def incompatibility(model: Any) -> str | None:
@@ -175,9 +175,9 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
     rows, kept = stack_module_state(models)
     keys_K = torch.arange(2)
     draws = noise.Draws(keys_K, keys_K, torch.arange(3).expand(2, 3), step=keys_K)
-    found = batch_last.BatchLastForward(models[0], {**rows, **kept}, draws).features(x_KBCHW)
+    actual = batch_last.BatchLastForward(models[0], {**rows, **kept}, draws).features(x_KBCHW)
     for member, model in enumerate(models):
-        torch.testing.assert_close(found[member], model.forward_features(x_KBCHW[member]), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(actual[member], model.forward_features(x_KBCHW[member]), rtol=1e-9, atol=1e-10)
 
 
 def test_it_is_for_processors_and_full_precision() -> None:

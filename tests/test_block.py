@@ -93,8 +93,8 @@ def test_gated_residual_equals_formula(gate: str) -> None:
 
 def test_matrix_optimizers_see_each_map_of_a_gated_recurrent_unit() -> None:
     gates = {f"blocks.0.{gate}.{side}.weight": 3 for gate in ("gate1", "gate2") for side in ("from_x", "from_y")}
-    found = hidden_matrices(build(block={"type": "gated", "gate": "gru"}))
-    assert gates.items() <= found.items()
+    names = hidden_matrices(build(block={"type": "gated", "gate": "gru"}))
+    assert gates.items() <= names.items()
     assert hidden_matrices(build(block="gated"))["blocks.0.gate1.from_x.weight"] == 1
 
 
@@ -145,8 +145,8 @@ def test_value_residual_requires_attention_that_mixes_values(monkeypatch: pytest
 def test_other_blocks_fit_the_model_and_are_refused_where_they_are_unknown(name: str) -> None:
     built = build(block=name, blocks={"1": {"block": name, "norm": "rmsnorm"}}, drop_path=0.2)
     assert f"blocks.0 is a {type(built.blocks[0]).__name__}" in (incompatibility(built, "fp64", CPU) or "")
-    resolved = model.resolve({**SMALL, "block": name})
-    work = ViT.work(DATA, resolved.options)
+    choice = model.resolve({**SMALL, "block": name})
+    work = ViT.work(DATA, choice.options)
     assert work is not None and work.products is None
     assert [built.layer_of(f"blocks.{i}.norm1.weight") for i in range(2)] == [1, 2]
     captured = capture(built, torch.randn(1, 3, 8, 12, dtype=torch.float64))

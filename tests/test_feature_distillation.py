@@ -435,8 +435,8 @@ def test_impossible_pairs_are_refused_in_planning(changes: dict[str, Any], place
 
 
 def test_objective_without_labels_and_fixed_body_are_refused() -> None:
-    found = faults(tree(features={}, train_changes={"objective": "mae"}))
-    assert "learns without labels and without a teacher; remove distill" in found[0][1]
+    messages = faults(tree(features={}, train_changes={"objective": "mae"}))
+    assert "learns without labels and without a teacher; remove distill" in messages[0][1]
     start = {"trial": {"data": DATA, "model": VIT, "train": TRAIN}, "freeze": "body"}
     (fault,) = faults({**tree(tokens={}), "init_from": start})
     assert fault[0] == ("distill", "tokens") and "which init_from.freeze holds fixed" in fault[1]

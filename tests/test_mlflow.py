@@ -109,8 +109,8 @@ class Runs:
 
     def runs(self, study: str = "tiny", kind: str = "trial") -> list[Any]:
         experiment = self.client.get_experiment_by_name(study)
-        found = self.client.search_runs([experiment.experiment_id], f"tags.`vitlab.kind` = '{kind}'")
-        return sorted(found, key=lambda run: run.info.run_name)
+        runs = self.client.search_runs([experiment.experiment_id], f"tags.`vitlab.kind` = '{kind}'")
+        return sorted(runs, key=lambda run: run.info.run_name)
 
     def stored(self, run: Any) -> Points:
         """Return the whole history of every metric of a run."""

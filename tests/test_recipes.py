@@ -466,8 +466,8 @@ def test_trial_with_all_options_resumes_and_keeps_evaluations(tmp_path: Path) ->
     everything = {"mix": BOTH, "ema": {"decay": 0.9}, "layer_decay": 0.8, "repeats": 3, "evaluations": 3}
     data = {**DATA, "augment": ["flip", {"type": "erasing", "p": 1.0}]}
     train_spec = spec(**everything).model_dump(mode="json", exclude_none=True)
-    given = {"data": data, "model": MODEL, "train": train_spec}
-    trial = Trial(TrialSpec.model_validate(given), SEEDS, (), None, key="key")
+    options = {"data": data, "model": MODEL, "train": train_spec}
+    trial = Trial(TrialSpec.model_validate(options), SEEDS, (), None, key="key")
     whole = run_trial(trial, TrialFolder(tmp_path / "whole"), Settings(device="cpu"))
     folder, calls = TrialFolder(tmp_path / "parts"), iter(range(100))
     assert run_trial(trial, folder, Settings(device="cpu"), stop=lambda: next(calls) == 7) is None

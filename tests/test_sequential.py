@@ -99,8 +99,8 @@ def test_estimate_after_stopping_of_many_pairs_equals_normal_theory() -> None:
 
     total = 2 * p(stats.norm.isf(levels[1] / 2), 0.0)
     for z in (-1.0, 2.5, 4.0):
-        found = after_stopping(z, 1.0, n[1] - 1, n, levels, 1)
-        assert [p(z, shift) for shift in found] == pytest.approx([0.5, total / 2, 1 - total / 2], abs=0.002)
+        actual = after_stopping(z, 1.0, n[1] - 1, n, levels, 1)
+        assert [p(z, shift) for shift in actual] == pytest.approx([0.5, total / 2, 1 - total / 2], abs=0.002)
         alone = stats.t.interval(1 - total, n[0] - 1, z, 1.0)
         assert after_stopping(z, 1.0, n[0] - 1, n, levels, 0) == pytest.approx((z, *alone), abs=0.005)
 

@@ -111,9 +111,9 @@ def test_row_equals_timm(theirs: str, ours: str) -> None:
     logits, expected = mine.logits_by_head(mine(X))[""], reference(X)
     torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
     actual = mine.to_canonical(gradients(mine, logits))
-    wanted = convert(gradients(reference, expected))
-    assert actual.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+    expected_gradients = convert(gradients(reference, expected))
+    assert actual.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
         torch.testing.assert_close(actual[name], gradient, atol=1e-10, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 

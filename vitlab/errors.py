@@ -81,15 +81,15 @@ _LIST = re.compile(r" (?:Allowed here|Options|Installed|Reported|Streams|There):
 
 def _without_repeated_lists(problems: Iterable[Problem]) -> list[Problem]:
     """Return the problems with each list of all that is allowed in the first of those that end with it alone."""
-    kept, seen = [], set()
+    remaining, lists = [], set()
     for problem in problems:
         match = _LIST.search(problem.message)
-        if match is not None and match[0] in seen:
+        if match is not None and match[0] in lists:
             problem = replace(problem, message=problem.message[: match.start()])
         elif match is not None:
-            seen.add(match[0])
-        kept.append(problem)
-    return kept
+            lists.add(match[0])
+        remaining.append(problem)
+    return remaining
 
 
 class UnknownComponent(UserError):
@@ -243,13 +243,13 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 def closest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the one of ``allowed`` that ``name`` most likely means, by synonym or spelling; None if none is close."""
-    known = list(allowed)
+    names = list(allowed)
     plain = _plain(name)
-    by_plain = {_plain(one): one for one in reversed(known)}
+    by_plain = {_plain(one): one for one in reversed(names)}
     if plain in by_plain:
         return by_plain[plain]
     for synonym in SYNONYMS.get(plain, ()):
-        if synonym in known:
+        if synonym in names:
             return synonym
     close = get_close_matches(plain, by_plain, n=1, cutoff=0.6)
     return by_plain[close[0]] if close else None

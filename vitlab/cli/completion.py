@@ -151,8 +151,8 @@ def complete_arm(context: click.Context, parameter: click.Parameter, incomplete:
 
     params = [context.params.get(name) for name in ("file", "study", "trial", "checkpoint")]
     # click assigns no argument while an option lacks its value.
-    given = str(next(filter(None, [*params, *context.args]), ""))
-    path, name = Path(given), given.partition("@")[0]
+    argument = str(next(filter(None, [*params, *context.args]), ""))
+    path, name = Path(argument), argument.partition("@")[0]
     with suppress(VitlabError):
         name = read_document(path).data["study"] if path.is_file() else study_name(name)
     plan = next((plan for plan in _plans(context) if plan.parent.name == (path.name if path.is_dir() else name)), None)

@@ -68,8 +68,14 @@ def study(
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
     if file.exists() or file.is_symlink():
         raise UserError(f"{file} exists already and is not overwritten; choose another FILE")
-    given = {"data": data, "differs": "; ".join(differs) or None, "seeds": seeds, "length": length, "metric": metric}
-    answers = {name: value for name, value in given.items() if value is not None}
+    arguments = {
+        "data": data,
+        "differs": "; ".join(differs) or None,
+        "seeds": seeds,
+        "length": length,
+        "metric": metric,
+    }
+    answers = {name: value for name, value in arguments.items() if value is not None}
     missing = [name for name in QUESTIONS if name not in answers]
     if missing and not sys.stdin.isatty():
         options = ", ".join(f"--{name}" for name in missing)

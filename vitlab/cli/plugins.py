@@ -31,7 +31,7 @@ class Offer:
     detail: str  #: the lines below the sentence: the frames of the plugin
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """True if the plugin could not be loaded or was refused."""
         return self.health in ("broken", "refused")
 
@@ -48,11 +48,11 @@ def command(strict: bool, as_json: bool) -> None:
         click.echo(json.dumps([asdict(offer) for offer in offered], indent=1))
     else:
         _print(offered)
-    broken = [offer for offer in offered if offer.broken]
-    if broken and strict:
-        for offer in broken:
+    failing = [offer for offer in offered if offer.is_broken]
+    if failing and strict:
+        for offer in failing:
             click.echo(f"\n{offer.reason}\n{offer.detail}".rstrip(), err=True)
-        count = len({offer.plugin for offer in broken})
+        count = len({offer.plugin for offer in failing})
         raise VitlabError(f"{count} plugin{'s do' if count > 1 else ' does'} not load")
 
 

@@ -32,9 +32,9 @@ def command(folder: Path, tracker: str | None, tracking_uri: str | None) -> None
     after = _deliveries(folder)
     for study, link in links:
         delivered = sum(state != before.get(name) for name, state in after.items() if name[0] == study)
-        known = any(name[0] == study for name in after)
+        is_tracked = any(name[0] == study for name in after)
         news = f"{count(delivered, 'trial')} delivered" if delivered else "nothing was missing"
-        click.echo("   ".join([study, link or "not reached", *([news] if link and known else [])]))
+        click.echo("   ".join([study, link or "not reached", *([news] if link and is_tracked else [])]))
     if not links:
         click.echo(f"no study in {folder} has a tracker to deliver to", err=True)
 

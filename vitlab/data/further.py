@@ -110,9 +110,9 @@ def further_splits(
             name = f"corrupted/{kind}/{severity}"
             pictures = dataset.corrupted(kind, severity)
             if pictures is None:
-                splits[name] = CorruptedSplit(_drawn(test, corrupted.images), kind, severity, cache)
+                splits[name] = CorruptedSplit(_limit(test, corrupted.images), kind, severity, cache)
             else:
-                subset = _drawn(_stored(pictures, info, options["classes"], name), corrupted.images)
+                subset = _limit(_stored(pictures, info, options["classes"], name), corrupted.images)
                 splits[name] = PictureSplit(subset, "mce", kind, restricted=False)
     for kind, pictures in dataset.shifted().items():
         subset = _stored(pictures, info, options["classes"], kind)
@@ -128,7 +128,7 @@ def _stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, w
     return Subset(image_cache.LazyDecode(pictures, info.channels, info.image), id_N, y_N, id_N)
 
 
-def _drawn(subset: Subset, count: int | None) -> Subset:
+def _limit(subset: Subset, count: int | None) -> Subset:
     """Return at most ``count`` images, in their order; a smaller count selects a part of those of a larger one."""
     if count is None or count >= len(subset):
         return subset

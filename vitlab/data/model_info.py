@@ -8,10 +8,10 @@ from vitlab.data.augment.base import Augment
 from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, Dataset, constants_of
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 
 
-def model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
+def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     """Return the properties of the data as the model sees it, after the options are applied.
 
     Raises:
@@ -25,7 +25,7 @@ def model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
     outside = [label for label in classes or () if label >= info.classes]
     if outside:
         raise DataError(f"{resolved.type} has classes 0 to {info.classes - 1}; found {outside[0]} in 'classes'")
-    seen = replace(
+    result = replace(
         info,
         image=size or info.image,
         channels=channels or info.channels,
@@ -34,17 +34,17 @@ def model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
         test_images=None if classes else info.test_images,
     )
     if options["corrupted"] is not None:
-        _check_corrupted(resolved, seen)
+        _check_corrupted(resolved, result)
     normalize = options["normalize"]
     numbers = len(constants_of(normalize)[0]) if normalize != "dataset" else 1
-    if numbers not in (1, seen.channels):
+    if numbers not in (1, result.channels):
         raise DataError(
-            f"normalize has {numbers} numbers for {seen.channels} channels; one for each, or one for all of them"
+            f"normalize has {numbers} numbers for {result.channels} channels; one for each, or one for all of them"
         )
-    return seen
+    return result
 
 
-def _check_corrupted(resolved: Resolved, info: DataInfo) -> None:
+def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
     """Reject corrupted test images of data for which they are not defined."""
     if info.task == "segmentation":
         raise DataError(
@@ -60,7 +60,7 @@ def _check_corrupted(resolved: Resolved, info: DataInfo) -> None:
         )
 
 
-def _check_labels_of_pixels(resolved: Resolved) -> None:
+def _check_labels_of_pixels(resolved: ResolvedChoice) -> None:
     """Reject options and augmentations that need labels of whole images."""
     for option in ("classes", "per_class"):
         if resolved.options[option]:
@@ -74,7 +74,7 @@ def _check_labels_of_pixels(resolved: Resolved) -> None:
             )
 
 
-def _check_cuts(resolved: Resolved) -> None:
+def _check_cuts(resolved: ResolvedChoice) -> None:
     """Reject crops of full-size pictures if there are none, or if the crop is not the first augmentation."""
     for place, choice in enumerate(resolved.options["augment"]):
         change = slot("augment").build(choice)

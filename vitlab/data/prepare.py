@@ -42,7 +42,7 @@ from vitlab.errors import DataError
 from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.plan import source
 from vitlab.plan.key import FURTHER_OPTIONS, FURTHER_TESTS, closure, key_of, modules_of_class
-from vitlab.registry import BUILT_IN, Resolved, slot
+from vitlab.registry import BUILT_IN, ResolvedChoice, slot
 from vitlab.spec import Choice
 
 NON_PIXEL_OPTIONS = (
@@ -67,16 +67,16 @@ def data_info(choice: Choice | str | Mapping[str, Any]) -> DataInfo:
         OptionError: if the options are invalid.
         DataError: if the options do not fit this data set, or its files are not as expected.
     """
-    resolved = _resolve(choice)
-    with _reading(resolved):
-        return model_info(resolved, _build(resolved).info())
+    data = _resolve(choice)
+    with _reading(data):
+        return model_info(data, _build(data).info())
 
 
 def missing(choice: Choice | str | Mapping[str, Any]) -> str | None:
     """Return a sentence that says why the data cannot be read; None if no reason is known."""
-    resolved = _resolve(choice)
-    with _reading(resolved):
-        return _build(resolved).missing()
+    data = _resolve(choice)
+    with _reading(data):
+        return _build(data).missing()
 
 
 def describe_storage(choice: Choice | str | Mapping[str, Any]) -> str | None:
@@ -85,23 +85,23 @@ def describe_storage(choice: Choice | str | Mapping[str, Any]) -> str | None:
     Raises:
         DataError: if the files are not as expected.
     """
-    resolved = _resolve(choice)
-    dataset = _build(resolved)
-    with _reading(resolved):
+    data = _resolve(choice)
+    dataset = _build(data)
+    with _reading(data):
         if type(dataset).pictures is Dataset.pictures or dataset.missing() is not None:
             return None
-        pictures, info = _pictures(dataset), model_info(resolved, dataset.info())
+        pictures, info = _pictures(dataset), model_info(data, dataset.info())
     where, size_bytes = _place(pictures, info)
     if where == "memory":
         return None
     count, size = sum(map(len, pictures)), f"{size_bytes / 2**30:,.1f} GiB"
     if where == "disk":
-        return f"The {count:,} pictures of {resolved.type} are cached decoded in {image_cache.folder()}: {size}."
+        return f"The {count:,} pictures of {data.type} are cached decoded in {image_cache.folder()}: {size}."
     message = (
-        f"The {count:,} pictures of {resolved.type} are decoded again for every batch: {size} decoded, "
+        f"The {count:,} pictures of {data.type} are decoded again for every batch: {size} decoded, "
         f"on a machine with {image_cache.memory() / 2**30:,.1f} GiB of memory."
     )
-    if _crops_pictures(resolved):
+    if _crops_pictures(data):
         return message  # a cache on disk does not help: crops are taken from the files
     return f"{message} 'decoded: disk' keeps them in {image_cache.folder()}, which is many times as fast."
 
@@ -112,14 +112,14 @@ def examples(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int])
     Raises:
         DataError: if the files are not as expected.
     """
-    resolved = _resolve(choice)
-    with _reading(resolved):
-        dataset = _build(resolved)
+    data = _resolve(choice)
+    with _reading(data):
+        dataset = _build(data)
         if type(dataset).pictures is not Dataset.pictures or dataset.missing() is not None:
             return None
         if getattr(dataset, "download", "never") != "never" and dataset.info().identity is None:
             return None
-        return len(prepare(resolved, seeds).train)
+        return len(prepare(data, seeds).train)
 
 
 def prepare(
@@ -140,14 +140,14 @@ def prepare(
         OptionError: if the options are invalid.
         DataError: if the data is not here or its files are not as expected.
     """
-    resolved = _resolve(choice)
-    raw = _raw(resolved)
+    data = _resolve(choice)
+    raw = _raw(data)
     if expected is not None and str(raw.info.content) != expected:
         raise DataError(
-            f"{resolved.type} is not the data this was planned with: planned {expected}, found {raw.info.content}; "
+            f"{data.type} is not the data this was planned with: planned {expected}, found {raw.info.content}; "
             "restore the data, or plan again on the machine that has it"
         )
-    options = resolved.options
+    options = data.options
     share = options["validation"] or raw.validation
     official = raw.train
     authors_N = None if options["validation"] else raw.held_out_N
@@ -162,7 +162,7 @@ def prepare(
         rest_N, val_N = splits.hold_out_groups(raw.group_N, share, key)
     if not len(rest_N) or not len(val_N):
         raise DataError(
-            f"the split of {resolved.type} leaves no images to train on, or none to validate on; set 'validation' to "
+            f"the split of {data.type} leaves no images to train on, or none to validate on; set 'validation' to "
             "the share of training images to hold out, or select more 'classes'"
         )
     rest = official.select(rest_N)
@@ -178,7 +178,7 @@ def prepare(
         info=raw.info,
         mean=mean,
         std=std,
-        further=_further(resolved, raw),
+        further=_further(data, raw),
     )
 
 
@@ -219,7 +219,7 @@ _cache: OrderedDict[str, _Raw] = OrderedDict()
 
 
 @contextmanager
-def _reading(resolved: Resolved) -> Iterator[None]:
+def _reading(resolved: ResolvedChoice) -> Iterator[None]:
     """Return a context manager that turns an OSError, such as a missing permission, into a DataError.
 
     Its message names the data set.
@@ -231,16 +231,16 @@ def _reading(resolved: Resolved) -> Iterator[None]:
         raise DataError(f"{resolved.type} cannot be read: {error.strerror or error}{where}") from None
 
 
-def _resolve(choice: Choice | str | Mapping[str, Any]) -> Resolved:
-    return choice if isinstance(choice, Resolved) else slot("dataset").resolve(choice)
+def _resolve(choice: Choice | str | Mapping[str, Any]) -> ResolvedChoice:
+    return choice if isinstance(choice, ResolvedChoice) else slot("dataset").resolve(choice)
 
 
-def _build(resolved: Resolved) -> Dataset:
+def _build(resolved: ResolvedChoice) -> Dataset:
     built: Dataset = slot("dataset").build(resolved)
     return built
 
 
-def _further(resolved: Resolved, raw: _Raw) -> Mapping[str, FurtherSplit]:
+def _further(resolved: ResolvedChoice, raw: _Raw) -> Mapping[str, FurtherSplit]:
     """Return the further splits on which a training is evaluated at its end, by name."""
     if not any(resolved.options.get(name) for name in FURTHER_OPTIONS):
         return {}
@@ -260,7 +260,7 @@ def _normalization(normalize: str | Normalization, raw: _Raw) -> tuple[tuple[flo
     return mean, std
 
 
-def _raw(resolved: Resolved) -> _Raw:
+def _raw(resolved: ResolvedChoice) -> _Raw:
     """Return the data set decoded, filtered, converted and resized; cached under its options, code and identity."""
     dataset = _build(resolved)
     shaping = ("classes", "channels", "size")
@@ -292,7 +292,7 @@ def _raw(resolved: Resolved) -> _Raw:
     return raw
 
 
-def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: DataIdentity | None) -> DataInfo:
+def _check_unchanged(dataset: Dataset, resolved: ResolvedChoice, identity: DataIdentity | None) -> DataInfo:
     """Return the current properties of the data as stored.
 
     Args:
@@ -312,7 +312,7 @@ def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: DataIdentit
     return info
 
 
-def _name(resolved: Resolved, info: DataInfo, exclude: Sequence[str]) -> str:
+def _name(resolved: ResolvedChoice, info: DataInfo, exclude: Sequence[str]) -> str:
     """Return a digest of everything that determines a data set's images, including the decoding library's versions.
 
     Args:
@@ -329,7 +329,7 @@ def _name(resolved: Resolved, info: DataInfo, exclude: Sequence[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _code(resolved: Resolved) -> str:
+def _code(resolved: ResolvedChoice) -> str:
     """Return a digest of the code that decodes a data set's files, as loaded in this process.
 
     Of vitlab it covers the modules of the data set and :data:`DECODING_MODULES`, but not their imports, because
@@ -340,7 +340,9 @@ def _code(resolved: Resolved) -> str:
     return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
 
-def _read_splits(dataset: Dataset, resolved: Resolved, info: DataInfo, check: Callable[[], object]) -> list[Subset]:
+def _read_splits(
+    dataset: Dataset, resolved: ResolvedChoice, info: DataInfo, check: Callable[[], object]
+) -> list[Subset]:
     """Return both official splits, in memory or in storage."""
     pictures = _pictures(dataset)
     where = _place(pictures, info)[0] if pictures else "memory"
@@ -370,6 +372,6 @@ def _place(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Pl
     return image_cache.place(pictures[0].decoded, size_bytes), size_bytes
 
 
-def _crops_pictures(resolved: Resolved) -> bool:
+def _crops_pictures(resolved: ResolvedChoice) -> bool:
     """Return True if training images are crops of full-size pictures."""
     return any(slot("augment").build(choice).of_picture for choice in resolved.options["augment"])

@@ -128,8 +128,8 @@ def train(
     latest: Engine | None = None
     first = trainings[0]
     saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
-    measured = min(training.last_measured_step for training in trainings)
-    for moment in evaluation_steps(first.steps, first.spec.evaluations, after=measured):
+    last_measured = min(training.last_measured_step for training in trainings)
+    for moment in evaluation_steps(first.steps, first.spec.evaluations, after=last_measured):
         last = moment == first.steps
         while behind := [training for training in active if training.step < moment]:
             step, *later = sorted({training.step for training in behind})

@@ -114,8 +114,8 @@ class Slurm(Executor):
         self._slots = min(run.workers or pack * jobs, pack * jobs)
         self._jobs = min(jobs, math.ceil(self._slots / pack))
         self._requeues = requeues
-        named = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
-        self._parameters: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        options = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
+        self._parameters: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self._parameters |= {"time": minutes, "signal_delay_s": SIGNAL_S}
         if mem_gb is not None:
             self._parameters["mem"] = f"{math.ceil(mem_gb * 1024)}MB"

@@ -27,7 +27,7 @@ from vitlab.components.patch import PatchEmbedding
 from vitlab.components.position import Position, choices_of
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.registry import BUILT_IN, Added, Pick, Resolved, slot
+from vitlab.registry import BUILT_IN, Added, Pick, ResolvedChoice, slot
 from vitlab.spec import Choice
 
 Token = Literal["class", "distillation"]
@@ -54,10 +54,10 @@ Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$", coerce_numbers_to_str=True)
 class BlockChoices:
     """The components of one block."""
 
-    block: Resolved
-    attention: Resolved
-    mlp: Resolved
-    norm: Resolved
+    block: ResolvedChoice
+    attention: ResolvedChoice
+    mlp: ResolvedChoice
+    norm: ResolvedChoice
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Anatomy:
 
     geometry: Geometry
     task: str  #: of the data
-    patch: Resolved
-    position: Resolved
-    head: Resolved
-    stem_norm: Resolved
-    final_norm: Resolved
+    patch: ResolvedChoice
+    position: ResolvedChoice
+    head: ResolvedChoice
+    stem_norm: ResolvedChoice
+    final_norm: ResolvedChoice
     final_norm_at: FinalNormAt
     blocks: tuple[BlockChoices, ...]
     patch_drop: float  #: share of the patches that training leaves out
@@ -271,7 +271,7 @@ def _by_depth(
     depth: int, default: BlockChoices, blocks: Mapping[str, Any]
 ) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[str, ...], str]]]:
     """Return the components of every block, the default ones with the changes of ``blocks``, and faults in these."""
-    choices: list[dict[str, Resolved]] = [vars(default).copy() for _ in range(depth)]
+    choices: list[dict[str, ResolvedChoice]] = [vars(default).copy() for _ in range(depth)]
     spans: dict[int, str] = {}
     faults: list[tuple[tuple[str, ...], str]] = []
     for span, parts in blocks.items():

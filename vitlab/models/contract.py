@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Part
 from vitlab.geometry import DataInfo, Work
-from vitlab.registry import Resolved, Slot
+from vitlab.registry import ResolvedChoice, Slot
 
 State = Mapping[str, Tensor]
 """Parameters and buffers by name."""
@@ -52,7 +52,7 @@ class Model(nn.Module):
         return all(part.vmap_safe for part in self.modules() if isinstance(part, Part))
 
     @property
-    def component_choices(self) -> Mapping[str, Resolved]:
+    def component_choices(self) -> Mapping[str, ResolvedChoice]:
         """Chosen component of each part of the model, by the part's path; empty for a model without components."""
         return {}
 

@@ -86,7 +86,7 @@ def scale_attention(model: ViT) -> None:
 
 def growths(model: ViT) -> dict[str, Growth]:
     """Return the growth of every weight whose number of inputs depends on the width, by name."""
-    found: dict[str, Growth] = {}
+    result: dict[str, Growth] = {}
     for path, (choice, context) in model._parts.items():
         with torch.random.fork_rng(devices=[]):
             base = slot(choice.slot).build(choice, *(_of_width(size, model.base_width) for size in context))
@@ -97,8 +97,8 @@ def growths(model: ViT) -> dict[str, Growth]:
             changed = [axis for axis, sizes in enumerate(zip(shape, base_shape, strict=True)) if sizes[0] != sizes[1]]
             if len(changed) > 1 or (name in maps and changed and changed != [0]):
                 inputs = math.prod(shape[1:]) / math.prod(base_shape[1:])
-                found[f"{path}.{name}"] = Growth(inputs, is_output=0 not in changed)
-    return found
+                result[f"{path}.{name}"] = Growth(inputs, is_output=0 not in changed)
+    return result
 
 
 def init_factors(model: ViT) -> dict[str, Tensor]:
@@ -135,8 +135,8 @@ def rate_groups(
     split = []
     for group in groups:
         by_factor: dict[float, list[Any]] = {}
-        for named in group["params"]:
-            by_factor.setdefault(factors.get(named[0], 1.0), []).append(named)
+        for item in group["params"]:
+            by_factor.setdefault(factors.get(item[0], 1.0), []).append(item)
         for factor, params in by_factor.items():
             decay = group["weight_decay"] / factor if is_decoupled else group["weight_decay"]
             own = {"lr_scale": group.get("lr_scale", 1.0) * factor, "weight_decay": decay}

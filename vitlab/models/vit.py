@@ -37,7 +37,7 @@ from vitlab.models.anatomy import (
     expand_size,
 )
 from vitlab.models.contract import Model, State, model
-from vitlab.registry import Added, Pick, Resolved, Unhashed, slot
+from vitlab.registry import Added, Pick, ResolvedChoice, Unhashed, slot
 from vitlab.spec import Choice
 
 MUP = "vitlab.models.mup"
@@ -149,7 +149,7 @@ class ViT(Model):
         self.geometry = g
         self.final_norm_at = final_norm_at
         self.scheme: Init = slot("init").build(init)
-        self._parts: dict[str, tuple[Resolved, tuple[Any, ...]]] = {}
+        self._parts: dict[str, tuple[ResolvedChoice, tuple[Any, ...]]] = {}
 
         self.patch_embed = self._part("patch_embed", anatomy.patch, g)
         self.cls_token = _token(g, "class")
@@ -244,7 +244,7 @@ class ViT(Model):
         )
 
     @property
-    def component_choices(self) -> Mapping[str, Resolved]:
+    def component_choices(self) -> Mapping[str, ResolvedChoice]:
         """Chosen component of each part of the model, by the part's path, such as ``blocks.0.attn``."""
         return {path: choice for path, (choice, _) in self._parts.items()}
 
@@ -256,7 +256,7 @@ class ViT(Model):
             block.add_part(path, self._part(f"blocks.{i}.{path}", getattr(choices, role), context))
         return block
 
-    def _part(self, path: str, choice: Resolved, *context: Geometry | Place | int) -> Any:
+    def _part(self, path: str, choice: ResolvedChoice, *context: Geometry | Place | int) -> Any:
         """Build a component and record its options for :meth:`initialise`."""
         self._parts[path] = (choice, context)
         return slot(choice.slot).build(choice, *context)

@@ -1,4 +1,4 @@
-"""Resolved arms: the rules they must meet, and their trials.
+"""ResolvedChoice arms: the rules they must meet, and their trials.
 
 Rules are conditions on an arm's values, written as expressions over the resolved trial: ``model.dim % model.heads ==
 0``, ``not (model.patch_size == 2 and model.position == 'rope2d')``.  An expression is parsed and walked, never
@@ -306,8 +306,8 @@ def _has_seen(
         return ""
     visited |= {file}
     for source_key in source.needs.values():
-        needed = file.parents[2] / source_key / file.name
-        if needed not in visited and (clause := _has_seen(needed, trial, seeds, visited)):
+        needs_file = file.parents[2] / source_key / file.name
+        if needs_file not in visited and (clause := _has_seen(needs_file, trial, seeds, visited)):
             return clause
     return ""
 

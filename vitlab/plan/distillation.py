@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path
 from vitlab.geometry import DataInfo
-from vitlab.registry import Resolved
+from vitlab.registry import ResolvedChoice
 
 if TYPE_CHECKING:
     from vitlab.plan.resolve import ResolvedTrial
@@ -24,7 +24,7 @@ def drop_unused_options(distill: dict[str, Any]) -> None:
 
 
 def incompatibilities(
-    plain: Mapping[str, Any], info: DataInfo, model: Resolved, teacher: ResolvedTrial | None
+    plain: Mapping[str, Any], info: DataInfo, model: ResolvedChoice, teacher: ResolvedTrial | None
 ) -> Iterator[tuple[Path, str]]:
     """Yield the reasons why a trial cannot learn from its teacher, and their places."""
     place = ("distill", "teacher")
@@ -54,7 +54,7 @@ def incompatibilities(
 
 
 def _without_tokens(
-    plain: Mapping[str, Any], model: Resolved, teacher: ResolvedTrial | None
+    plain: Mapping[str, Any], model: ResolvedChoice, teacher: ResolvedTrial | None
 ) -> Iterator[tuple[Path, str]]:
     """Yield the reasons why tokens cannot be matched place by place."""
     place = ("distill", "tokens")

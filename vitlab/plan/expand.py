@@ -379,8 +379,8 @@ def _value_at(context: PlanContext, arm: ResolvedArm, path: str) -> Any:
     None if the arm has replaced the component that has this option.
     """
     own = context.changed(arm.changes.values)
-    resolved = value_at(arm.trial.plain, keys_of(path))
+    full = value_at(arm.trial.plain, keys_of(path))
     for value in (arm.solved.get(path), arm.changes.values.get(path), value_at(own, keys_of(path))):
         if value is not None:
-            return as_component(value, resolved)
-    return label(resolved)
+            return as_component(value, full)
+    return label(full)

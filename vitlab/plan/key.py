@@ -26,7 +26,7 @@ from typing import Any
 
 from vitlab.imports import Stamp, stamp_of
 from vitlab.plan import source
-from vitlab.registry import Resolved, plugin_files, slot
+from vitlab.registry import ResolvedChoice, plugin_files, slot
 from vitlab.spec import Choice, TrainSpec
 from vitlab.spec.trial import OBJECTIVE, SLOTS_OF_A_TRIAL, TrialSpec
 
@@ -151,7 +151,7 @@ def code_of_modules(
     return key_of({"own": own, **beside})[:32] if beside else own
 
 
-def modules_of(choices: Iterable[Resolved]) -> frozenset[str]:
+def modules_of(choices: Iterable[ResolvedChoice]) -> frozenset[str]:
     """Return the modules of the components of these choices and of their base classes, nested ones included."""
     return frozenset().union(*(modules_of_class(part.component) for choice in choices for part in choice.parts()))
 
@@ -165,7 +165,7 @@ def modules_of_class(component: type) -> frozenset[str]:
     return frozenset({component.__module__, *bases} - {""})
 
 
-def components(spec: TrialSpec) -> Iterator[Resolved]:
+def components(spec: TrialSpec) -> Iterator[ResolvedChoice]:
     """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
         choice = attrgetter(".".join(path))(spec)

@@ -31,7 +31,7 @@ from vitlab.plan.key import (
 )
 from vitlab.plan.shared_images import other_split, same_images
 from vitlab.plan.unlabelled import parts_with_labels
-from vitlab.registry import SLOT_MODULES, Resolved, slot
+from vitlab.registry import SLOT_MODULES, ResolvedChoice, slot
 from vitlab.registry.options import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.collect import collect, copied
@@ -39,7 +39,7 @@ from vitlab.spec.sentences import faults as spec_faults
 from vitlab.spec.study import STAND_INS
 from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
 
-Inform = Callable[[Resolved], DataInfo]
+Inform = Callable[[ResolvedChoice], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
 
 
@@ -69,7 +69,7 @@ class ResolvedTrial:
     origins: tuple[str, ...]
     modules: frozenset[str]  #: root modules of its code
     info: DataInfo
-    model: Resolved
+    model: ResolvedChoice
     incompatibility: str  #: why these components cannot work together; empty if they can
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial that supplies weights
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
@@ -99,7 +99,7 @@ class Prerequisite:
 class _CachedChoice:
     """A resolved choice with its derived values, computed once because the arms of a study share most choices."""
 
-    def __init__(self, choice: Resolved) -> None:
+    def __init__(self, choice: ResolvedChoice) -> None:
         self.choice = choice
         self.plain = choice.plain()
         self.hashed = choice.hashed()
@@ -132,7 +132,7 @@ class Resolver:
         plain = copied(collected.tree) if spec is None else spec.plain()
         identity = copied(plain)
         parts: dict[Path, _CachedChoice] = {}
-        model_choice: Resolved | None = None
+        model_choice: ResolvedChoice | None = None
         wrong: dict[Path, Collection[str | int]] = {}
         for path, name in SLOTS_OF_A_TRIAL.items():
             value = value_at(plain, path)
@@ -160,11 +160,11 @@ class Resolver:
             try:
                 incompatibility = model_choice.component.incompatibility(info, model_choice.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
-                known = wrong.get(("model",), ())
+                faulty = wrong.get(("model",), ())
                 faults += [
                     (("model", options[0]), message)
                     for options, message in error.faults
-                    if not any(option in known for option in options)
+                    if not any(option in faulty for option in options)
                 ]
         objective = self._objective(parts, wrong)
         if objective is not None and info is not None and model_choice is not None and not incompatibility:
@@ -206,15 +206,15 @@ class Resolver:
         model = parts["model",].choice
         all_parts = [*parts.values(), *metrics]
         origins = sorted(set().union(*(part.origins for part in all_parts)))
-        resolved = TrialSpec.model_validate(plain)
-        modules = modules_beside(resolved).union(self._surroundings.files, *(part.modules for part in all_parts))
+        trial_spec = TrialSpec.model_validate(plain)
+        modules = modules_beside(trial_spec).union(self._surroundings.files, *(part.modules for part in all_parts))
         modules |= modules_of_class(objective)  # the default one is no part of the key
         versions = self._surroundings.versions
         notes: frozenset[str] = frozenset().union(
-            *(part.notes for part in all_parts), *(needed.trial.notes for needed in needs.values())
+            *(part.notes for part in all_parts), *(source.trial.notes for source in needs.values())
         )
         return ResolvedTrial(
-            resolved,
+            trial_spec,
             plain,
             identity,
             tuple(origins),
@@ -280,8 +280,8 @@ class Resolver:
                     if digest is not None:
                         files[role] = {source["pretrained"]: digest}
             elif isinstance(source.get("trial"), Mapping):
-                written = value_at(tree, (*path, "trial"))
-                nested = written if isinstance(written, Mapping) else source["trial"]
+                own = value_at(tree, (*path, "trial"))
+                nested = own if isinstance(own, Mapping) else source["trial"]
                 if role == "teacher" and "data" not in nested:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
                         continue  # its mistakes are reported already
@@ -327,8 +327,8 @@ class Resolver:
             # Imported by name, because planning does not import components.
             room: Any = importlib.import_module(SLOT_MODULES["metric"])
             without_labels = "" if objective.labels else str(value_at(plain, (*OBJECTIVE, "type")))
-            resolved = [choice.choice for choice in choices]
-            indices, metric_faults = room.resolve_metrics(info, resolved, without_labels)
+            metric_choices = [choice.choice for choice in choices]
+            indices, metric_faults = room.resolve_metrics(info, metric_choices, without_labels)
             faults += [((*METRICS, index), sentence) for index, sentence in metric_faults]
         metrics = [choices[index] for index in indices]
         if metrics:
@@ -348,18 +348,18 @@ class Resolver:
             try:
                 self._choices[cache_key] = _CachedChoice(slot(name).resolve(value)), None
             except OptionError as error:
-                sound = _CachedChoice(error.sound) if isinstance(error.sound, Resolved) else None
+                sound = _CachedChoice(error.sound) if isinstance(error.sound, ResolvedChoice) else None
                 self._choices[cache_key] = sound, error.with_traceback(None)
         return self._choices[cache_key]
 
-    def _info(self, data: Resolved, plain: Mapping[str, Any]) -> DataInfo:
+    def _info(self, data: ResolvedChoice, plain: Mapping[str, Any]) -> DataInfo:
         cache_key = json.dumps(plain, sort_keys=True)
         if cache_key not in self._infos:
             self._infos[cache_key] = self._inform(data)
         return self._infos[cache_key]
 
 
-def _is_component(choice: Resolved, option: str | int) -> bool:
+def _is_component(choice: ResolvedChoice, option: str | int) -> bool:
     """Return whether an option of a choice is itself a component, or a list of them."""
     return is_choice(slot(choice.slot).options(choice.component).model_fields[str(option)])
 

@@ -27,7 +27,7 @@ from vitlab.registry.catalogue import Entry as Entry
 from vitlab.registry.catalogue import listing as listing
 from vitlab.registry.options import SLOT_MARK as SLOT_MARK
 from vitlab.registry.options import Pick as Pick
-from vitlab.registry.options import Resolved as Resolved
+from vitlab.registry.options import ResolvedChoice as ResolvedChoice
 from vitlab.registry.options import Unhashed as Unhashed
 from vitlab.registry.plugin_files import load_file as load_file
 from vitlab.registry.slot_modules import BUILT_IN as BUILT_IN

@@ -33,7 +33,7 @@ class Pick:
         self.slot = slot
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        def validate(value: Any) -> Resolved:
+        def validate(value: Any) -> ResolvedChoice:
             try:
                 return slot(self.slot).resolve(value)
             except OptionError as error:
@@ -139,14 +139,14 @@ def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[
 
 
 @dataclass(frozen=True)
-class Resolved(Choice):
+class ResolvedChoice(Choice):
     """A choice with its component class and complete, validated options."""
 
     slot: str = field(kw_only=True)
     component: type = field(kw_only=True, compare=False)
     origin: Origin = field(kw_only=True)
 
-    def parts(self) -> Iterator[Resolved]:
+    def parts(self) -> Iterator[ResolvedChoice]:
         """Yield this choice and every choice nested in its options."""
         yield self
         yield from _choices_in(self.options)
@@ -172,7 +172,7 @@ class Resolved(Choice):
         """Return the long form in plain JSON values, without options marked :class:`Added` that have their default."""
         return {"type": self.type, **{name: plain_values(value) for name, value in self._without_added().items()}}
 
-    def parts_in_key(self) -> Iterator[Resolved]:
+    def parts_in_key(self) -> Iterator[ResolvedChoice]:
         """Yield this choice and every choice nested in its options, without those of :class:`Added` defaults."""
         yield self
         for option in self._without_added().values():
@@ -193,9 +193,9 @@ class Resolved(Choice):
         return {"type": self.key_name, **{name: plain_values(value, _hashed) for name, value in options.items()}}
 
 
-def _choices_in(value: Any, nested: bool = True) -> Iterator[Resolved]:
+def _choices_in(value: Any, nested: bool = True) -> Iterator[ResolvedChoice]:
     """Yield the choices in an option's value, with those nested in their options or without."""
-    if isinstance(value, Resolved):
+    if isinstance(value, ResolvedChoice):
         yield from value.parts() if nested else (value,)
     elif isinstance(value, Mapping):
         for item in value.values():
@@ -217,7 +217,7 @@ def _is_outside_key(value: Any, info: FieldInfo) -> bool:
 def _is_added_default(value: Any, info: FieldInfo) -> bool:
     if not any(isinstance(mark, Added) for mark in info.metadata):
         return False
-    if isinstance(value, Resolved) and isinstance(info.default, str):  # the default of an option that is a choice
+    if isinstance(value, ResolvedChoice) and isinstance(info.default, str):  # the default of an option that is a choice
         choices = slot(value.slot)
         info = copy(info)
         info.default = choices.resolve(choices.qualify_builtin(info.default))
@@ -225,4 +225,4 @@ def _is_added_default(value: Any, info: FieldInfo) -> bool:
 
 
 def _hashed(choice: Choice) -> dict[str, Any]:
-    return choice.hashed() if isinstance(choice, Resolved) else choice.plain()
+    return choice.hashed() if isinstance(choice, ResolvedChoice) else choice.plain()

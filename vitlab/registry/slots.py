@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
-from vitlab.registry.options import Options, Resolved, clashing_defaults, faults_of, options_of
+from vitlab.registry.options import Options, ResolvedChoice, clashing_defaults, faults_of, options_of
 from vitlab.registry.plugin_files import with_frames
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin
 from vitlab.spec.choice import PARTS, TOGETHER, Choice
@@ -29,7 +29,7 @@ RENAMED_METHODS = {"why_not": "incompatibility", "views": "logits_by_head"}
 
 MAX_RESOLVED = 10_000  #: resolved choices that are cached
 
-_resolved: dict[tuple[str, str, bytes, str, int], Resolved] = {}
+_resolved: dict[tuple[str, str, bytes, str, int], ResolvedChoice] = {}
 """Cache of resolved choices by slot, name, plain options, disabled plugins and number of reloads."""
 
 
@@ -194,7 +194,7 @@ class Slot(Generic[T]):
             self._options[component] = options_of(component, self.shared or Options)
         return self._options[component]
 
-    def resolve(self, choice: Choice | str | Mapping[str, Any] | Sequence[Any]) -> Resolved:
+    def resolve(self, choice: Choice | str | Mapping[str, Any] | Sequence[Any]) -> ResolvedChoice:
         """Find the component and complete its options, nested choices included.
 
         If the component has a class method ``complete(options)``, it expands shorthands first; for example, a named
@@ -204,7 +204,7 @@ class Slot(Generic[T]):
             OptionError: if options are wrong; it carries every fault with its path inside the choice.
             BrokenComponent: see :meth:`find`.
         """
-        if isinstance(choice, Resolved) and choice.slot == self.name:
+        if isinstance(choice, ResolvedChoice) and choice.slot == self.name:
             return choice
         if isinstance(choice, list | tuple):
             return self._resolve_list(choice)
@@ -227,20 +227,20 @@ class Slot(Generic[T]):
         if origin.source == BUILT_IN:
             options = {**clashing_defaults(model), **options}
         collected = collect(model, options, partial(faults_of, who=f"{self.name} '{choice.type}'", model=model))
-        resolved = None
+        result = None
         if collected.value is not None:
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
-            resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
+            result = ResolvedChoice(choice.type, values, slot=self.name, component=component, origin=origin)
         if collected.faults:
             wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}
             faults = [(fault.path, fault.message) for fault in collected.faults]
-            raise OptionError(faults, resolved, wrong)
-        assert resolved is not None
+            raise OptionError(faults, result, wrong)
+        assert result is not None
         if key is not None:
             if len(_resolved) >= MAX_RESOLVED:
                 _resolved.clear()
-            _resolved[key] = resolved
-        return resolved
+            _resolved[key] = result
+        return result
 
     def _key(self, choice: Choice) -> tuple[str, str, bytes, str, int] | None:
         """Return the key of a choice in the cache; None if an option is no plain value."""
@@ -250,7 +250,7 @@ class Slot(Generic[T]):
             return None
         return self.name, choice.type, options, plugins.disabled(), imports.reloads()
 
-    def _resolve_list(self, parts: Sequence[Any]) -> Resolved:
+    def _resolve_list(self, parts: Sequence[Any]) -> ResolvedChoice:
         """Resolve a list in the place of a choice; the paths of faults begin with an index in the list."""
         try:
             return self.resolve(Choice.of(parts))
@@ -266,10 +266,10 @@ class Slot(Generic[T]):
         Raises:
             OptionError: if the options do not fit.
         """
-        resolved = choice if isinstance(choice, Resolved) else self.resolve(choice)
+        full = choice if isinstance(choice, ResolvedChoice) else self.resolve(choice)
         shared = set(self.shared.model_fields) if self.shared else set()
-        own = {name: value for name, value in resolved.options.items() if name not in shared}
-        return typing.cast(T, resolved.component(*context, **own))
+        own = {name: value for name, value in full.options.items() if name not in shared}
+        return typing.cast(T, full.component(*context, **own))
 
 
 def _is_reloaded(old: type[Any], new: Any) -> bool:

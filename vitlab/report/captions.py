@@ -76,8 +76,8 @@ def _pareto(plan: Plan, figure: Figure) -> str:
     text = f"What each arm reaches{seeds} over what it costs."
     if BEATEN not in _all_parts(figure):
         return f"{text} No arm is beaten in both by another one; the line joins them."
-    joined = any(np.size(axes.lines[0].get_xdata()) > 1 for axes in figure.axes if axes.lines)
-    return f"{text} Filled: arms that no other one beats in both{'; the line joins them' * joined}."
+    has_lines = any(np.size(axes.lines[0].get_xdata()) > 1 for axes in figure.axes if axes.lines)
+    return f"{text} Filled: arms that no other one beats in both{'; the line joins them' * has_lines}."
 
 
 def _parts(axes: Axes) -> set[str]:

@@ -52,10 +52,10 @@ def front_columns(
         shares: see :func:`vitlab.report.tradeoff.front_shares`.
     """
     names = {"params": "parameters", "macs": "MACs", **COST_COLUMNS}
-    broken = {row["arm"]: row["diverged"] + row["failed"] for row in rows}
+    failures = {row["arm"]: row["diverged"] + row["failed"] for row in rows}
     labels = {
         arm: f"{arm} ({count(count_broken, 'broken seed')})" if count_broken else arm
-        for arm, count_broken in broken.items()
+        for arm, count_broken in failures.items()
     }
     return (
         [

@@ -46,7 +46,7 @@ def curves(
     measurements = history[(history["metric"] == metric) & np.isfinite(history["value"])]
     measurements = measurements.merge(endings, on=["arm", "seed"])
     measurements, unit = _over_training(measurements)
-    broken, measurements = (
+    failures, measurements = (
         measurements[measurements["status"] != Ending.DONE],
         measurements[measurements["status"] == Ending.DONE],
     )
@@ -99,7 +99,7 @@ def curves(
                     labels[name],
                     joint_overlap(frame, [name]),
                 )
-                _unsuccessful_curves(axes, broken[broken["arm"] == name], scale, colour)
+                _unsuccessful_curves(axes, failures[failures["arm"] == name], scale, colour)
             if len(visible) > 1:
                 axes.set_title(titles[panel[0]], loc="left", fontsize=8)
         for axes in grid[len(visible) :]:

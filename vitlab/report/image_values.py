@@ -57,17 +57,17 @@ def _read(item: StoredTrial, split: str, name: str) -> tuple[NDArray[Any], NDArr
     """Return the numbers of the images of a split and their values; None if they are not stored."""
     from pyarrow import parquet
 
-    wanted = ["label", "prediction"] if name == "accuracy" else [name]
+    names = ["label", "prediction"] if name == "accuracy" else [name]
 
     def read(path: Any) -> Any:
         available = parquet.read_schema(path).names
-        if not {"split", "id", *wanted} <= set(available):
+        if not {"split", "id", *names} <= set(available):
             return None
-        return parquet.read_table(path, columns=["id", *wanted], filters=[("split", "==", split)])
+        return parquet.read_table(path, columns=["id", *names], filters=[("split", "==", split)])
 
     table = read_stored(item.folder.predictions, read)
     if table is None or not table.num_rows:
         return None
-    columns = {column: table.column(column).to_numpy() for column in ("id", *wanted)}
+    columns = {column: table.column(column).to_numpy() for column in ("id", *names)}
     per_image = columns["label"] == columns["prediction"] if name == "accuracy" else columns[name]
     return columns["id"], np.asarray(per_image, dtype=np.float64)

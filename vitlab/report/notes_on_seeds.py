@@ -147,15 +147,15 @@ def varied_streams(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]
     for planned in plan.trials:
         for stream, value in planned.trial.seeds.items():
             streams.setdefault(stream, set()).add(value)
-    varied = [stream for stream, values in streams.items() if len(values) > 1]
+    varying = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.seeds[0]
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
-    lines = [f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varied) or 'nothing'}."]
-    if "split" in streams and "split" not in varied:
+    lines = [f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."]
+    if "split" in streams and "split" not in varying:
         lines[0] += (
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
-    if "split" in varied:
+    if "split" in varying:
         lines[0] += _of_splits(plan, frame)
     return lines + few_pairs(plan, rows)
 
@@ -187,12 +187,12 @@ def _of_splits(plan: Plan, frame: pd.DataFrame) -> str:
 
 def split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return a note on the spread between seeds, and on what the finite split adds to it."""
-    measured = [row for row in rows if row["split_sd"] is not None and row["sd"] is not None and row["n"] > 1]
-    df = sum(row["n"] - 1 for row in measured)
+    usable = [row for row in rows if row["split_sd"] is not None and row["sd"] is not None and row["n"] > 1]
+    df = sum(row["n"] - 1 for row in usable)
     if not df:
         return []
     sd, of_split = (
-        math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in measured) / df) for name in ("sd", "split_sd")
+        math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in usable) / df) for name in ("sd", "split_sd")
     )
     if not sd > 0:
         return []

@@ -100,9 +100,9 @@ def front_shares(plan: Plan, frame: pd.DataFrame, rows: Sequence[Row]) -> dict[s
     for cost, on_front in fronts(plan, rows).items():
         costs_of = [by_arm[arm][cost] * (-1 if cost in costs.SPEEDS else 1) for arm in on_front]
         signed = [{seed: sign * value for seed, value in values[arm].items()} for arm in on_front]
-        drawn = statistics.pareto_shares(costs_of, signed)
-        if all(math.isfinite(share) for share in drawn):
-            shares[cost] = dict(zip(on_front, drawn, strict=True))
+        results = statistics.pareto_shares(costs_of, signed)
+        if all(math.isfinite(share) for share in results):
+            shares[cost] = dict(zip(on_front, results, strict=True))
     return shares
 
 
@@ -172,11 +172,11 @@ def notes(plan: Plan, frame: pd.DataFrame, rows: Sequence[Row], content: Mapping
     """Return caveats about fronts, power laws and interactions, given :func:`document`."""
     lines = []
     sections = {"fronts": "fronts", "scaling": "power laws", "interactions": "interactions"}
-    shown = [name for key, name in sections.items() if content[key]]
-    broken = [row["arm"] for row in rows if row["diverged"] + row["failed"]]
-    if broken and shown:
+    titles = [name for key, name in sections.items() if content[key]]
+    incomplete = [row["arm"] for row in rows if row["diverged"] + row["failed"]]
+    if incomplete and titles:
         lines.append(
-            f"Warning: some seeds of {'; '.join(broken)} diverged or failed, and {' and '.join(shown)} are of the "
+            f"Warning: some seeds of {'; '.join(incomplete)} diverged or failed, and {' and '.join(titles)} are of the "
             "others alone, with nothing in their place."
         )
     perfect = [

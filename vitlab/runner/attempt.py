@@ -22,7 +22,7 @@ from vitlab.errors import DataError, OutOfMemory
 from vitlab.models.contract import Model, digest
 from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugin_files import sentence_with_place
 from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, matrix_rate, size_of, utilisation, versions
 from vitlab.runner.job import Settings
@@ -105,7 +105,7 @@ class Attempt:
         self.rate = self.peers.count * matrix_rate(self.device, spec.precision)
         if self.device.type == "cuda":  # excludes the memory of the rate measurement
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
-        data: Resolved = slot("dataset").resolve(trial.spec.data)
+        data: ResolvedChoice = slot("dataset").resolve(trial.spec.data)
         prepared = prepare(data, trial.seeds)
         if trial.data is not None and str(prepared.info.content) != str(trial.data):
             raise DataError(

@@ -15,14 +15,14 @@ from vitlab import noise
 from vitlab.engines.batch_last import BatchLastForward, HeadOnly, incompatibility
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.testing.assertions import during, expect
 from vitlab.training.evaluation import forward_logits
 
 K, B = 2, 3
 
 
-def check_engines(who: str, choice: Resolved) -> None:
+def check_engines(who: str, choice: ResolvedChoice) -> None:
     """Check that two ViTs with the part give equal logits and gradients in a loop and in the batch-last engine.
 
     Does nothing if such a ViT cannot be built, or is not supported by that engine.

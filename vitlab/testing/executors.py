@@ -21,7 +21,7 @@ from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.executors import contract_jobs as jobs
 from vitlab.executors.base import is_alive, kill
 from vitlab.plan.trial import Trial
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
@@ -42,7 +42,7 @@ seeds: 4
 """
 
 
-def check_executor(who: str, choice: Resolved) -> None:
+def check_executor(who: str, choice: ResolvedChoice) -> None:
     """Check that an executor runs, reports and stops jobs as :class:`vitlab.executors.Executor` requires.
 
     Raises:
@@ -81,7 +81,7 @@ def _trials(folder: Path) -> tuple[Trial, ...]:
 class _Driver:
     """An executor, the jobs it has, and assertions on each of its calls."""
 
-    def __init__(self, who: str, choice: Resolved) -> None:
+    def __init__(self, who: str, choice: ResolvedChoice) -> None:
         self.who = who
         run = RunSpec(workers=2, device="cpu")
         try:

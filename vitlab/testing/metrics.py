@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.testing.assertions import during, expect
 from vitlab.training.metrics import declaration_fault
 from vitlab.training.metrics.features import Features
@@ -25,7 +25,7 @@ CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
 """Batch sizes of three passes over one split."""
 
 
-def check_metric(who: str, choice: Resolved) -> None:
+def check_metric(who: str, choice: ResolvedChoice) -> None:
     """Check a metric for each of its tasks, on random, correct and wrong predictions."""
     cls: Any = choice.component
     sentence = declaration_fault(cls)
@@ -46,7 +46,7 @@ def check_metric(who: str, choice: Resolved) -> None:
             expect(bool(reason.strip()), f"{who}: incompatibility must return a sentence or None")
 
 
-def _check_on(who: str, choice: Resolved, task: str) -> None:
+def _check_on(who: str, choice: ResolvedChoice, task: str) -> None:
     cls: Any = choice.component
     target = _targets(task)
     one_hot = torch.nn.functional.one_hot(target.clamp(min=0), K).movedim(-1, 1).float()
@@ -87,7 +87,7 @@ def _check_on(who: str, choice: Resolved, task: str) -> None:
         expect(_close(value, reference), f"{who} depends on predictions where there is no label; ignore these")
 
 
-def _check_features(who: str, choice: Resolved) -> None:
+def _check_features(who: str, choice: ResolvedChoice) -> None:
     """Check a metric of features on random ones and on those that tell the classes apart."""
     cls: Any = choice.component
     metric: Any = slot("metric").build(choice)
@@ -119,7 +119,7 @@ def _targets(task: str) -> Tensor:
     return target_NHW
 
 
-def _evaluate(who: str, choice: Resolved, logits: Tensor, target: Tensor, cuts: Sequence[int]) -> float:
+def _evaluate(who: str, choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequence[int]) -> float:
     """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
     inputs, labels = logits.clone(), target.clone()

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from vitlab.geometry import DataInfo
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.testing.assertions import during, expect
 
 B = 3
 DATA = DataInfo(image=(32, 32), channels=3, classes=5)
 
 
-def check_scheme(who: str, choice: Resolved) -> None:
+def check_scheme(who: str, choice: ResolvedChoice) -> None:
     """Check that draws depend only on the seed and the parameter's name, and set every value."""
     scheme: Any = slot(choice.slot).build(choice)
     for kind, name, shape in (
@@ -39,7 +39,7 @@ def check_scheme(who: str, choice: Resolved) -> None:
         expect(constant or not torch.equal(draws[0], draws[2]), f"{who} draws {name} the same under every seed")
 
 
-def check_model(who: str, choice: Resolved) -> None:
+def check_model(who: str, choice: ResolvedChoice) -> None:
     """Check a model's meta build, seeded initialisation, gradients and round trip through the canonical form."""
     reason = choice.component.incompatibility(DATA, choice.options)  # type: ignore[attr-defined]
     if reason is not None:
@@ -71,7 +71,7 @@ def check_model(who: str, choice: Resolved) -> None:
     expect(_same(restored, second.state_dict()), f"{who}: from_canonical(to_canonical(state)) is not the state")
 
 
-def _model(choice: Resolved) -> Any:
+def _model(choice: ResolvedChoice) -> Any:
     return slot("model").build(choice, DATA)
 
 

@@ -17,7 +17,7 @@ from vitlab import noise
 from vitlab.components.base import name_draws
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.testing.assertions import check_gradient, during, expect
 from vitlab.testing.engines import check_engines
 
@@ -25,7 +25,7 @@ B = 3
 DEPTH = 2
 
 
-def check_part(who: str, choice: Resolved) -> None:
+def check_part(who: str, choice: ResolvedChoice) -> None:
     """Check a part on a square and an oblong grid and without prefix tokens; it may refuse each with a reason."""
     refused, first = [], True
     for what, g in _geometries(choice):
@@ -43,7 +43,7 @@ def check_part(who: str, choice: Resolved) -> None:
     expect(not first, f"{who} refuses every geometry it was offered: {'; '.join(refused)}")
 
 
-def _geometries(choice: Resolved) -> Iterator[tuple[str, Geometry]]:
+def _geometries(choice: ResolvedChoice) -> Iterator[tuple[str, Geometry]]:
     """Yield a square grid, an oblong one with more prefix tokens, and one without prefix tokens."""
     reduction = 1
     if choice.slot == "patch":
@@ -70,7 +70,7 @@ def _geometries(choice: Resolved) -> Iterator[tuple[str, Geometry]]:
         )
 
 
-def _refusal(who: str, choice: Resolved, g: Geometry) -> str | None:
+def _refusal(who: str, choice: ResolvedChoice, g: Geometry) -> str | None:
     incompatibility = getattr(choice.component, "incompatibility", None)
     reason = incompatibility(g, choice.options) if incompatibility else None
     expect(reason is None or bool(reason.strip()), f"{who}: incompatibility must return a sentence or None")
@@ -126,7 +126,7 @@ class _Probe(nn.Module):
         return out
 
 
-def _check_on(who: str, choice: Resolved, g: Geometry) -> None:
+def _check_on(who: str, choice: ResolvedChoice, g: Geometry) -> None:
     probe = _probe(choice, g)
     x = _input(choice.slot, g)
     _check_values(who, choice, g, probe, x)
@@ -142,7 +142,7 @@ def _check_on(who: str, choice: Resolved, g: Geometry) -> None:
         _check_attention(who, g, probe.part, x)
 
 
-def _check_values(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Tensor) -> None:
+def _check_values(who: str, choice: ResolvedChoice, g: Geometry, probe: _Probe, x: Tensor) -> None:
     for training in (False, True):
         probe.train(training)
         x = x.detach().requires_grad_()
@@ -163,7 +163,7 @@ def _check_values(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Ten
         expect(x.grad is None or bool(x.grad.isfinite().all()), f"{who}: the gradient of the input is not finite")
 
 
-def _check_repeatable(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+def _check_repeatable(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) -> None:
     """Check that results repeat exactly and depend only on the state, the input and keyed draws."""
     probe = _probe(choice, g)
     name_draws(probe)
@@ -191,7 +191,7 @@ def _check_repeatable(who: str, choice: Resolved, g: Geometry, x: Tensor) -> Non
         )
 
 
-def _check_samples_independent(who: str, choice: Resolved, g: Geometry) -> None:
+def _check_samples_independent(who: str, choice: ResolvedChoice, g: Geometry) -> None:
     """Check that samples do not mix, in float64, so that rounding cannot hide an error."""
     probe = _probe(choice, g).double().eval()
     x = _input(choice.slot, g).double()
@@ -221,7 +221,7 @@ def _check_shapes(who: str, slot: str, g: Geometry, out: Mapping[str, Tensor], x
         expect(allowed_dtype, f"{who}: {name} is {value.dtype} for an input of {x.dtype}")
 
 
-def _check_state(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Tensor) -> None:
+def _check_state(who: str, choice: ResolvedChoice, g: Geometry, probe: _Probe, x: Tensor) -> None:
     other = _Probe(choice.slot, _build(choice, g), g).eval()
     with during(f"{who}: its state is loaded into another instance", RuntimeError):
         other.load_state_dict(probe.state_dict(), strict=True)
@@ -232,13 +232,13 @@ def _check_state(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Tens
         expect(same, f"{who}: {name} differs under a state that was saved and loaded: something is not in the state")
 
 
-def _check_meta(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+def _check_meta(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) -> None:
     with during(f"{who}: built and run on the meta device, as a plan is checked", Exception), torch.device("meta"):
         out = _Probe(choice.slot, _build(choice, g), g)(x.to("meta"))
     _check_shapes(f"{who} (meta device)", choice.slot, g, out, x)
 
 
-def _check_bfloat16(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+def _check_bfloat16(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) -> None:
     probe = _probe(choice, g).to(torch.bfloat16).eval()
     with torch.no_grad(), during(f"{who}: forward in bfloat16", Exception):
         out = probe(x.to(torch.bfloat16))
@@ -247,7 +247,7 @@ def _check_bfloat16(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
         expect(bool(value.isfinite().all()), f"{who}: {name} has values that are not finite in bfloat16")
 
 
-def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
+def _check_stacked(who: str, choice: ResolvedChoice, g: Geometry) -> None:
     """Check that a stack of two members under ``torch.vmap`` computes the same as each alone."""
     if not getattr(choice.component, "vmap_safe", False):
         return
@@ -270,7 +270,7 @@ def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
                 expect(close, f"{who} declares vmap_safe, and stacked its {name} differs from that of a loop")
 
 
-def _check_position(who: str, choice: Resolved, g: Geometry, probe: _Probe) -> None:
+def _check_position(who: str, choice: ResolvedChoice, g: Geometry, probe: _Probe) -> None:
     from vitlab.components.position import Resampling, choices_of
 
     position = probe.part
@@ -328,13 +328,13 @@ def _check_attention(who: str, g: Geometry, attention: Any, x: Tensor) -> None:
     expect(same, f"{who}: from_canonical(to_canonical(state)) is not the state")
 
 
-def _build(choice: Resolved, g: Geometry) -> Any:
+def _build(choice: ResolvedChoice, g: Geometry) -> Any:
     if choice.slot == "block":
         return _block(choice, g)
     return slot(choice.slot).build(choice, g.dim if choice.slot == "norm" else g)
 
 
-def _block(choice: Resolved, g: Geometry) -> Any:
+def _block(choice: ResolvedChoice, g: Geometry) -> Any:
     """Build a block with the parts that the model has by default, layer scale and drop path."""
     from vitlab.components.block import Place
 
@@ -345,7 +345,7 @@ def _block(choice: Resolved, g: Geometry) -> Any:
     return block
 
 
-def _probe(choice: Resolved, g: Geometry, seed: int = 0) -> _Probe:
+def _probe(choice: ResolvedChoice, g: Geometry, seed: int = 0) -> _Probe:
     """Build a part and move its parameters away from special values, such as zero initialisation."""
     probe = _Probe(choice.slot, _build(choice, g), g)
     generator = torch.Generator().manual_seed(seed)

@@ -216,8 +216,8 @@ class Projected(Model):
         for name, parameter in self.projections.named_parameters():
             g = torch.Generator().manual_seed(noise.key(seed, "init", f"projections.{name}"))
             if parameter.ndim == 2:
-                drawn = torch.empty(parameter.shape).normal_(std=parameter.shape[1] ** -0.5, generator=g)
-                parameter.copy_(drawn)
+                sample = torch.empty(parameter.shape).normal_(std=parameter.shape[1] ** -0.5, generator=g)
+                parameter.copy_(sample)
             else:
                 nn.init.zeros_(parameter)
 

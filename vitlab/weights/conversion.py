@@ -108,8 +108,8 @@ def convert(
     if to not in FORMATS:
         raise WeightsError(f"no format called '{to}'.{nearest(to, FORMATS)} Allowed: {', '.join(FORMATS)}")
     if (container_of(target) == "npz") != (to == "google"):
-        needed = ".npz" if to == "google" else "another suffix than .npz, such as .safetensors"
-        raise WeightsError(f"{target}: a file in the format {to} needs {needed}; rename the target")
+        suffix = ".npz" if to == "google" else "another suffix than .npz, such as .safetensors"
+        raise WeightsError(f"{target}: a file in the format {to} needs {suffix}; rename the target")
     if target.exists() and source.exists() and target.samefile(source):
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
     checkpoint = read(source, form)

@@ -170,9 +170,9 @@ def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
     expected = digests.get(file.name, "")
     if not existing.startswith(expected) or bool(existing) != bool(expected):
         actual = f"has the SHA-256 {existing[:16]}..." if existing else "does not exist"
-        wanted = f"one with {expected[:16]}..." if expected else "no file of this name"
+        description = f"one with {expected[:16]}..." if expected else "no file of this name"
         raise WeightsError(
-            f"{file} is not the expected file: it {actual}, expected is {wanted}; restore it, or plan again with "
+            f"{file} is not the expected file: it {actual}, expected is {description}; restore it, or plan again with "
             "'vitlab run'"
         )
     return data

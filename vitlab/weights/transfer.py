@@ -26,7 +26,7 @@ from vitlab.components.position.together import Together
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry, Pair
 from vitlab.models.contract import Model
-from vitlab.registry import Resolved
+from vitlab.registry import ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.known import Encoding, some
@@ -306,7 +306,7 @@ SHAPES = ("ratio", "representation_size", "width_factor")
 """Options of components that only decide shapes, so that they agree if all tensors fit."""
 
 
-def options_of(choice: Resolved, path: str = "") -> Iterator[tuple[str, Any]]:
+def options_of(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every option of a component, its type under the empty path.
 
     Options in :data:`TRAINED_BY` are left out; implementations of softmax attention have one type.
@@ -318,7 +318,7 @@ def options_of(choice: Resolved, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     yield path, "softmax" if choice.component in SOFTMAX else choice.type.rpartition(":")[2]
     for name, value in choice.options.items():
-        if isinstance(value, Resolved):
+        if isinstance(value, ResolvedChoice):
             yield from options_of(value, f"{path}.{name}")
         elif name not in TRAINED_BY:
             yield f"{path}.{name}", value

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitlab.components.position.contract import Position, Resampling, Rotation, State, position
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
-from vitlab.registry import Pick, Resolved
+from vitlab.registry import Pick, ResolvedChoice
 from vitlab.spec import Choice
 
 
@@ -54,7 +54,7 @@ class Together(Position):
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         """Return a sentence if a part does not fit, is named twice, or is the second to rotate; None otherwise."""
-        choices: Sequence[Resolved] = options["parts"]
+        choices: Sequence[ResolvedChoice] = options["parts"]
         every = [inner for choice in choices for inner in choices_of(choice)]
         names = [choice.type for choice in every]
         for index, name in enumerate(names):
@@ -123,7 +123,7 @@ def encodings(whole: Position) -> dict[str, Position]:
     return parts
 
 
-def choices_of(choice: Resolved) -> tuple[Resolved, ...]:
+def choices_of(choice: ResolvedChoice) -> tuple[ResolvedChoice, ...]:
     """Return the choices of a list of encodings, lists in it included, or the choice itself."""
     if not issubclass(choice.component, Together):
         return (choice,)

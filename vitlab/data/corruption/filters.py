@@ -131,13 +131,13 @@ def plasma(u_BN: Tensor, side: int, decay: float) -> Tensor:
         decay: Ratio of the noise from one scale to the next finer one.
     """
     map_BSS = u_BN.new_zeros(len(u_BN), side, side)
-    step, wobble, drawn = side, 100.0, 0
+    step, wobble, offset = side, 100.0, 0
 
     def middle(sum_BSS: Tensor) -> Tensor:
-        nonlocal drawn
+        nonlocal offset
         count = sum_BSS[0].numel()
-        draw_BSS = u_BN[:, drawn : drawn + count].view(sum_BSS.shape)
-        drawn += count
+        draw_BSS = u_BN[:, offset : offset + count].view(sum_BSS.shape)
+        offset += count
         return torch.add(sum_BSS / 4, draw_BSS, alpha=wobble**2)
 
     while step >= 2:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from vitlab.geometry import DataInfo, Task
-from vitlab.registry import BUILT_IN, Resolved
+from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec import Choice
 
 # The standard metrics are found by name; the imports make them part of the code of every trial.
@@ -42,7 +42,7 @@ def metrics_of(
 
 
 def resolve_metrics(
-    data: DataInfo, chosen: Sequence[Resolved], without_labels: str = ""
+    data: DataInfo, chosen: Sequence[ResolvedChoice], without_labels: str = ""
 ) -> tuple[list[int], list[tuple[int, str]]]:
     """Return the indices of the metrics a trial adds to the standard ones, and the errors by index.
 
@@ -82,11 +82,11 @@ def resolve_metrics(
     return indices, faults
 
 
-def _standard(data: DataInfo) -> list[Resolved]:
+def _standard(data: DataInfo) -> list[ResolvedChoice]:
     # By full name, since a plugin may register the same short name.
     choices = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
     return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]  # type: ignore[attr-defined]
 
 
-def _name(choice: Resolved) -> str:
+def _name(choice: ResolvedChoice) -> str:
     return metric.build(choice).name or choice.type.rpartition(":")[2]

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitlab.data.batches import Batch, Feed
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
-from vitlab.registry import Resolved, Slot
+from vitlab.registry import ResolvedChoice, Slot
 from vitlab.spec import TrainSpec
 from vitlab.training.losses import Value
 from vitlab.training.metrics import TASKS, Metric
@@ -69,7 +69,7 @@ class Objective(ABC):
         return self.setup.spec.objective.type
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, model: Resolved, trial: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, model: ResolvedChoice, trial: Mapping[str, Any]) -> str | None:
         """Return in one sentence why a model cannot be trained by this objective; None if it can.
 
         Args:

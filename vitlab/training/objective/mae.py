@@ -27,7 +27,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.models.anatomy import Anatomy
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
-from vitlab.registry import Resolved, slot
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
@@ -81,7 +81,7 @@ class MAE(Objective):
         self.module = MaskedAutoencoder(model, decoder.to(next(model.parameters())), visible, norm_pixels)
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, model: Resolved, trial: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, model: ResolvedChoice, trial: Mapping[str, Any]) -> str | None:
         """Return a sentence if the model does not treat its patches one by one, or nothing would be hidden."""
         if data.task != "classification":
             return f"objective 'mae' is for images with one label each, and the task of this data is {data.task}"
