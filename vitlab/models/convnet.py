@@ -73,7 +73,7 @@ class ConvNet(Model):
         return self.fc
 
     def forward(self, x_BCHW: Tensor) -> Logits:
-        """Return the logits, channels last on a CPU where that is safe."""
+        """Return the logits."""
         return self.forward_head(self.forward_features(x_BCHW))
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class Tuning:
 
     @property
     def open(self) -> bool:
-        """Whether the choice is still to be made."""
+        """True if the choice is still to be made."""
         return self.winner is None and not self.failure
 
     @property

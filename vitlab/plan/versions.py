@@ -177,7 +177,13 @@ def begin_run(
 
 
 def record_run(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:
-    """Write run.json of a version that is now the latest: its ``time, file, folder, plugins, commit``."""
+    """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one.
+
+    Args:
+        study: the study's folder.
+        version: the version.
+        circumstances: of the run: ``time, file, folder, plugins, commit``.
+    """
     write_json(study / "run.json", {"version": version, **circumstances})
     (study / EARLIER / version / "plan.json").unlink(missing_ok=True)  # study.yaml there may be the file being run
 

@@ -46,7 +46,7 @@ class Scale:
 
     @property
     def is_share(self) -> bool:
-        """Whether the metric is a share of one."""
+        """True if the metric is a share of one."""
         return self.factor != 1.0
 
     @property

@@ -33,7 +33,7 @@ MAX_SIMULATED = 30  #: comparisons; of more, the forecast is that of own varianc
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a study will be able to detect."""
+    """Differences that a study will be able to detect, by the spread of earlier trainings."""
 
     kind: str  #: what the earlier trainings have in common with the planned ones
     studies: tuple[str, ...]
@@ -87,13 +87,13 @@ def forecast(plan: Plan, store: Store) -> Forecast:
     splits = {item.trial.seeds.get("split") for item in _trials(plan)}
     vary_split = len(splits) > 1 and plan.analysis.metric.startswith("val/")
     alike = [item for item in earlier if (item.overlap > 0) == vary_split]
-    for kind, chosen in (
+    for kind, spreads in (
         ("of this study", [item for item in earlier if own.issuperset(item.keys)]),
         ("of like trainings", [item for item in alike if _is_like(item.trial, like)]),
         ("on the same data", [item for item in alike if item.trial.data == like.data]),
     ):
         distinct: list[_Spread] = []
-        for item in sorted(chosen, key=lambda item: -item.df):
+        for item in sorted(spreads, key=lambda item: -item.df):
             if all(item.keys.isdisjoint(other.keys) for other in distinct):
                 distinct.append(item)
         df = sum(item.df for item in distinct)

@@ -66,7 +66,7 @@ class _Process:
 
 
 def launch_ranks(count: int, work: RankFunction, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
-    """Run a function in several processes.
+    """Run a function in several processes, and return the result of the first or the failure of one.
 
     Args:
         count: Number of processes.

@@ -88,11 +88,11 @@ class Position(Part):
         return x_BTD
 
     def rotation(self, layer: int) -> Rotation | None:
-        """Return the rotation of queries and keys; rows of class and distillation tokens have cosine 1 and sine 0."""
+        """Return the rotation of queries and keys, in which class and distillation tokens stay as they are, or None."""
         return None
 
     def bias(self, layer: int) -> Tensor | None:
-        """Return the bias on the logits of every head, (H, T, T), for query (first T) and key."""
+        """Return the bias on the logits of every head, (H, T, T), for query (first T) and key, or None."""
         return None
 
     def mix(self, x_BTD: Tensor, layer: int) -> Tensor:

@@ -24,7 +24,7 @@ from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
-from vitlab.registry import Resolved
+from vitlab.registry import ResolvedChoice
 from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
@@ -93,7 +93,7 @@ class DINO(Objective):
         self.module: SelfDistillation = SelfDistillation(self.student)
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, model: Resolved, trial: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, model: ResolvedChoice, trial: Mapping[str, Any]) -> str | None:
         """Return a sentence if the model does not pool its tokens to one vector."""
         if data.task != "classification":
             return f"objective 'dino' is for images with one label each, and the task of this data is {data.task}"
@@ -142,7 +142,7 @@ class DINO(Objective):
 
     @torch.no_grad()
     def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
-        """Return the cross-entropy of student and teacher on each image, (B,)."""
+        """Return the cross-entropy of student and teacher on each image, (B,), for the metrics to read."""
         with autocast(x.device, self.setup.spec.precision):
             student_BK = wide(self.student(x))
         log_BK = (student_BK / self.student_temperature).log_softmax(1)
