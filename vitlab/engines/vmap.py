@@ -121,8 +121,7 @@ class Vmap(Engine):
                     for row, accumulator in enumerate(accumulators):
                         accumulator.add({name: view[row] for name, view in views.items()}, batch.y_B, batch.id_B)
                 for training, evaluations, accumulator in zip(self.trainings, results, accumulators, strict=True):
-                    result = EvaluationResult(split, accumulator.metrics(), accumulator.columns())
-                    evaluations.append(training.with_features(result))
+                    evaluations.append(training.with_features(accumulator.result(split)))
         self.module.train()
         for training in self.trainings:
             training.exclude_time(time.perf_counter() - began)

@@ -46,7 +46,7 @@ class EvaluationResult(NamedTuple):
 @torch.no_grad()
 def evaluate(
     objective: Objective, feed: Feed, split: Split, task: Task, metrics: Mapping[str, Metric]
-) -> tuple[dict[str, float], Columns]:
+) -> EvaluationResult:
     """Return the metrics of an objective's module on a split, and the values per image.
 
     The module keeps its mode.
@@ -58,7 +58,7 @@ def evaluate(
     for batch in map(objective.evaluation_batch, evaluation_batches(feed, split, task)):
         accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
     module.train(was_training)
-    return accumulator.metrics(), accumulator.columns()
+    return accumulator.result(split)
 
 
 def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
@@ -114,6 +114,10 @@ class MetricAccumulator:
         for name, one in self._metrics.items():
             for view in views if one.every_view else ("",):
                 self._rows[name][view].append(one.rows(views[view], target))
+
+    def result(self, split: Split) -> EvaluationResult:
+        """Return the evaluation of the split whose batches were added."""
+        return EvaluationResult(split, self.metrics(), self.columns())
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of all batches; the loss alone if it is not finite."""

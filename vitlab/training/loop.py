@@ -241,8 +241,8 @@ class Training:
         with self.averaged():
             further = split in self.feed.further
             with nullcontext({}) if further else self.objective.evaluation_metrics() as extra:
-                metrics, columns = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split))
-            return self.with_features(EvaluationResult(split, {**metrics, **extra}, columns))
+                result = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split))
+            return self.with_features(result._replace(metrics={**result.metrics, **extra}))
 
     def with_features(self, result: EvaluationResult) -> EvaluationResult:
         """Add the metrics of features to an evaluation with the current weights, unless the training has diverged."""
