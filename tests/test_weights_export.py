@@ -241,6 +241,8 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
             "its patches are of 4x2 pixels, and the format supports square ones alone",
         ),
         ({"blocks": {"1": {"block": "postnorm"}}}, "timm", "block 'postnorm' is stored under names of vitlab alone"),
+        ({"block": "parallel_things"}, "deit", "DeiT has no tensor for blocks.0.attns.0."),
+        ({"blocks": {"1": {"block": "parallel_things"}}}, "timm", "block of block 1 is parallel_things, and the file"),
         ({"attention": "differential"}, "timm", "attention 'differential' is stored under names of vitlab alone"),
         ({"mlp": "relu2"}, "timm", "mlp 'relu2' exists in vitlab alone"),
         ({"mlp": {"type": "gelu", "norm": "layernorm"}}, "timm", "mlp with a norm before its last layer"),
@@ -279,6 +281,10 @@ def test_foreign_config_beside_target_is_noticed(tmp_path: Path) -> None:
         ({"mlp": TANH}, {"act_layer": "gelu_tanh"}),
         ({"registers": 2, "layer_scale": 0.1}, {"reg_tokens": 2, "init_values": 0.1}),
         ({"attention": {"type": "per_head", "qkv_bias": False}}, {"qkv_bias": False}),
+        (
+            {"block": {"type": "parallel_things", "number": 3}, "layer_scale": 0.1, "attention": "split"},
+            {"block_fn": partial(timm.ParallelThingsBlock, num_parallel=3), "init_values": 0.1},
+        ),
     ],
 )
 def test_timm_computes_the_same(options: dict[str, Any], arguments: dict[str, Any], tmp_path: Path) -> None:

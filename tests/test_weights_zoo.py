@@ -45,6 +45,9 @@ DIFFERENT = (
     "test_vit3",
     "global_pool=token, fc_norm=True",
     "norm_layer=simplenorm",
+    "vit_small_patch16_18x2_224",
+    "block_fn=ParallelThingsBlock",
+    "several attentions side by side",
     "ViTMSNForImageClassification: num_attention_heads=4",
     "3x5 patches",
     "big_vision, sincos2d positions, 4x4 stated",
@@ -124,7 +127,15 @@ def vit(folder: Path, **config: Any) -> Path:
         ({"architecture": "vit_tinny_patch16_224"}, "Did you mean 'vit_tiny_patch16_224'"),
         (
             {"model_args": {"num_kv_heads": 1}},
-            "num_kv_heads of vit_tiny_patch16_224 is 1, and vitlab opens no weights with that",
+            "num_kv_heads of vit_tiny_patch16_224 is 1; supported: 2. Use other weights.",
+        ),
+        (
+            {"model_args": {"mlp_layer": "GluMlp"}},
+            "mlp_layer of vit_tiny_patch16_224 is GluMlp; supported: Mlp, SwiGLU",
+        ),
+        (
+            {"model_args": {"block_fn": "ParallelThingsBlock"}},
+            "says block_fn ParallelThingsBlock, and the tensors beside it have Block",
         ),
     ],
 )

@@ -325,6 +325,11 @@ BARE_FILES: dict[str, tuple[dict[str, Any], ModelFacts, tuple[str, ...]]] = {
         PLAIN,
         ("reads the patches alone",),
     ),
+    "several attentions side by side": (
+        {"block_fn": functools.partial(timm_vit.ParallelThingsBlock, num_parallel=3), "init_values": 0.1},
+        PLAIN,
+        (),
+    ),
     "no class row": ({"no_embed_class": True}, PLAIN, ()),
     "no class row, 4x4 stated": ({"no_embed_class": True}, ModelFacts(heads=2, grid=(4, 4)), ()),
     "no class row, 9 patches": ({"no_embed_class": True, "img_size": 12}, PLAIN, ()),

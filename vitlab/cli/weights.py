@@ -147,6 +147,7 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
         "grid": f"{_by(model.grid)} (images of {_by(model.info.image)})",
         "prefix": ", ".join(model.prefix) or "none",
         "position": _position(model),
+        "block": _detail(options.get("block", "prenorm"), "number"),
         "attention": _detail(options["attention"], "qkv_bias", "qk_norm"),
         "mlp": _detail(options["mlp"], "ratio", "approximate"),
         "norm": _detail(options["norm"], "eps"),

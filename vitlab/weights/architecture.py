@@ -17,7 +17,7 @@ from vitlab.models.anatomy import SIZES
 from vitlab.spec import Choice
 from vitlab.spec.choice import PARTS, TOGETHER
 from vitlab.weights.known import AssumedFacts, Encoding, ModelFacts, plain, requested_grid, some
-from vitlab.weights.names import State, depth_of
+from vitlab.weights.names import BlockNames, State, depth_of
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
 HEAD_DIM = 64  #: of the published sizes up to L; assumed for any other width
@@ -98,10 +98,11 @@ def architecture(
     final = "fc_norm" if pooled else "norm"
     head, outputs = _head(tensors, facts, prefix, registers, pooled, classes)
     eps = facts.of("eps", lambda value: f"norms of eps {value:g}, the default of {title}")
-    norm = _norm(state, "blocks.0.norm1", eps, facts)
-    attention: dict[str, Any] = {"type": "auto", "qkv_bias": "blocks.0.attn.qkv.bias" in state}
-    if "blocks.0.attn.q_norm.weight" in state:
-        attention["qk_norm"] = _norm(state, "blocks.0.attn.q_norm", eps)
+    block = tensors.block
+    norm = _norm(state, block.norm, eps, facts)
+    attention: dict[str, Any] = {"type": "auto", "qkv_bias": f"{block.attention}.qkv.bias" in state}
+    if f"{block.attention}.q_norm.weight" in state:
+        attention["qk_norm"] = _norm(state, f"{block.attention}.q_norm", eps)
     options = {
         "patch_size": patch_size,
         "dim": dim,
@@ -111,10 +112,11 @@ def architecture(
         "registers": registers,
         "patch": patch,
         "position": _position(state, rows, facts),
+        "block": {"type": "parallel_things", "number": block.parallel} if block.parallel else "prenorm",
         "attention": attention,
         "mlp": _mlp(tensors, dim, facts),
         "norm": norm,
-        "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in state else None,
+        "layer_scale": 1e-5 if f"{block.layer_scale}.gamma" in state else None,
         "final_norm": _norm(state, final, eps) if f"{final}.weight" in state else {"type": "none"},
         "final_norm_at": "pooled" if pooled else "tokens",
         "head": head,
@@ -140,8 +142,9 @@ _CANONICAL = re.compile(
     r"(cls_token|dist_token|reg_token|pos_embed|position\.freqs|attn_pool\..+)|"
     r"(patch_embed\.(proj|norm)|norm|fc_norm|head|head_dist|pre_logits\.fc)\.(weight|bias)|"
     r"patch_embed\.backbone\.((stem\.)?(conv|norm)|stages\.\d+\.blocks\.\d+\..+)\.(weight|bias)|"
-    r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj|q_norm|k_norm)|mlp\.(fc1|fc2|fc1_g|fc1_x))\.(weight|bias)|"
-    r"blocks\.\d+\.ls[12]\.gamma"
+    r"blocks\.\d+\.((attns|ffns)\.\d+\.)?(norm[12]?|attn\.(qkv|proj|q_norm|k_norm)|mlp\.(fc1|fc2|fc1_g|fc1_x))\."
+    r"(weight|bias)|"
+    r"blocks\.\d+\.((attns|ffns)\.\d+\.)?ls[12]?\.gamma"
 )
 _NOT_IN_TENSORS = ("rope2d", "rope2d_mixed", "sincos2d")
 """Position encodings that leave no tensor, and are stated as an :class:`Encoding`."""
@@ -153,6 +156,7 @@ class _Tensors:
     def __init__(self, state: State, unknown: Collection[str]) -> None:
         self.state = state
         self.unknown = unknown  #: names in the file that its format does not have
+        self.block = BlockNames.of(state)
 
     def shape(self, name: str, axes: int) -> tuple[int, ...]:
         value = self.state.get(name)
@@ -206,8 +210,9 @@ def _heads(tensors: _Tensors, dim: int, facts: AssumedFacts) -> int:
                 "a teacher in a study)"
             )
         return heads
-    if "blocks.0.attn.q_norm.weight" in tensors.state:
-        (head_dim,) = tensors.shape("blocks.0.attn.q_norm.weight", 1)
+    q_norm = f"{tensors.block.attention}.q_norm.weight"
+    if q_norm in tensors.state:
+        (head_dim,) = tensors.shape(q_norm, 1)
         if head_dim and dim % head_dim == 0:
             return dim // head_dim
     for name in PUBLISHED:
@@ -306,12 +311,13 @@ def _norm(state: State, name: str, eps: float | None, facts: AssumedFacts | None
 
 
 def _mlp(tensors: _Tensors, dim: int, facts: AssumedFacts) -> dict[str, Any]:
-    gated = "blocks.0.mlp.fc1_g.weight" in tensors.state
-    hidden, _ = tensors.shape("blocks.0.mlp.fc1_g.weight" if gated else "blocks.0.mlp.fc1.weight", 2)
-    _, back = tensors.shape("blocks.0.mlp.fc2.weight", 2)
+    mlp = tensors.block.mlp
+    gated = f"{mlp}.fc1_g.weight" in tensors.state
+    hidden, _ = tensors.shape(f"{mlp}.{'fc1_g' if gated else 'fc1'}.weight", 2)
+    _, back = tensors.shape(f"{mlp}.fc2.weight", 2)
     if hidden != back:
         raise WeightsError(
-            f"blocks.0.mlp.fc1 has {hidden} outputs and fc2 {back} inputs, as in a gated MLP packed into one matrix, "
+            f"{mlp}.fc1 has {hidden} outputs and fc2 {back} inputs, as in a gated MLP packed into one matrix, "
             "which vitlab does not support; use other weights"
         )
     ratio = hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim

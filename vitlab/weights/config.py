@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from vitlab.errors import WeightsError, nearest
 from vitlab.geometry import Pair
 from vitlab.weights.known import Encoding, ModelFacts, plain, some
-from vitlab.weights.names import State, depth_of, patch_of, tensor_size
+from vitlab.weights.names import BlockNames, State, depth_of, patch_of, tensor_size
 from vitlab.weights.timm_models import (
     CONFIG_KEYS,
     IN_TENSORS,
@@ -118,17 +118,26 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
             f"{where}: model_args.{unknown[0]} is {arguments[unknown[0]]!r}, which vitlab does not support; use other "
             "weights"
         )
+    of_heads = ("num_kv_heads", "attn_pool_num_heads")
     for key, allowed in ONE_VALUE.items():
         value = arguments.get(key)
-        same = key in ("num_kv_heads", "attn_pool_num_heads") and value == arguments["num_heads"]
+        same = key in of_heads and value == arguments["num_heads"]
         if value not in allowed and not same:
-            raise WeightsError(
-                f"{where}: {key} of {name} is {plain(value)}, and vitlab opens no weights with that; use other weights"
+            supported = (
+                [str(arguments["num_heads"])]
+                if key in of_heads
+                else [str(one) for one in allowed if one not in (None, "")]
             )
-    width = config.get("num_features")
+            raise WeightsError(
+                f"{where}: {key} of {name} is {plain(value)}; supported: {', '.join(supported) or 'none'}. Use other "
+                "weights."
+            )
+    block = BlockNames.of(state)
+    width = tensor_size(state, f"{block.norm}.weight", 0)
     for key, value, actual in (
-        ("num_features", width, tensor_size(state, "blocks.0.norm1.weight", 0)),
-        ("embed_dim", model_args.get("embed_dim"), tensor_size(state, "blocks.0.norm1.weight", 0)),
+        ("block_fn", arguments.get("block_fn") or "Block", "ParallelThingsBlock" if block.parallel else "Block"),
+        ("num_features", config.get("num_features"), width),
+        ("embed_dim", model_args.get("embed_dim"), width),
         ("depth", model_args.get("depth"), depth_of(state)),
         ("patch_size", _pair(model_args.get("patch_size")), patch_of(state)),
         ("num_classes", model_args.get("num_classes") or None, tensor_size(state, "head.weight", 0)),
@@ -213,7 +222,7 @@ def _pool(
 def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["none", "tanh"]:
     """Return the approximation of the GELU; a gated MLP has a SiLU instead."""
     value = str(arguments.get("act_layer") or "gelu")
-    if "blocks.0.mlp.fc1_g.weight" in state:
+    if f"{BlockNames.of(state).mlp}.fc1_g.weight" in state:
         if arguments["class"] != "Eva" and value.lower() != "silu":
             raise WeightsError(
                 f"{where}: act_layer is {value} in a gated MLP, where vitlab supports silu alone; use other weights"

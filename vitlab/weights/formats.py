@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.weights.known import HALF, IMAGENET, ORIGINAL_VIT, Encoding, ModelFacts
-from vitlab.weights.names import Canonical, Format, KeyEntry, KeyMap, State, fuse_qkv, pair, split_qkv
+from vitlab.weights.known import HALF, IMAGENET, ORIGINAL_VIT, Encoding, ModelFacts, some
+from vitlab.weights.names import PARALLEL, Canonical, Format, KeyEntry, KeyMap, State, fuse_qkv, pair, split_qkv
 
 _BLOCK = re.compile(r"blocks\.\d+\.norm1\.weight")
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
@@ -66,6 +66,8 @@ class DeiTFormat(Format):
         return Canonical(_fuse_qv_bias({_GAMMA.sub(r"\1.ls\2.gamma", name): x for name, x in state.items()}))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+        if parallel := [name for name in state if PARALLEL.match(name)]:
+            raise WeightsError(f"{self.title} has no tensor for {some(parallel)}; use another format")
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
 
     def infer_facts(self, state: State) -> ModelFacts:

@@ -202,6 +202,28 @@ def _convert_layout(name: str, value: Tensor, convert: Callable[[Tensor], Tensor
         ) from None
 
 
+class BlockNames(NamedTuple):
+    """Canonical names of the parts of the first block, in whose branches all blocks agree."""
+
+    norm: str = "blocks.0.norm1"
+    attention: str = "blocks.0.attn"
+    mlp: str = "blocks.0.mlp"
+    layer_scale: str = "blocks.0.ls1"
+    parallel: int = 0  #: attentions, and MLPs, side by side as in ``parallel_things``; 0 in a block with one of each
+
+    @classmethod
+    def of(cls, state: State) -> BlockNames:
+        """Return the names in a canonical state."""
+        branches = {match[1] for name in state if (match := PARALLEL.match(name))}
+        if not branches:
+            return cls()
+        attention, mlp = "blocks.0.attns.0", "blocks.0.ffns.0"
+        return cls(f"{attention}.norm", f"{attention}.attn", f"{mlp}.mlp", f"{attention}.ls", len(branches))
+
+
+PARALLEL = re.compile(r"blocks\.0\.(?:attns|ffns)\.(\d+)\.")
+
+
 def tensor_size(state: State, name: str, axis: int) -> int | None:
     """Return the length of an axis of a tensor; None if the state has no such axis."""
     value = state.get(name)

@@ -255,7 +255,7 @@ MAPPED = key_set(
 )
 
 ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
-    "block_fn": (None, "Block"),
+    "block_fn": (None, "Block", "ParallelThingsBlock"),
     "attn_layer": (None, "", "attn", "Attention"),
     "mlp_layer": (None, "Mlp", "SwiGLU"),
     "embed_layer": (None, "PatchEmbed"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention import SOFTMAX
+from vitlab.components.block.parallel import ParallelThings
 from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.mlp import GeluMLP, SwiGLU
 from vitlab.components.norm import DynamicTanh, LayerNorm, NoNorm, RMSNorm
@@ -123,7 +124,8 @@ class TrialModel:
         if pool in ("max", "avgmax", "prr") or over == "all":
             return f"its pooling, {pool} over {over}, is shown by no tensor"
         blocks = self._anatomy().blocks
-        if other := next((block.block.type for block in blocks if block.block.component is not PreNorm), None):
+        stored = (PreNorm, ParallelThings)
+        if other := next((block.block.type for block in blocks if block.block.component not in stored), None):
             return f"block '{other}' is stored under names of vitlab alone"
         if self.options.get("parametrization") == "mup" and self.model.base_width != self.model.geometry.dim:
             return "the scale of attention under parametrization 'mup' exists in vitlab alone"
