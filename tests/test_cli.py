@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import importlib
 import io
 import json
@@ -22,7 +23,7 @@ import pytest
 import yaml
 
 from vitlab import lab, registry, report, spec
-from vitlab.cli import COMMANDS, main, options
+from vitlab.cli import COMMANDS, READING, main, options, sync, validate
 from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
 from vitlab.data.datasets.base import NORMALIZATIONS
@@ -135,6 +136,15 @@ def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     assert (code, printed) == (0, "2 combinations of components ran two steps each.\n"), err
     assert "4 trials; 2 to train\n" in err
     assert "2 trials have the same components as another and are left out." in err
+
+
+def test_garbage_is_collected_except_while_a_command_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(READING) <= COMMANDS.keys() - {"run", "check", "explain", "similarity", "coordinates", "ui", "logs"}
+    enabled: list[bool] = []
+    for module in (validate, sync):
+        monkeypatch.setattr(module.command, "callback", lambda **_: enabled.append(gc.isenabled()))
+    assert call("validate", "quickstart")[0] == call("sync", tmp_path)[0] == 0
+    assert enabled == [False, True] and gc.isenabled()
 
 
 def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

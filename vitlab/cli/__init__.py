@@ -8,6 +8,7 @@ a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive i
 from __future__ import annotations
 
 import errno
+import gc as garbage  # not gc, which is the module of that command once it has been imported
 import importlib
 import os
 import sys
@@ -47,6 +48,9 @@ COMMANDS = {
 """Command to its line in ``vitlab --help``; each command is in the module of its name."""
 
 
+READING = ("plan", "validate", "status", "studies", "report", "compare", "judge", "list", "show", "plugins", "schema")
+"""Commands that read and end.  Garbage collection would take a tenth of their time, and what they import stays."""
+
 EPILOG = (
     "'vitlab list studies' lists the studies that come with vitlab, 'vitlab show study NAME' prints the file of one, "
     "and 'vitlab run NAME' runs it."
@@ -81,6 +85,9 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not context.resilient_parsing:
             raise click.UsageError(f"no command called '{args[0]}'.{nearest(args[0], COMMANDS)}", context)
+        if args and args[0] in READING and garbage.isenabled():
+            garbage.disable()
+            context.call_on_close(garbage.enable)
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import collection_paused, format_option, out_option
+from vitlab.cli.options import format_option, out_option
 
 FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
 
@@ -20,10 +20,9 @@ FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
 @format_option(FORMATS)
 def command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
-    with collection_paused():
-        from vitlab.report import render_between
-        from vitlab.report.api import open_study
-        from vitlab.report.between import between
+    from vitlab.report import render_between
+    from vitlab.report.api import open_study
+    from vitlab.report.between import between
 
-        comparison = between(open_study(first, out=out), open_study(second, out=out))
-        sys.stdout.buffer.write(render_between(comparison, form).encode())
+    comparison = between(open_study(first, out=out), open_study(second, out=out))
+    sys.stdout.buffer.write(render_between(comparison, form).encode())

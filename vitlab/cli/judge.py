@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vitlab.cli.compare import FORMATS
-from vitlab.cli.options import collection_paused, format_option
+from vitlab.cli.options import format_option
 
 
 class FiniteRange(click.FloatRange):
@@ -59,20 +59,19 @@ def command(
 
     Every row is one training:  vitlab judge results.csv --arm model --seed seed --metric acc
     """
-    with collection_paused():
-        from vitlab.report import render_between
-        from vitlab.report.external import judge
+    from vitlab.report import render_between
+    from vitlab.report.external import judge
 
-        judged = judge(
-            table,
-            metric=metric,
-            arm=arm,
-            seed=seed,
-            baseline=baseline,
-            baselines=baselines,
-            goal=None if goal is None else "max" if goal == "max" else "min",
-            margin=margin,
-            alpha=alpha,
-            images=images,
-        )
-        sys.stdout.buffer.write(render_between(judged, form).encode())
+    comparison = judge(
+        table,
+        metric=metric,
+        arm=arm,
+        seed=seed,
+        baseline=baseline,
+        baselines=baselines,
+        goal=None if goal is None else "max" if goal == "max" else "min",
+        margin=margin,
+        alpha=alpha,
+        images=images,
+    )
+    sys.stdout.buffer.write(render_between(comparison, form).encode())

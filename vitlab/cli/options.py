@@ -1,24 +1,30 @@
-"""Options, path formatting and a setting of the process shared by several commands."""
+"""Options and path formatting shared by several commands."""
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from vitlab.cli.completion import complete_file
+from vitlab.cli.completion import complete_arm, complete_file, complete_study
 from vitlab.errors import UserError
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 OUT = Path("vitlab-runs")
 file_argument = click.argument("file", type=click.Path(path_type=Path), shell_complete=complete_file)
+study_argument = click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
+arms_option = click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    shell_complete=complete_arm,
+    help="Arm of the study. May be given several times.  [default: all]",
+)
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -71,6 +77,18 @@ no_plugin_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def to_option(default: str, each: str) -> Callable[[Callback], Callback]:
+    """Return the option ``--to`` for a folder of pictures and numbers, with one folder ``each``."""
+    return click.option(
+        "--to",
+        "target",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path(default),
+        show_default=True,
+        help=f"Folder for pictures and numbers, one folder {each}.",
+    )
+
+
 def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
     """Return the option ``--format`` of a report in these formats."""
     return click.option(
@@ -81,21 +99,6 @@ def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
         show_default=True,
         help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
     )
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Pause garbage collection, which takes a fifth of the time of a short command: what it imports stays.
-
-    For commands that only read; a training relies on collection.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:

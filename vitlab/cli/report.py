@@ -7,14 +7,19 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.completion import complete_study
-from vitlab.cli.options import collection_paused, format_option, out_option, parse_changes, set_option
+from vitlab.cli.options import (
+    format_option,
+    out_option,
+    parse_changes,
+    set_option,
+    study_argument,
+)
 
 FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "json")
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
+@study_argument
 @out_option
 @set_option
 @format_option(FORMATS)
@@ -24,17 +29,16 @@ def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output:
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
-    with collection_paused():
-        from vitlab.report import read_report
-        from vitlab.report.api import open_study
+    from vitlab.report import read_report
+    from vitlab.report.api import open_study
 
-        plan, store = open_study(study, out=out, changes=parse_changes(changes))
-        rendered = read_report(plan, store, form)
-        if rendered is None:
-            # Something ended since the last report, so it is made anew; only this needs pandas.
-            from vitlab.report import render
+    plan, store = open_study(study, out=out, changes=parse_changes(changes))
+    rendered = read_report(plan, store, form)
+    if rendered is None:
+        # Something ended since the last report, so it is made anew; only this needs pandas.
+        from vitlab.report import render
 
-            rendered = render(plan, store, form)
+        rendered = render(plan, store, form)
     data = rendered if isinstance(rendered, bytes) else rendered.encode()
     if output is not None:
         from vitlab.store.files import write_bytes
