@@ -176,16 +176,16 @@ def test_planning_refuses_other_optimizers_and_objectives_with_parts_of_their_ow
         sentence = "model.parametrization mup is for Adam, and the optimizer is SGD; use adamw or adam"
         assert caught.value.faults == [(("train", "optimizer"), sentence)]
         assert Resolver(data_info).resolve(trial(dim, {"optimizer": "adam"})).incompatibility == ""
-        resolved = Resolver(data_info).resolve(trial(dim, {"objective": "mae"}))
-        assert "objective 'mae' trains further ones" in resolved.incompatibility
+        spec = Resolver(data_info).resolve(trial(dim, {"objective": "mae"}))
+        assert "objective 'mae' trains further ones" in spec.incompatibility
 
 
 def test_start_from_another_scale_of_attention_names_it() -> None:
     how = InitFrom.model_validate({"checkpoint": "x"})
     standard = build(parametrization="standard")
-    told = "parametrization is mup with base_width 64, and in the model that the weights were trained in it is "
-    assert start_from(build(), standard, how) == [f"{told}standard"]
-    assert start_from(build(), build(base_width=16), how) == [f"{told}mup with base_width 16"]
+    sentence = "parametrization is mup with base_width 64, and in the model that the weights were trained in it is "
+    assert start_from(build(), standard, how) == [f"{sentence}standard"]
+    assert start_from(build(), build(base_width=16), how) == [f"{sentence}mup with base_width 16"]
     assert start_from(build(base_width=32), standard, how) == start_from(build(), build(), how) == []
 
 
@@ -201,7 +201,7 @@ def study_file(folder: Path, **base: Any) -> Path:
 def test_command_prints_changes_by_width_and_a_sentence(tmp_path: Path) -> None:
     file = study_file(tmp_path)
     options = ("--widths", "256,16", "--out", tmp_path, "--seeds", 1)
-    code, printed, _ = call("coordinates", file, *options)
+    code, printed, err = call("coordinates", file, *options)
     rows = [line.split() for line in printed.splitlines()]
     assert code == 0
     names = ["blocks.0.attn", "blocks.0.mlp", "logits"]
@@ -211,6 +211,8 @@ def test_command_prints_changes_by_width_and_a_sentence(tmp_path: Path) -> None:
         for _, narrow, wide, ratio in rows[first : first + 3]:
             sizes = sorted((float(narrow), float(wide)))
             assert float(ratio) == pytest.approx(sizes[1] / sizes[0], rel=0.02)
+    trainings = [f"{kind}: training 1 seed at model.dim {width}" for kind in ("standard", "mup") for width in (16, 256)]
+    assert err.splitlines() == ["importing PyTorch", *trainings]
     assert "standard: beyond the factor 2; " in printed and "mup: within the factor 2; " in printed
     code, printed, _ = call("coordinates", file, *options, "--factor", 1)
     assert code == 1 and "mup: beyond the factor 1; " in printed

@@ -66,20 +66,27 @@ def command(
     standard and mup.  Exit code 1 if mup is beyond the factor.
     """
     file = study_file(file, out)
-    click.echo(f"training the base of {file} at {len(widths)} widths", err=True)
+    click.echo("importing PyTorch", err=True)
     from vitlab.driver.coordinates import check_coordinates
 
-    checked = check_coordinates(
-        file, widths, steps=steps, seeds=seeds, changes=parse_changes(changes), plugins=plugins, out=out
+    results = check_coordinates(
+        file,
+        widths,
+        steps=steps,
+        seeds=seeds,
+        changes=parse_changes(changes),
+        plugins=plugins,
+        out=out,
+        say=lambda sentence: click.echo(sentence, err=True),
     )
     head = "".join(f"{width:>11}" for width in widths)
     click.echo(f"Mean absolute change of outputs after {steps} steps, by model.dim; last, largest over smallest.")
-    for one in checked:
+    for one in results:
         click.echo(f"\n{one.parametrization:20}{head}{'ratio':>9}")
         for layer, by_width in one.changes.items():
             click.echo(f"{layer:20}{''.join(f'{by_width[width]:11.3g}' for width in widths)}{one.ratio(layer):9.3g}")
     click.echo()
-    for one in checked:
+    for one in results:
         click.echo(one.sentence(factor))
-    if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in checked):
+    if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in results):
         context.exit(1)

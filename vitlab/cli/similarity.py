@@ -6,29 +6,15 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import out_option
+from vitlab.cli.options import arms_option, out_option, study_argument, to_option
 from vitlab.store.files import folder_name
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
-@click.option(
-    "--arm",
-    "arms",
-    multiple=True,
-    shell_complete=complete_arm,
-    help="Arm of the study. May be given several times.  [default: all]",
-)
+@study_argument
+@arms_option
 @click.option("--images", type=click.IntRange(4), default=512, show_default=True, help="Number of validation images.")
-@click.option(
-    "--to",
-    "target",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("similarity"),
-    show_default=True,
-    help="Folder for pictures and numbers, one folder for each study.",
-)
+@to_option("similarity", each="for each study")
 @out_option
 def command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: Path) -> None:
     """Compare the features of the arms of STUDY, block by block, on the same validation images (linear CKA).

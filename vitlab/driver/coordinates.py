@@ -20,7 +20,7 @@ from vitlab.components.attention import Attention
 from vitlab.components.mlp import MLP
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.planning import plan_study
-from vitlab.errors import UserError
+from vitlab.errors import UserError, count
 from vitlab.models.contract import Model
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.registry import slot
@@ -31,6 +31,8 @@ from vitlab.training.loop import Training
 
 Parametrization = Literal["standard", "mup"]
 IMAGES = 32  #: images whose outputs are compared
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def check_coordinates(
     changes: Mapping[str, Any] = {},
     plugins: Sequence[str | Path] = (),
     out: str | Path = OUT,
+    say: Say = lambda sentence: None,
 ) -> list[Coordinates]:
     """Train a study's base for some steps at several widths, in both parametrizations, and return the changes.
 
@@ -82,6 +85,7 @@ def check_coordinates(
         changes: see :func:`vitlab.run`.
         plugins: see :func:`vitlab.run`.
         out: see :func:`vitlab.run`.
+        say: called with a sentence before the trainings of each width.
 
     Raises:
         SpecError: if the file is wrong.
@@ -90,16 +94,28 @@ def check_coordinates(
     study, _ = plan_study(file, changes=changes, plugins=plugins, out=out)
     resolver = Resolver(data_info)
 
-    def train_at(parametrization: Parametrization) -> Callable[[int, int], Training]:
-        trials = {width: _resolve(study, resolver, width, parametrization, steps) for width in widths}
-        return lambda width, seed: _training(trials[width], seed)
+    kinds: tuple[Parametrization, ...] = get_args(Parametrization)
+    trials = {kind: {width: _resolve(study, resolver, width, kind, steps) for width in widths} for kind in kinds}
 
-    made = {parametrization: train_at(parametrization) for parametrization in get_args(Parametrization)}
-    return [Coordinates(name, measure(make, widths, range(seeds), steps)) for name, make in made.items()]
+    def coordinates(kind: Parametrization) -> Coordinates:
+        layers = measure(
+            lambda width, seed: _training(trials[kind][width], seed),
+            widths,
+            range(seeds),
+            steps,
+            lambda sentence: say(f"{kind}: {sentence}"),
+        )
+        return Coordinates(kind, layers)
+
+    return [coordinates(kind) for kind in kinds]
 
 
 def measure(
-    make: Callable[[int, int], Training], widths: Sequence[int], seeds: Sequence[int], steps: int
+    make: Callable[[int, int], Training],
+    widths: Sequence[int],
+    seeds: Sequence[int],
+    steps: int,
+    say: Say = lambda sentence: None,
 ) -> dict[str, dict[int, float]]:
     """Return the mean absolute changes by layer and width, as means over seeds.
 
@@ -108,9 +124,11 @@ def measure(
         widths: the widths.
         seeds: the seeds.
         steps: optimizer steps.
+        say: called with a sentence before the trainings of each width.
     """
     totals: dict[str, dict[int, float]] = {}
     for width in widths:
+        say(f"training {count(len(seeds), 'seed')} at model.dim {width}")
         for seed in seeds:
             for layer, change in changes_of_outputs(make(width, seed), steps).items():
                 by_width = totals.setdefault(layer, dict.fromkeys(widths, 0.0))
@@ -165,12 +183,12 @@ def _resolve(
     tree = {name: value for name, value in tree.items() if name not in ("init_from", "distill")}
     place = f"model.dim {width}, model.parametrization {parametrization}"
     try:
-        resolved = resolver.resolve(tree)
+        trial = resolver.resolve(tree)
     except Faults as faults:
         raise UserError(f"{place}: {faults}") from None
-    if resolved.incompatibility:
-        raise UserError(f"{place}: {resolved.incompatibility}")
-    return resolved
+    if trial.incompatibility:
+        raise UserError(f"{place}: {trial.incompatibility}")
+    return trial
 
 
 def _training(trial: ResolvedTrial, seed: int) -> Training:
