@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import out_option
+from vitlab.cli.completion import complete_study
+from vitlab.cli.options import arms_option, out_option, to_option
 from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
 from vitlab.plan.packaged import study_name
 from vitlab.store.files import folder_name
 
 if TYPE_CHECKING:
-    from vitlab.explain.one_image import Label
+    from vitlab.explain.one_image import Head, Label
     from vitlab.models.contract import Model
     from vitlab.store.folders import TrialFolder
     from vitlab.training.artifacts import Transform
@@ -34,21 +34,8 @@ FIRST = "test:0"  #: image that is explained by default
     help="A picture, or test:17 for an image of the trial's own test split. May be given several times.  "
     f"[default: {FIRST}; needed for a file of weights]",
 )
-@click.option(
-    "--to",
-    "target",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("explained"),
-    show_default=True,
-    help="Folder for pictures and numbers, one folder each for study, image and arm.",
-)
-@click.option(
-    "--arm",
-    "arms",
-    multiple=True,
-    shell_complete=complete_arm,
-    help="Arm of the study. May be given several times.  [default: all]",
-)
+@to_option("explained", each="each for study, image and arm")
+@arms_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the study.")
 @click.option(
     "--fusion",
@@ -110,10 +97,11 @@ def command(
 
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
     for name, title, model, transform, spec in models:
-        labels: tuple[str, ...] | None = transform.input_spec.info.labels
+        labels = transform.input_spec.info.labels
+        head: Head = "trained"
         if objective := objective_without_labels(spec or {}):
             click.echo(f"{name} is explained without predictions: objective '{objective}' trains none", err=True)
-            labels = None
+            head = "untrained"
         for image in images:
             click.echo(f"drawing {name}, {image}", err=True)
             picture, caption, label = _image(image, spec)
@@ -121,7 +109,9 @@ def command(
             seen_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
             folder = target / _image_name(image) / folder_name(name)
             subject = Subject(title, caption, label)
-            explanation = explain(model, x_BCHW, seen_HWC, labels, folder, subject, fusion=fusion, discard=discard)
+            explanation = explain(
+                model, x_BCHW, seen_HWC, labels, folder, subject, head=head, fusion=fusion, discard=discard
+            )
             explained[image][name] = explanation
             for file in explanation.files:
                 click.echo(str(file))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from vitlab.explain.one_image import Label
+    from vitlab.explain.one_image import Head, Label
 
 
 def examine_arms(
@@ -79,7 +79,8 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
     if not isinstance(model, ViT):
         raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
     spec = read_json(folder.spec)
-    labels = None if objective_without_labels(spec) else transform.input_spec.info.labels
+    labels = transform.input_spec.info.labels
+    head: Head = "untrained" if objective_without_labels(spec) else "trained"
     # The subject names no arm or study, because the same trial may belong to several.
     trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
     for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
@@ -90,7 +91,7 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
         image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
         subject = Subject(trial, f"test image {index}", label)
         try:
-            explain(model, x_BCHW, image_HWC, labels, temporary, subject)
+            explain(model, x_BCHW, image_HWC, labels, temporary, subject, head=head)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 TOP = 5  #: predictions shown
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
 
+
+Head = Literal["trained", "untrained"]
+"""Whether a model's head was trained; that of a model trained without labels was not."""
 
 Label = str | NDArray[np.int64] | None
 """The true class of an image, or of each of its pixels, (H, W); None if it is not known."""
@@ -64,7 +67,7 @@ class Explanation:
     files: tuple[Path, ...]
     image_HWC: NDArray[np.float64]  #: in [0, 1]
     rollouts: Mapping[str, NDArray[np.float64]]  #: token to its rolled-out attention over the grid of patches
-    predictions: tuple[tuple[str, float], ...]  #: label and probability, best first; empty if it trained none
+    predictions: tuple[tuple[str, float], ...]  #: label and probability, best first; empty for an untrained head
     labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
 
@@ -73,10 +76,11 @@ def explain(
     model: ViT,
     x_BCHW: Tensor,
     image_HWC: Tensor,
-    labels: tuple[str, ...] | None,
+    labels: tuple[str, ...],
     out: Path,
     subject: Subject,
     *,
+    head: Head = "trained",
     fusion: Fusion = "mean",
     discard: float = 0.0,
 ) -> Explanation:
@@ -86,10 +90,10 @@ def explain(
         model: a trained ViT.
         x_BCHW: the image as the model reads it, B = 1.
         image_HWC: the same image for display, in [0, 1].
-        labels: names of the classes; numbers if empty.  None if the model was not trained to predict them, whose
-            predictions are not shown.
+        labels: names of the classes; numbers if empty.
         out: a folder; created if it does not exist.
         subject: written under every picture.
+        head: ``untrained`` if the model's head was not trained; its predictions are then not shown.
         fusion: how heads become one map in the rollout.
         discard: share of the smallest attention weights that the rollout sets to 0.
     """
@@ -98,7 +102,7 @@ def explain(
     figures: dict[str, Figure] = {}
     tables: dict[str, Mapping[str, Any]] = {}
     top: list[tuple[str, float]] = []
-    if labels is not None:
+    if head == "trained":
         tables["predictions"] = _predictions(captured, labels, subject.class_name)
         top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
@@ -136,14 +140,14 @@ def explain(
         tables["cosine"] = {"depth": list(range(len(cosine_L))), "cosine": cosine_L.tolist()}
     _of_parameters(model, figures, tables)
     predicted_HW = None
-    if labels is not None and captured.logits_by_head[""].ndim == 4:
+    if head == "trained" and captured.logits_by_head[""].ndim == 4:
         predicted_HW = captured.logits_by_head[""][0].argmax(0).numpy()
         figures["labels"] = pictures.label_maps(
             image, {"prediction": predicted_HW}, labels=labels, truth_HW=subject.label_HW
         )
         tables["labels"] = _grid(predicted_HW)
     files = _write(out, figures, tables, str(subject))
-    return Explanation(subject, tuple(files), image, rollouts, tuple(top), labels or (), predicted_HW)
+    return Explanation(subject, tuple(files), image, rollouts, tuple(top), labels, predicted_HW)
 
 
 def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
