@@ -299,7 +299,7 @@ def test_teacher_is_trained_once_per_seed_and_shared_by_arms(taught: Answer) -> 
     frame = taught.results()
     assert len(frame) == 4 and (frame["status"] == "done").all()
     notes = json.loads((taught.folder / "report" / "report.json").read_text())["notes"]
-    assert "every arm: 2 distinct teachers for 2 trials." in notes
+    assert "2 distinct teachers for 2 trials in every arm." in notes
 
 
 def test_journal_records_both_heads_losses_and_tokens(taught: Answer) -> None:

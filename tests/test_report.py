@@ -840,7 +840,7 @@ def test_students_of_one_teacher_are_one_sample_of_teacher(tmp_path):
     )
     assert doc["arms"][1]["p"] is doc["arms"][1]["difference_low"] is doc["arms"][1]["better"] is None
     assert doc["arms"][2]["p"] is not None
-    note = "baseline, big teacher: 1 distinct teacher for 5 trials; the results need not hold for other teachers."
+    note = "1 distinct teacher for 5 trials in each of baseline; big teacher: the results need not hold for other teachers."
     assert note in doc["notes"]
 
 
@@ -852,7 +852,7 @@ def test_teacher_per_seed_is_judged_normally(tmp_path):
         )
         doc = document(plan, store)
         assert doc["arms"][1]["p"] == pytest.approx(stats.ttest_rel(NONE, BASE).pvalue)
-        assert "every arm: 5 distinct teachers for 5 trials." in doc["notes"]
+        assert "5 distinct teachers for 5 trials in every arm." in doc["notes"]
 
 
 def test_failed_prerequisite_is_reported(tmp_path, undrawn):

@@ -282,22 +282,22 @@ def _describe_tuning(tunings: Sequence[Any], is_cached: dict[tuple[str, int], bo
         every = len(some) == len(tunings)
         return "all arms" if every and (len(some) > 1 or some[0].arm is None) else "; ".join(item.arm for item in some)
 
-    chosen: dict[tuple[str, str], list[Any]] = {}
+    winners: dict[tuple[str, str], list[Any]] = {}
     waiting: dict[tuple[str, str], list[Any]] = {}
     for tuning in tunings:
         names = [name_of(rival.values) for rival in tuning.rivals]
         if tuning.failure:
             yield tuning.failure
         elif tuning.winner is not None:
-            chosen.setdefault((names[tuning.winner], tuning.select), []).append(tuning)
+            winners.setdefault((names[tuning.winner], tuning.select), []).append(tuning)
         else:
             waiting.setdefault(("; ".join(names), tuning.select), []).append(tuning)
-    for (name, metric), some in chosen.items():
-        yield f"{arms(some)}: {name} was chosen by {metric}."
+    for (name, metric), some in winners.items():
+        yield f"{name} was chosen by {metric} for {arms(some)}."
     for (rivals, metric), some in waiting.items():
         trials = [planned for tuning in some for planned in tuning.trials]
         trained = sum(is_cached[planned.arm, planned.seed] for planned in trials)
         yield (
-            f"{arms(some)}: tuned first, by {metric}, among {rivals}: {count(len(trials), 'trial')}, {trained} of them "
-            "trained already."
+            f"To be tuned first, by {metric}, among {rivals}, for {arms(some)}: {count(len(trials), 'trial')}, "
+            f"{trained} of them trained already."
         )

@@ -122,14 +122,18 @@ def _prerequisites(plan: Plan) -> list[str]:
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
             prerequisites.setdefault((planned.arm, role), []).append(name)
-    arms_of_note: dict[str, list[str]] = {}
+    arms_of_note: dict[tuple[str, str], list[str]] = {}
     for (arm, role), trials in prerequisites.items():
         distinct, noun = len(set(trials)), PREREQUISITES.get(role, role)
-        note = f"{count(distinct, f'distinct {noun}')} for {count(len(trials), 'trial')}"
-        note += f"; the results need not hold for other {noun}s." if distinct < len(trials) else "."
-        arms_of_note.setdefault(note, []).append(arm)
+        number = f"{count(distinct, f'distinct {noun}')} for {count(len(trials), 'trial')}"
+        limit = f": the results need not hold for other {noun}s." if distinct < len(trials) else "."
+        arms_of_note.setdefault((number, limit), []).append(arm)
     every = {planned.arm for planned in plan.trials}
-    return [f"{'every arm' if set(arms) == every else ', '.join(arms)}: {note}" for note, arms in arms_of_note.items()]
+    lines = []
+    for (number, limit), arms in arms_of_note.items():
+        names = f"{'each of ' if len(arms) > 1 else ''}{'; '.join(arms)}"
+        lines.append(f"{number} in {'every arm' if set(arms) == every else names}{limit}")
+    return lines
 
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
