@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from test_cli import call
 
 import vitlab
-from vitlab.data.prepare import prepare
+from vitlab.data.prepare import data_info, prepare
 from vitlab.explain.capture import capture
 from vitlab.explain.similarity import centred_gram, linear_cka
+from vitlab.plan.shared_images import images_of
 from vitlab.registry import slot
 
 Array = NDArray[np.float64]
@@ -123,14 +124,27 @@ def test_command_compares_arms_and_seeds(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_report")
 def test_models_without_weights_or_of_other_images_are_refused(tmp_path: Path) -> None:
     file, out = tmp_path / "study.yaml", tmp_path / "out"
-    arms = {"arms": {"baseline": {}, "fewer": {"data.validation": 0.3}}}
-    file.write_text(yaml.safe_dump({**STUDY, "design": arms, "seeds": 1}))
+    arms = {"arms": {"baseline": {}, "fewer": {"data.validation": 0.3}, "redrawn": {"data.seed": 1}}}
+    data = {"type": "synthetic", "image_size": [8, 8], "train_images": 64}
+    study = {**STUDY, "base": {**STUDY["base"], "data": data}, "design": arms, "seeds": 1}
+    file.write_text(yaml.safe_dump(study))
     vitlab.run(file, out=out)
-    code, _, err = call("similarity", file, "--out", out)
-    assert code == 2 and "fewer, seed 0 has other validation images than baseline, seed 0" in err
+    for arm in ("fewer", "redrawn"):
+        code, _, err = call("similarity", file, "--out", out, "--arm", "baseline", "--arm", arm)
+        assert code == 2 and f"{arm}, seed 0 has other validation images than baseline, seed 0" in err
     run = {**STUDY["run"], "keep": "none"}
-    file.write_text(yaml.safe_dump({**STUDY, "study": "kept", "design": arms, "seeds": 1, "run": run}))
+    file.write_text(yaml.safe_dump({**study, "study": "kept", "run": run}))
     vitlab.run(file, out=tmp_path / "none")
     code, _, err = call("similarity", file, "--out", tmp_path / "none")
     assert code == 2 and "baseline, seed 0 is left out: there is no " in err
     assert "study 'kept' has no two trained ViTs to compare; run it with run.keep: last" in err
+
+
+def test_identity_of_images_has_the_options_that_draw_them() -> None:
+    def identity(**data: Any) -> tuple[str | None, str]:
+        resolved = slot("dataset").resolve({"type": "synthetic", **data})
+        return images_of(resolved, data_info(resolved).content)
+
+    assert identity() == identity(size=[32, 32], channels=3, fraction=0.5, augment=["flip"])
+    assert len({identity(), identity(seed=1), identity(contrast=0.3), identity(train_images=400)}) == 4
+    assert identity(type="digits") == identity(type="digits", validation=0.3) != identity()

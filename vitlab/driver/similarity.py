@@ -17,6 +17,7 @@ from vitlab.errors import UserError, VitlabError, count
 from vitlab.explain import pictures
 from vitlab.explain.similarity import MIN_BATCH, grams_of_blocks, linear_cka
 from vitlab.models.vit import ViT
+from vitlab.plan.shared_images import images_of
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import Plan, Planned
 from vitlab.registry import slot
@@ -96,7 +97,7 @@ def compare_features(
     if sum(map(len, grams.values())) < 2:
         raise UserError(f"study '{plan.study}' has no two trained ViTs to compare; run it with run.keep: last")
     ordered = sorted(combinations_with_replacement(grams, 2), key=lambda pair: pair[0] != pair[1])
-    return [found for pair in ordered if (found := _similarity(*pair, grams)) is not None]
+    return [each for pair in ordered if (each := _similarity(*pair, grams)) is not None]
 
 
 def write(similarities: Sequence[Similarity], study: str, out: Path) -> list[Path]:
@@ -109,8 +110,8 @@ def write(similarities: Sequence[Similarity], study: str, out: Path) -> list[Pat
     files = [out / "cka.csv"]
     table(similarities).to_csv(files[0], index=False)
     own = {each.first: each for each in similarities if each.first == each.second}
-    drawn = [each for each in similarities if each.first != each.second] or list(own.values())
-    for each in drawn:
+    compared = [each for each in similarities if each.first != each.second] or list(own.values())
+    for each in compared:
         beside = [own[arm] for arm in dict.fromkeys((each.first, each.second)) if arm in own and each is not own[arm]]
         matrices = [
             (one.first, f"{one.second}{', other seeds' if one.first == one.second else ''}", one.cka_PLM.mean(0))
@@ -178,5 +179,5 @@ def _validation_images(trial: Trial, images: int) -> tuple[Any, Iterator[Tensor]
     size = min(available, BATCH)
     feed = Feed(prepared, data.options["augment"], trial.seeds, dtype=dtype_of(trial.spec.train.precision))
     batches = feed.evaluation("val", size)
-    identity = prepared.info.identity, tuple(prepared.val.id_N[: available // size * size].tolist())
+    identity = images_of(data, prepared.info.content), tuple(prepared.val.id_N[: available // size * size].tolist())
     return identity, (batch.x_BCHW for _, batch in zip(range(available // size), batches, strict=False))

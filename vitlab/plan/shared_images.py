@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vitlab.geometry import DataIdentity
-from vitlab.registry import slot
+from vitlab.plan.key import canonical
+from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice
 
 
@@ -23,6 +24,26 @@ def same_images(
     if mine.type != theirs.type:
         return False
     return my_identity is None or their_identity is None or my_identity.images == their_identity.images
+
+
+def images_of(data: ResolvedChoice, identity: DataIdentity | None) -> tuple[str | None, str]:
+    """Return what identifies the images of a data set: its files or, where it has none, the options that draw them.
+
+    Options that every data set has do not count; they select images, or change how a model sees them.
+
+    Args:
+        data: the data set.
+        identity: identity of its files; None if unknown.
+    """
+    room = slot("dataset")
+    component: Any = room.build(data)
+    is_drawn = component.identity_files() == ()
+    own = {
+        name: value
+        for name, value in data.hashed().items()
+        if name == "type" or (is_drawn and not (room.shared and name in room.shared.model_fields))
+    }
+    return None if identity is None else identity.images, canonical(own)
 
 
 def other_split(mine: Choice, theirs: Choice) -> str | None:
