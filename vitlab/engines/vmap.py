@@ -145,14 +145,15 @@ class Vmap(Engine):
         self.module = models[0]
         self.trainable: dict[str, Tensor] = {}
         self.frozen: dict[str, Tensor] = {}  # frozen parameters and buffers
-        for name, parameter in self.module.named_parameters():
-            rows = self._stacked([model.get_parameter(name) for model in models])
+        named = [dict(model.named_parameters()) for model in models]
+        for name, parameter in named[0].items():
+            rows = self._stacked([parameters[name] for parameters in named])
             (self.trainable if parameter.requires_grad else self.frozen)[name] = rows.requires_grad_(
                 parameter.requires_grad
             )
         for name, _ in self.module.named_buffers():
             self.frozen[name] = self._stacked([model.get_buffer(name) for model in models])
-        self.parameters = {name: [model.get_parameter(name) for model in models] for name in self.trainable}
+        self.parameters = {name: [parameters[name] for parameters in named] for name in self.trainable}
         self.optimizers = Joint([training.optimizer for training in self.trainings])
 
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:

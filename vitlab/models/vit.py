@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
 from vitlab.components.base import Dropout, PatchDrop, name_draws
-from vitlab.components.block import Block, LayerScale, Place
+from vitlab.components.block import Block, Place
 from vitlab.components.head import Head
-from vitlab.components.init import Init, Kind, seeded
+from vitlab.components.init import Init
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
@@ -37,6 +37,7 @@ from vitlab.models.anatomy import (
     expand_size,
 )
 from vitlab.models.contract import Model, State, model
+from vitlab.models.initial import initialise
 from vitlab.registry import Added, Pick, ResolvedChoice, Unhashed, slot
 from vitlab.spec import Choice
 
@@ -257,7 +258,7 @@ class ViT(Model):
         return block
 
     def _part(self, path: str, choice: ResolvedChoice, *context: Geometry | Place | int) -> Any:
-        """Build a component and record its options for :meth:`initialise`."""
+        """Build a component and record its options for :func:`initialise`."""
         self._parts[path] = (choice, context)
         return slot(choice.slot).build(choice, *context)
 
@@ -283,56 +284,13 @@ class ViT(Model):
             return 0
         return self.geometry.depth + 1
 
-    @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Build every component again with its own generator, then draw the parameters of the scheme."""
-        for path, (choice, context) in self._parts.items():
-            with seeded(seed, path), torch.device("cpu"):
-                fresh = slot(choice.slot).build(choice, *context)
-            mine = self.get_submodule(path)
-            for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
-                _get(mine, name).copy_(value)
-        for module in self.modules():
-            if isinstance(module, LayerScale):
-                module.gamma.fill_(module.start)
-        state = self.to_canonical(self.state_dict())
-        factors = _mup().init_factors(self) if self.parametrization == "mup" else {}
-        for name, (kind, fan_in) in self._parameters_to_draw(state).items():
-            x = torch.empty(state[name].shape)
-            self.scheme.draw(x, name, kind, fan_in, seed)
-            state[name] = x * factors[name] if factors else x
-        self.load_state_dict(self.from_canonical(state))
-
-    def _parameters_to_draw(self, state: State) -> dict[str, tuple[Kind, int]]:
-        """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
-        parameters: dict[str, tuple[Kind, int]] = {}
-        excluded = set()
-        for path, module in self.named_modules():
-            excluded |= {f"{path}.{name}" for name in getattr(module, "keeps_init", ())}
-            kind: Literal["linear", "conv"] | None = (
-                "linear" if isinstance(module, nn.Linear) else "conv" if isinstance(module, nn.Conv2d) else None
-            )
-            if kind is not None:
-                fan_in = module.weight[0].numel()
-                parameters[f"{path}.weight"] = (kind, fan_in)
-                parameters[f"{path}.bias"] = ("linear_bias" if kind == "linear" else "conv_bias", fan_in)
-        parameters = {self._canonical(name): how for name, how in parameters.items()}
-        for path in self._attentions():
-            for layer in ("qkv", "proj"):
-                weight = state.get(f"{path}.{layer}.weight")
-                if weight is not None and weight.ndim == 2:
-                    parameters[f"{path}.{layer}.weight"] = ("linear", weight.shape[1])
-                    parameters[f"{path}.{layer}.bias"] = ("linear_bias", weight.shape[1])
-        existing = {self._canonical(name) for name, _ in self.named_parameters()}
-        parameters |= dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
-        if "pos_embed" in existing:
-            parameters["pos_embed"] = ("position", 0)
-        excluded = {self._canonical(name) for name in excluded}
-        return {name: how for name, how in parameters.items() if name in state and name not in excluded}
+        """Draw the parameters of the scheme, and the other values of each component with its own generator."""
+        initialise(self, seed, _mup().init_factors(self) if self.parametrization == "mup" else {})
 
     # -- the canonical checkpoint -----------------------------------------------------------------------------------
 
-    def _canonical(self, name: str) -> str:
+    def canonical_name(self, name: str) -> str:
         """Return timm's name of a parameter outside of attention."""
         if name.startswith("position."):
             name = f"position.{self.position.canonical_name(name.removeprefix('position.'))}"
@@ -343,14 +301,14 @@ class ViT(Model):
                 return theirs + name.removeprefix(f"head.{own}")
         return name
 
-    def _attentions(self) -> dict[str, Attention]:
+    def attentions(self) -> dict[str, Attention]:
         """Return the attentions of the blocks by path, such as ``blocks.0.attn``."""
         return {path: one for path, one in self.blocks.named_modules(prefix="blocks") if isinstance(one, Attention)}
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
         """Return the weights under timm's names and with a fused qkv."""
         outside, attentions = _split_attention(state)
-        canonical = {self._canonical(name): value for name, value in outside.items()}
+        canonical = {self.canonical_name(name): value for name, value in outside.items()}
         for path, own in attentions.items():
             converted = cast(Attention, self.get_submodule(path)).to_canonical(own)
             canonical |= {f"{path}.{name}": value for name, value in converted.items()}
@@ -358,8 +316,8 @@ class ViT(Model):
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         """Return the weights under this model's names and attention layout."""
-        native = {self._canonical(name): name for name in self.state_dict()}
-        (outside, attentions), modules = _split_attention(state), self._attentions()
+        native = {self.canonical_name(name): name for name in self.state_dict()}
+        (outside, attentions), modules = _split_attention(state), self.attentions()
         own = {native.get(name, name): value for name, value in outside.items()}
         for path, theirs in attentions.items():
             attention = modules.get(path)
@@ -379,11 +337,6 @@ def _token(g: Geometry, name: str) -> nn.Parameter | None:
     """Return a parameter (1, R, D) for the R tokens of that name, or None if there are none."""
     count = g.prefix.count(name)
     return nn.Parameter(torch.zeros(1, count, g.dim)) if count else None
-
-
-def _get(module: nn.Module, name: str) -> Tensor:
-    path, _, last = name.rpartition(".")
-    return cast(Tensor, getattr(module.get_submodule(path), last))
 
 
 def _split_attention(state: State) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
