@@ -148,6 +148,26 @@ def prepare(
             "restore the data, or plan again on the machine that has it"
         )
     options = data.options
+    reduction = options["fraction"], options["per_class"]
+    by = (options["validation"], *reduction, seeds["split"], None if reduction == (1, None) else seeds["subset"])
+    if raw.latest is None or raw.latest[0] != by:
+        raw.latest = by, *_split(data, raw, seeds)
+    _, train, val = raw.latest
+    mean, std = _normalization(options["normalize"], raw)
+    return Prepared(
+        train=train,
+        val=val,
+        test=raw.test,
+        info=raw.info,
+        mean=mean,
+        std=std,
+        further=_further(data, raw),
+    )
+
+
+def _split(data: ResolvedChoice, raw: _Raw, seeds: Mapping[str, int]) -> tuple[Subset, Subset]:
+    """Return the training and the validation images, see :func:`prepare`."""
+    options = data.options
     share = options["validation"] or raw.validation
     official = raw.train
     authors_N = None if options["validation"] else raw.held_out_N
@@ -170,16 +190,7 @@ def prepare(
     subset_N = splits.fraction(stratum_N[rest_N], rest.id_N, options["fraction"], key)
     if options["per_class"] is not None:
         subset_N = subset_N[splits.at_most(rest.y_N[subset_N], rest.id_N[subset_N], options["per_class"], key)]
-    mean, std = _normalization(options["normalize"], raw)
-    return Prepared(
-        train=rest.select(subset_N),
-        val=official.select(val_N),
-        test=raw.test,
-        info=raw.info,
-        mean=mean,
-        std=std,
-        further=_further(data, raw),
-    )
+    return rest.select(subset_N), official.select(val_N)
 
 
 @dataclass
@@ -196,6 +207,9 @@ class _Raw:
     check: Callable[[], object]  #: see :func:`_check_unchanged`
     corrupted: splits.TensorCache = field(default_factory=splits.TensorCache)
     """Corrupted images of the test split, shared by the trials of this process."""
+    latest: tuple[tuple[Any, ...], Subset, Subset] | None = None
+    """The latest split, which consecutive trials of a study usually share: its options and seeds, its training and its
+    validation images."""
 
     @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
