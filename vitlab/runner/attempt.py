@@ -88,7 +88,7 @@ class Attempt:
         """Train in the loop engine; see :func:`vitlab.runner.run.run`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
         (trained,) = train([training], stop=stop, every_s=self.settings.every_s)
-        return None if trained is None else self.finish(training, trained)
+        return None if trained is None else self.finish(self.write_outputs(training, trained))
 
     def begin(self, engine: str, note: str = "") -> Training:
         """Return the training before its first step, or its next one after a resume.
@@ -168,8 +168,8 @@ class Attempt:
         self.folder.emit("end", status=Ending.FAILED, failure=sentence)
         return OutOfMemory(sentence) if kind == Ending.OOM else error
 
-    def finish(self, training: Training, trained: TrainingResult, trials: int = 1) -> TrialResult:
-        """Write the files of a trial that has ended, the result last: its presence means that all others exist.
+    def write_outputs(self, training: Training, trained: TrainingResult, trials: int = 1) -> TrialResult:
+        """Write the files of a trial that has ended, but for the result, and return it for :meth:`finish`.
 
         Args:
             training: The training of :meth:`begin`.
@@ -189,7 +189,7 @@ class Attempt:
             numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec.model)},
             ended=time.time(),
         )
-        return self.write_result(trained, training.model, circumstances)
+        return self.write_files(trained, training.model, circumstances)
 
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
@@ -222,8 +222,8 @@ class Attempt:
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.rate)},
             )
 
-    def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
-        """Write the predictions, the weights and the result."""
+    def write_files(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
+        """Write the predictions, the weights and the end of the journal, and return the result."""
         self.folder.require()
         state = model.state_dict()
         is_done = not trained.diverged
@@ -239,9 +239,12 @@ class Attempt:
             images=trained.images,
         )
         status = Ending.DONE if is_done else Ending.DIVERGED
-        result = TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, trained.diverged)
         failure = {"failure": trained.diverged} if trained.diverged else {}
         self.folder.emit("end", status=status, **failure)
+        return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, trained.diverged)
+
+    def finish(self, result: TrialResult) -> TrialResult:
+        """Write the result, last: its presence means that all other files exist."""
         self.folder.finish(result)
         self.outcome = result
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)

@@ -230,19 +230,31 @@ def _train_or_fall_back(started: Sequence[tuple[Attempt, Training]], stop: Calla
 def _train_together(started: Sequence[tuple[Attempt, Training]], stop: Callable[[], bool]) -> None:
     attempts, trainings = zip(*started, strict=True)
     results = train(trainings, attempts[0].engine_type, stop=stop, every_s=attempts[0].settings.every_s)
-
-    def finish(attempt: Attempt, training: Training, trained: TrainingResult | None) -> None:
+    outputs: list[tuple[Attempt, TrialResult]] = []
+    for attempt, training, trained in zip(attempts, trainings, results, strict=True):
         if trained is not None:
-            try:
-                attempt.finish(training, trained, len(started))
-            except Exception as error:  # such as a full disk; the other trials are not affected
-                attempt.end(error)
+            with _isolated(attempt):
+                outputs.append((attempt, attempt.write_outputs(training, trained, len(started))))
 
-    if len(started) == 1:
-        finish(attempts[0], trainings[0], results[0])
+    def finish(output: tuple[Attempt, TrialResult]) -> None:
+        attempt, result = output
+        with _isolated(attempt):
+            attempt.finish(result)
+
+    if len(outputs) == 1:
+        finish(outputs[0])
         return
-    with ThreadPoolExecutor(len(started)) as threads:  # one thread per trial, so that they wait for the disk together
-        list(threads.map(finish, attempts, trainings, results))
+    with ThreadPoolExecutor(max(1, len(outputs))) as threads:  # so that the trials wait for the disk together
+        list(threads.map(finish, outputs))
+
+
+@contextmanager
+def _isolated(attempt: Attempt) -> Iterator[None]:
+    """End the attempt with an error of the block, such as a full disk; other trials are not affected."""
+    try:
+        yield
+    except Exception as error:
+        attempt.end(error)
 
 
 # -- several processes per trial ---------------------------------------------------------------------------------------
@@ -316,8 +328,11 @@ class _ReadOnlyAttempt(Attempt):
     def save(self, state: Mapping[str, Any]) -> None:
         pass
 
-    def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
+    def write_files(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
         return TrialResult(self.trial.key, self.trial.code, Ending.DONE, _NO_OUTCOME, circumstances)
+
+    def finish(self, result: TrialResult) -> TrialResult:
+        return result
 
 
 _NO_OUTCOME = Outcome({}, (), "", 0, 0)
