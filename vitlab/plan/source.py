@@ -85,14 +85,21 @@ def loaded(module: str) -> ModuleSource:
     For a module that is not imported, this is the source in its file.  A module whose file changed before it was read
     gets a digest that equals no other.
     """
+    number = _import_of_ours(module)
+    if number is not None and (module, number) in _loaded:
+        return _loaded[module, number]
     last = last_import(module)
     file = file_of(module)
     if module not in sys.modules or last is None or file is None or plugin_files.text_of(module) is not None:
         return read(module)
-    source = _texts.get((module, file, last.stamp))
-    if source is None and last.stamp == stamp_of(file):
-        return read(module)
-    return source or ModuleSource(f"unknown {SESSION}")
+    place = module, file, last.stamp
+    if place not in _texts and last.stamp == stamp_of(file):
+        source = read(module)
+    else:
+        source = _texts.get(place, ModuleSource(f"unknown {SESSION}"))
+    if number is not None and place in _texts:
+        _loaded[module, number] = _texts[place]
+    return source
 
 
 def expected(module: str) -> ModuleSource:
@@ -204,6 +211,7 @@ def requirement_of(module: str) -> str:
 _unsaved: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
 _texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this process
 tops: dict[str, str] = {}  #: requirement to the imported top-level package
+_loaded: dict[tuple[str, int], ModuleSource] = {}  # sources of imported modules of vitlab, as _dependencies
 _dependencies: dict[tuple[str, int], tuple[str, ...]] = {}
 """Dependencies of imported modules of vitlab on others, by module and number of its import: no edit changes them."""
 

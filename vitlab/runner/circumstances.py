@@ -40,7 +40,7 @@ from vitlab.training.evaluation import NARROW
 
 MAX_SIZES = 1_000  #: model sizes kept in the cache file, the latest ones
 
-_sizes: dict[str, tuple[int, int]] = {}
+_sizes: dict[str, Any] = {}  #: entries of the cache file, and those of this process
 
 
 def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
@@ -54,23 +54,29 @@ def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
         return parameters(model), _work(model, info)
     identity = {"model": trial.spec.model.plain(), "origins": trial.origins, "data": asdict(info), "code": trial.code}
     key = key_of({**identity, "torch": torch.__version__})[:32]
-    if key not in _sizes:
+    size = _cached_size(key)
+    if size is None:
         memo = _read_sizes()
-        if key not in _sizes:
-            _sizes[key] = parameters(model), _work(model, info)
-            if _sizes[key][1]:
-                memo.entries[key] = _sizes[key]
+        size = _cached_size(key)
+        if size is None:
+            size = _sizes[key] = parameters(model), _work(model, info)
+            if size[1]:
+                memo.entries[key] = size
                 memo.keep()
-    return _sizes[key]
+    return size
+
+
+def _cached_size(key: str) -> tuple[int, int] | None:
+    match _sizes.get(key):
+        case [int(params), int(work)]:
+            return params, work
+    return None
 
 
 def _read_sizes() -> Memo:
     """Return the cache file of sizes after adding its entries to those of this process."""
     memo = Memo("sizes", MAX_SIZES)
-    for key, entry in memo.entries.items():
-        match entry:
-            case [int(params), int(work)]:
-                _sizes.setdefault(key, (params, work))
+    _sizes.update(memo.entries)
     return memo
 
 
