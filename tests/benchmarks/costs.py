@@ -1,4 +1,4 @@
-"""P6, P7, P9, P16 and P17: cost of a trial, a command, a metric and a study besides the training."""
+"""P6, P7, P9 and P16 to P18: cost of a trial, a command, a metric and a study besides the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitlab.trackers import Untracked
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 QUICKSTART = PIPELINES / "quickstart.yaml"
 GATE_TRIAL_MS, GATE_WARM_MS, GATE_HELP_S, GATE_COMMAND_S, GATE_METRIC_US = 60.0, 10.0, 0.3, 0.6, 10.0
-GATE_STUDY_S, GATE_LARGE_STUDY_S, GATE_AGAIN_S = 5.0, 8.0, 0.6
+GATE_STUDY_S, GATE_LARGE_STUDY_S, GATE_AGAIN_S, GATE_QUICKSTART_S, GATE_JUDGE_S = 5.0, 8.0, 0.6, 60.0, 1.5
 
 
 # -- a further trial --------------------------------------------------------------------------------------------------
@@ -98,12 +98,21 @@ def _cpu_s(*command: str) -> float:
 
 def commands() -> list[Row]:
     """P7: in CPU seconds, which on a machine that does nothing else are those of the clock."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _commands(Path(folder))
+
+
+def _commands(folder: Path) -> list[Row]:
+    table = folder / "table.csv"
+    results = [f"{arm},{seed},{0.1 * arm + 0.01 * (seed * (arm + 3) % 7)}" for arm in range(3) for seed in range(8)]
+    table.write_text("\n".join(["model,seed,acc", *results]))
     vitlab = (sys.executable, "-m", "vitlab") if (PIPELINES.parent / "vitlab/__main__.py").exists() else _script()
     lines = {
         "import torch": (sys.executable, "-c", "import torch"),
         "help": (*vitlab, "--help"),
         "validate": (*vitlab, "validate", str(QUICKSTART)),
         "plan": (*vitlab, "plan", str(QUICKSTART), "--set", "seeds=250"),
+        "judge": (*vitlab, "judge", str(table), "--metric", "acc", "--arm", "model", "--seed", "seed"),
     }
     times: dict[str, list[float]] = {name: [] for name in lines}
     for line in lines.values():
@@ -119,6 +128,7 @@ def commands() -> list[Row]:
         row("P7", "vitlab --help", times["help"], "s", "CPU", GATE_HELP_S),
         row("P7", "vitlab validate quickstart.yaml, above import torch", above("validate"), "s", "CPU", GATE_COMMAND_S),
         row("P7", "vitlab plan of 1,000 trials, above import torch", above("plan"), "s", "CPU", GATE_COMMAND_S),
+        row("P7", "vitlab judge of 24 rows", times["judge"], "s", "CPU", GATE_JUDGE_S),
         row("P7", "import torch, for comparison", times["import torch"], "s", "CPU"),
     ]
 
@@ -135,6 +145,10 @@ STUDIES = {
     "100 trials of 20 steps, each evaluated": (4, 25, 20, GATE_LARGE_STUDY_S),
 }
 """Name to arms, seeds, steps and gate."""
+
+
+CORES = len(os.sched_getaffinity(0))
+QUICKSTART_TRIALS = 24
 
 
 def _write_study(folder: Path, arms: int, seeds: int, steps: int) -> Path:
@@ -157,19 +171,26 @@ def _write_study(folder: Path, arms: int, seeds: int, steps: int) -> Path:
     return file
 
 
-def _command_s(folder: Path, file: Path) -> tuple[float, float]:
+def _command_s(folder: Path, file: Path | str) -> tuple[float, float]:
     """Return elapsed seconds of ``vitlab run`` and the CPU seconds of its process, without those of workers."""
     line = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(folder / "runs")]
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(line, check=True, capture_output=True, env=user_environment())
+    subprocess.run(line, check=True, capture_output=True, env=user_environment(), cwd=folder)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.perf_counter() - began, cpu
 
 
+def _training_s(folder: Path, trials: int) -> float:
+    """Return the seconds of training of a study by as many workers as there are cores."""
+    results = [TrialFolder(path.parent).result() for path in folder.glob("runs/trials/*/*/result.json")]
+    if len(results) != trials:
+        raise RuntimeError(f"{len(results)} of {trials} trials have a result")
+    return sum(result.circumstances.wall_s for result in results if result is not None) / min(CORES, trials)
+
+
 def fixed() -> list[Row]:
     """P16 and P17: a study's time besides its training, from command to answer, and a finished study's."""
-    slots = len(os.sched_getaffinity(0))
     rows, finished = [], []
     for name, (arms, seeds, steps, gate) in STUDIES.items():
         beside, cpu = [], []
@@ -178,11 +199,7 @@ def fixed() -> list[Row]:
                 folder = Path(place)
                 file = _write_study(folder, arms, seeds, steps)
                 passed, worked = _command_s(folder, file)
-                results = [TrialFolder(path.parent).result() for path in folder.glob("runs/trials/*/*/result.json")]
-                training = sum(result.circumstances.wall_s for result in results if result is not None)
-                if len(results) != arms * seeds:
-                    raise RuntimeError(f"{len(results)} of {arms * seeds} trials have a result")
-                beside.append(passed - training / min(slots, len(results)))
+                beside.append(passed - _training_s(folder, arms * seeds))
                 cpu.append(worked)
                 finished.append(_command_s(folder, file))
         rows.append(row("P16", f"{name}, from command to answer, without training", beside, "s", "wall", gate))
@@ -190,6 +207,22 @@ def fixed() -> list[Row]:
     rows.append(row("P17", "a finished study again", [passed for passed, _ in finished], "s", "wall", GATE_AGAIN_S))
     rows.append(row("P17", "the same", [worked for _, worked in finished], "s", "CPU"))
     return rows
+
+
+def quickstart() -> list[Row]:
+    """P18: the study ``quickstart`` that comes with vitlab, from an empty folder to the answer."""
+    whole, beside, cpu = [], [], []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as place:
+            passed, worked = _command_s(Path(place), "quickstart")
+            whole.append(passed)
+            beside.append(passed - _training_s(Path(place), QUICKSTART_TRIALS))
+            cpu.append(worked)
+    return [
+        row("P18", "the quickstart, from command to answer", whole, "s", "wall", GATE_QUICKSTART_S),
+        row("P18", "the same, without training", beside, "s", "wall"),
+        row("P18", "the same, of the driver alone", cpu, "s", "CPU"),
+    ]
 
 
 # -- a metric ---------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ GOALS: Mapping[str, Callable[[], list[Row]]] = {
     "P13": limit.measure,
     "P15": studies.positions,
     "P16": costs.fixed,
+    "P18": costs.quickstart,
     "memory": memory.measure,
     "P2-full": studies.full_tutorials,
     "P15-full": studies.full_positions,
