@@ -15,6 +15,7 @@ Files are written atomically (:mod:`vitlab.store.files`), and damaged ones count
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -240,9 +241,10 @@ class TrialFolder:
             set_aside(self.checkpoint)
         cut_torn_line(self.path / "events.jsonl")
         names = (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
-        for file in list(self.path.glob(".*")):
-            if file.name.startswith(tuple(f".{name}." for name in names)):
-                remove(file)
+        with os.scandir(self.path) as entries:
+            leftovers = [entry.path for entry in entries if entry.name.startswith(tuple(f".{name}." for name in names))]
+        for file in leftovers:
+            remove(Path(file))
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
         """Return the events of the journal from a byte offset on, and the offset for the next call.

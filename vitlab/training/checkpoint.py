@@ -52,6 +52,8 @@ def read(folder: Path) -> dict[str, Any] | None:
     Raises:
         Damaged: If the file is not what was written.
     """
+    if not folder.is_dir():
+        return None
     for leftover in folder.glob(f".{FILE}.*"):
         leftover.unlink(missing_ok=True)
     if not (folder / FILE).exists():
