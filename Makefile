@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STUDY ?= pipelines/quickstart.yaml
+# Of the mutants of make fuzz; each day has its own.
+SEED ?= $(shell date +%Y%m%d)
 # Each plugin is a distribution with its own tests; "make test" installs and tests all of them.
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 
@@ -11,7 +13,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu gpu-dry-run check bench soak docs setup clean
+.PHONY: demo test test-gpu gpu-dry-run check bench soak fuzz docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -44,6 +46,11 @@ bench: .venv/ready-dev
 soak: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
+
+# About half an hour of damaged study files and damaged stores; a finding is printed with the command that repeats it.
+fuzz: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_studies.py --mutants 30000 --processes 2 --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_store.py --mutants 3000 --seed $(SEED)
 
 # Tests build the site too; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
 docs: .venv/ready-dev

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import compileall
+import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
         for folder in ("vitlab", "plugins"):
             compileall.compile_dir(Path(__file__).parent / folder, quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what exists before the first test out of garbage collections, each of which would visit it for a second."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +78,26 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     Studies of module-scoped fixtures still write theirs.
     """
     monkeypatch.setattr("vitlab.report.write", lambda *_: [])
+
+
+@pytest.fixture(scope="module")
+def no_figures() -> Iterator[None]:
+    """Leave figures out of the reports of a module's studies: they take most of the time of small studies.
+
+    For modules whose tests use no figures: ``pytestmark = pytest.mark.usefixtures("no_figures")``.
+    """
+    render = importlib.import_module("vitlab.report.render")  # its package has a function of this name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render._Content, "figures", lambda self: {})
+        yield
+
+
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the files of pictures without painting them, for tests of numbers and file names."""
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, file, **_: Path(file).write_bytes(b"unpainted")
+    )
 
 
 @pytest.fixture

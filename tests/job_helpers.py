@@ -16,6 +16,7 @@ from vitlab.store.locks import Busy
 from vitlab.store.result import TrialResult
 
 HERE = Path(__file__).parent
+LIGHT = HERE / "light"  #: on the path of processes whose fork servers need no torch
 PATIENCE_S = 240.0  #: for a loaded machine; only failures take this long
 
 

@@ -33,6 +33,8 @@ from vitlab.registry.json_schema import study_schema
 from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 ROOT = Path(__file__).parents[1]
 NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there: these tests are of the commands, not of MLflow."""
@@ -502,6 +504,7 @@ def test_sync_reports_unreachable_tracker(ran: tuple[Path, Path]) -> None:
     assert code == 0 and printed == "tiny   not reached\n"
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = ran
     target = tmp_path / "seen"

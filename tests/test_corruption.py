@@ -39,6 +39,8 @@ from vitlab.training.distillation import Distillation
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 
 def pictures(n=3, side=32, channels=3):
     """Smooth random pictures, uint8 (n, channels, side, side)."""

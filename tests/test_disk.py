@@ -15,10 +15,7 @@ from vitlab.data.datasets.files import write_note
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import service
 
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.report.figures.figures", lambda *_, **__: {})
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 @pytest.mark.parametrize(

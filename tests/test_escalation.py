@@ -21,11 +21,11 @@ from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Arm, Looks, Plan
 from vitlab.report.comparison import judge, refusals
 from vitlab.report.escalation import inconclusive_arms
-from vitlab.report.render import _Content
 from vitlab.spec import Analysis, Study
 from vitlab.statistics import after_stopping
 from vitlab.store.folders import Store
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 FIRST, SECOND = tuple(range(5)), tuple(range(10))
 SHARES = (0.25, 0.8)
 
@@ -118,7 +118,6 @@ def test_first_stage_is_reported_until_further_seeds_end(values):
 
 
 def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(_Content, "figures", lambda self: {})
     file, out = study(tmp_path, {"count": 2, "escalate_to": 4}), tmp_path / "out"
     plan = lab.run(file, out=out, only="baseline").plan
     assert (len(plan.trials), plan.looks.open) == (6, ()), "not before all have ended"

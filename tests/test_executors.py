@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from executor_runner import result
-from job_helpers import HERE, PATIENCE_S, alive, ends, job, until, with_settings
+from job_helpers import HERE, LIGHT, PATIENCE_S, alive, ends, job, until, with_settings
 
 from vitlab import registry
 from vitlab.driver.scheduler import Watch, _drive
@@ -443,7 +443,14 @@ print("submitted", flush=True)
 def start_driver(root: Path, do: str, then: str) -> tuple[subprocess.Popen[str], int]:
     script = root / "driver.py"
     script.write_text(DRIVER.format(here=str(HERE), root=str(root), do=do, then=then))
-    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    path = os.pathsep.join([str(LIGHT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     pid = until(lambda: read_json(job(root, do).folder / "pid.json"))
     return process, pid
 

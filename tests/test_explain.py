@@ -258,6 +258,7 @@ def explained(model: ViT, out: Path, **how: Any) -> dict[str, pd.DataFrame]:
     return {file.stem: pd.read_csv(file) for file in files if file.suffix == ".csv"}
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_numbers_behind_pictures_equal_model(tmp_path: Path) -> None:
     model = tiny(attention="sdpa")
     tables = explained(model, tmp_path)
@@ -274,6 +275,7 @@ def test_numbers_behind_pictures_equal_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(tables["distance"]["distance_px"], torch.cat(distances).numpy(), rtol=1e-9)
 
 
+@pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("head", ["segmentation", {"type": "linear", "pool": "gap"}, {"type": "mlp", "pool": "map"}])
 def test_patch_head_is_explained_by_patches(head: Any, tmp_path: Path) -> None:
     """The class token exists but does not affect the prediction."""
@@ -284,6 +286,7 @@ def test_patch_head_is_explained_by_patches(head: Any, tmp_path: Path) -> None:
     assert sorted(tables["predictions"]["class"]) == [0, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("position", ["learned2d", "sinusoidal", "fourier"])
 def test_every_additive_encoding_has_grids(position: str, tmp_path: Path) -> None:
     model = tiny(position=position)
@@ -295,6 +298,7 @@ def test_every_additive_encoding_has_grids(position: str, tmp_path: Path) -> Non
     np.testing.assert_allclose(table, expected, atol=1e-9)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
     tables = explained(tiny(image=(80, 8)), tmp_path)
     assert tables["positions"].shape == (10 * 1, 20 * 2)
@@ -308,6 +312,7 @@ def test_axis_labels_stay_inside_picture() -> None:
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 and figure.bbox.x0 <= box.x0
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_stem_features_are_not_drawn_as_colours(tmp_path: Path) -> None:
     resnet = {"type": "resnet", "layers": [1], "width_factor": 0.25}
     assert "filters" not in explained(tiny(image=(16, 16), patch=resnet, patch_size=2), tmp_path)
@@ -412,6 +417,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     assert [path.name for path in folder.path.iterdir()] == [folder.spec.name]
 
 
+@pytest.mark.usefixtures("no_report", "unpainted")
 def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> None:
     study = {
         "study": "explained",
@@ -451,7 +457,7 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
         vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})
 
 
-@pytest.mark.usefixtures("no_report")
+@pytest.mark.usefixtures("no_report", "unpainted")
 def test_trial_without_labels_is_explained_without_predictions(tmp_path: Path) -> None:
     file, notes = tmp_path / "study.yaml", list[str]()
     study = {

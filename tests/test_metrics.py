@@ -28,6 +28,8 @@ from vitlab.trackers import records
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.metrics import STANDARD, Metric, metric, metrics_of
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 GUEST = """
 import torch
 from torch import Tensor

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 import yaml
 from click.testing import CliRunner
 
@@ -53,10 +54,7 @@ def python(code: str, site: Path, folder: Path) -> str:
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, env=environment, cwd=folder,
-    )  # fmt: skip
+    done = warm.python(code, folder, environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from packaging.specifiers import SpecifierSet
 
 from vitlab import __version__
@@ -86,9 +85,7 @@ for words in {list(calls)!r}:
 print(json.dumps(told))
 """
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=site.parent
-    )
+    done = warm.python(script, site.parent, environment)
     assert done.returncode == 0, done.stderr
     results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return results

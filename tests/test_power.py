@@ -25,6 +25,8 @@ from vitlab.report.power import detectable_in_sd, forecast
 from vitlab.spec import Analysis
 from vitlab.store.folders import Store
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 
 def stored(root: Path, sd: float, arms: int = 4, seeds: int = 5, seed: int = 0) -> tuple[Plan, Store]:
     """Return a study whose values scatter by ``sd`` around 0.8."""

@@ -353,7 +353,7 @@ def count_study(root, arms, unit="images", **options):
     return study(root, arms, analysis=analysis, metric="val/blunders", metrics=facts, **options)
 
 
-def test_own_unit_is_shown_in_every_format(tmp_path):
+def test_own_unit_is_shown_in_every_format(tmp_path, undrawn):
     plan, store = count_study(tmp_path, {"baseline": [9, 8, 9, 10, 9], "b": [6, 5, 6, 7, 5]})
     page = text_of(plan, store, "md")
     assert "| val blunders (images) |" in page and "| test blunders (images), mean" in page
@@ -409,7 +409,7 @@ def test_whole_numbers_without_interval_are_shown_without_decimals(unit, tmp_pat
 @pytest.mark.parametrize(
     ("goal", "sentence"), [("min", "val/loss: lower is better."), ("max", "val/loss: higher is better.")]
 )
-def test_report_names_better_direction_once(goal, sentence, tmp_path):
+def test_report_names_better_direction_once(goal, sentence, tmp_path, undrawn):
     plan, store = study(
         tmp_path, {"baseline": BASE, "b": NONE}, analysis=Analysis(metric="val/loss", goal=goal), metric="val/loss"
     )

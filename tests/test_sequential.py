@@ -21,11 +21,11 @@ from vitlab.plan.values import Looks, Plan
 from vitlab.report.comparison import judge, summary
 from vitlab.report.escalation import with_open_arms
 from vitlab.report.frame import results
-from vitlab.report.render import _Content
 from vitlab.spec import Study
 from vitlab.statistics import after_stopping, power, predictive_power, sequential_levels
 from vitlab.statistics.stopping import stagewise_p
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 BY_THREE = (3, 6, 9, 12)
 
 
@@ -174,7 +174,6 @@ def test_seeds_until_decided_are_refused_with_place(tmp_path: Path, seeds: Any, 
 
 
 def test_study_adds_seeds_until_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Content, "figures", lambda self: {})
     monkeypatch.setattr("vitlab.plan.expand.FUTILITY", 1e-9)  # nothing is given up
     file = study(tmp_path, {"until": "decided", "at_least": 2, "at_most": 4, "every": 1})
     answer = lab.run(file, out=tmp_path / "out")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from job_helpers import HERE, PATIENCE_S, ends, job, until, with_settings
+from job_helpers import HERE, LIGHT, PATIENCE_S, ends, job, until, with_settings
 
 from vitlab import registry
 from vitlab.errors import OptionError, UserError
@@ -81,6 +81,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield fake
     for pid in of_jobs(fake):
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def light(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the packs of the cluster start without torch."""
+    monkeypatch.setenv("PYTHONPATH", str(LIGHT), prepend=os.pathsep)
 
 
 def of_jobs(fake: Path) -> list[int]:
@@ -172,6 +178,7 @@ def test_few_waiting_trials_are_sent_at_once(cluster: Path, tmp_path: Path) -> N
     assert not (cluster / "script.4712").exists()
 
 
+@pytest.mark.usefixtures("light")
 def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> None:
     work = [job(tmp_path, do) for do in ("resume", "finish", "raise")]
     first = TinySlurm(RunSpec(device="cpu"), pack=3)
@@ -202,6 +209,7 @@ class Killed(BaseException):
     """Exception like SIGKILL, without time for clean-up."""
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("starts", [True, False])
 def test_job_submitted_by_dead_driver_is_found(
     starts: bool, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,6 +285,7 @@ def read_ends(folder: Path) -> list[str]:
     return [Path(json.loads(line)[0]).parent.name for line in lines]
 
 
+@pytest.mark.usefixtures("light")
 def test_cancel_writes_checkpoint_and_empties_queue(cluster: Path, tmp_path: Path) -> None:
     executor = TinySlurm(RunSpec(device="cpu"), pack=1)
     executor.submit(job(tmp_path, "train"))

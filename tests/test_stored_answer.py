@@ -26,6 +26,8 @@ from vitlab.spec import Choice
 from vitlab.store.files import hold
 from vitlab.trackers import Untracked, tracker_of
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 STUDY = """\
 study: stored
 base:

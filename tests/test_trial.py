@@ -155,7 +155,7 @@ def test_stored_result_is_read_and_not_computed_again(folder: Any) -> None:
 
 
 def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
-    """Five trials are killed by SIGKILL at random moments, each in its own process."""
+    """Three trials are killed by SIGKILL at random moments, each in its own process; ``make soak`` kills more."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vitlab.runner.run", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
     what = trial(train={"steps": 60, "evaluations": 12})
@@ -163,7 +163,7 @@ def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
     expected = done(run_trial(what, folder("never killed"), settings))
     draw = random.Random(time.time_ns())
     resumed_from, killed = [], 0
-    for number in range(5):
+    for number in range(3):
         where = folder(f"killed {number}")
         for _ in range(2):
             process = context.Process(target=run_trial, args=(what, where, settings))
@@ -184,7 +184,7 @@ def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
         assert result.outcome == expected.outcome, f"it went on from {resumed_from}"
         steps = [event.body["step"] for event in events if event.kind == "metrics"]
         assert steps == sorted(set(steps)) == [m.step for m in expected.outcome.history], "something was told twice"
-    assert killed >= 3 and max(resumed_from) > 0, (
+    assert killed >= 2 and max(resumed_from) > 0, (
         f"killed {killed} times, resumed from {resumed_from}: it tests nothing"
     )
 

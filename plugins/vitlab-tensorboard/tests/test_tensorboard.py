@@ -38,6 +38,8 @@ from vitlab.store.folders import Store, TrialFolder
 from vitlab.testing import check_component
 from vitlab.trackers.delivery import sync
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 PLUGIN = Path(__file__).parents[1]
 NAMES = [f"{arm}/s{seed}" for arm in ("baseline", "position=none") for seed in (0, 1)]
 Points = Counter[tuple[str, float, int, int]]  #: name, value, time, step
