@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 from job_helpers import run_together, run_trial
 from test_engines import SETTINGS, results, state_of, training, trial, work
 from torch import Tensor
@@ -106,8 +106,9 @@ for fault in (
 
 def test_dry_run_finds_faults_on_gpus() -> None:
     """In a process of its own, since the device that stands for a GPU cannot be removed."""
-    command = [sys.executable, "-c", FAULTS.format(tests=str(HERE))]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    done = warm.python(FAULTS.format(tests=str(HERE)), HERE.parent, os.environ)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
     assert lines[:2] == ["[True, True]", "True"]
     assert int(lines[2]) == 2 * 20  # two norms of each weight of a ViT with one block
     expected = [

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 import yaml
 from click.testing import CliRunner
 from job_helpers import run_trial
@@ -395,24 +396,18 @@ def test_second_study_reuses_teacher(taught: Answer, tmp_path: Path) -> None:
 
 
 def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_path: Path) -> None:
-    shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab")
     assert DISTILLATION == "vitlab.training.distillation"
     with (tmp_path / "vitlab" / "training" / "distillation.py").open("a") as stream:
         stream.write("\nCHANGED = True\n")
     student, teacher = taught.plan.trials[0].trial, taught.plan.prerequisites[0]
     keys = [[trial.spec.plain(), trial.needs] for trial in (student, teacher)]
     code = (
-        "import json, sys; from vitlab.plan.key import code_of; from vitlab.spec import TrialSpec; "
-        "print(*[code_of(TrialSpec.model_validate(spec), needs) for spec, needs in json.load(sys.stdin)])"
+        "import json; from vitlab.plan.key import code_of; from vitlab.spec import TrialSpec; "
+        f"print(*[code_of(TrialSpec.model_validate(spec), needs) for spec, needs in json.loads({json.dumps(keys)!r})])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(keys),
-        cwd=tmp_path,  # it finds the copy there
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = warm.python(code, tmp_path, os.environ)  # it finds the copy in its folder
+    assert done.returncode == 0, done.stderr
     assert [code_of(trial.spec, trial.needs) for trial in (student, teacher)] == [student.code, teacher.code]
     theirs, its = done.stdout.split()
     assert theirs != student.code and its == teacher.code

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 import pandas as pd
 import pytest
 import torch
+import warm
 import yaml
 from job_helpers import alive, until
 
@@ -63,19 +64,6 @@ def study(folder: Path, **changes: Any) -> Path:
     file = folder / "tiny.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     return file
-
-
-def command(*arguments: str | Path, cwd: Path, package: Path | None = None) -> subprocess.Popen[str]:
-    """Run a ``vitlab`` command in its own process, with ``package`` by the copy of vitlab in that folder."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(package)} if package else {})
-    return subprocess.Popen(
-        [sys.executable, "-m", "vitlab", *map(str, arguments)],
-        cwd=cwd,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
 
 
 def trials(store: Path) -> dict[str, bytes]:
@@ -238,16 +226,17 @@ def test_changed_code_retrains_affected_trials_but_comments_do_not(
     answered: tuple[Path, Path, Answer], tmp_path: Path
 ) -> None:
     file, out, _ = answered
-    shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab")
     mlp = tmp_path / "vitlab" / "components" / "mlp.py"
 
     def cached_by_arm() -> dict[str, list[bool]]:
         """Return whether each arm's trials need no training with the copied code."""
-        process = command("plan", file, "--out", out, "--format", "json", cwd=tmp_path, package=tmp_path)
-        printed, errors = process.communicate()
-        assert process.returncode == 0, errors
+        words = ["vitlab", "plan", str(file), "--out", str(out), "--format", "json"]
+        code = f"import sys; sys.argv = {words!r}; from vitlab.cli import main; main()"
+        done = warm.python(code, tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
         cached: dict[str, list[bool]] = {}
-        for trial in json.loads(printed)["trials"]:
+        for trial in json.loads(done.stdout)["trials"]:
             cached.setdefault(trial["arm"], []).append(trial["cached"])
         return cached
 

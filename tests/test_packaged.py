@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 import yaml
 from click.testing import CliRunner, Result
 
@@ -135,19 +136,15 @@ def test_installation_is_never_written_to(tmp_path: Path) -> None:
     """Copies the package as a wheel has it, with files in the place of the link, where nothing can be written."""
     site, here = tmp_path / "site", tmp_path / "here"
     here.mkdir()
-    shutil.copytree(
-        Path(vitlab.__file__).parent, site / "vitlab", ignore=shutil.ignore_patterns("__pycache__"), symlinks=False
-    )
+    shutil.copytree(Path(vitlab.__file__).parent, site / "vitlab", symlinks=False)
     before = {path: path.lstat().st_mtime_ns for path in site.rglob("*")}
     for path in (*before, site):
         path.chmod(0o555 if path.is_dir() else 0o444)
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
-    code = "import vitlab; assert 'site' in vitlab.__file__; from vitlab.__main__ import main; main()"
-    words = ["run", "quickstart", "--smoke", "--executor", "inline", "--set", "design=null"]
+    words = ["vitlab", "run", "quickstart", "--smoke", "--executor", "inline", "--set", "design=null"]
+    code = f"import sys, vitlab; assert 'site' in vitlab.__file__; sys.argv = {words!r}\n"
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=here, env=environment, capture_output=True, text=True, check=False
-        )
+        done = warm.python(code + "from vitlab.__main__ import main; main()", here, environment)
     finally:
         for path in (site, *before):
             path.chmod(0o755)
