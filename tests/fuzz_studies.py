@@ -282,7 +282,7 @@ def main() -> int:
                     print(finding, flush=True)
                 tally[kind] += 1
             print(f"{sum(total.values()):,} of {options.mutants:,}: {dict(total)}", file=sys.stderr, flush=True)
-    print(f"{sum(total.values()):,} mutants of seed {options.seed}: {dict(total)}")
+    print(f"{sum(total.values()):,} mutants of seed {options.seed}: {failed} findings; {dict(total)}")
     return 1 if failed else 0
 
 

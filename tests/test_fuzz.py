@@ -1,14 +1,16 @@
-"""Short runs of the fuzzers; longer ones are commands, such as ``python tests/fuzz_studies.py``."""
+"""A short run of the fuzzer of study files; ``make fuzz`` has longer ones."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
+
+import warm
 
 HERE = Path(__file__).parent
 
 
 def test_mutated_study_gives_plan_or_user_error(tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "fuzz_studies.py"), "--mutants", "500", "--seed", "0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = ["fuzz_studies", "--mutants", "100", "--seed", "0"]
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); sys.argv = {words!r}; import fuzz_studies"
+    done = warm.python(f"{code}; sys.exit(fuzz_studies.main())", tmp_path, os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "500 mutants of seed 0" in done.stdout and list(tmp_path.iterdir()) == []
+    assert "100 mutants of seed 0: 0 findings" in done.stdout and list(tmp_path.iterdir()) == []

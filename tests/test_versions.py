@@ -10,11 +10,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 import yaml
 from click.testing import CliRunner
 
@@ -29,6 +29,7 @@ from vitlab.plan.versions import commit_of, content, differences, keep, name_of,
 from vitlab.report.api import open_study
 from vitlab.store.files import read_json, write_json
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 STUDY = {
     "study": "tiny",
     "question": "Does the position matter?",
@@ -54,12 +55,6 @@ class RecordingWatch(Watch):
             self.said.append(sentence)
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the figures of reports."""
-    monkeypatch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
-
-
 def write(file: Path, steps: int = 4, **changes: Any) -> Path:
     base = {**STUDY["base"], "train": {"steps": steps, "batch_size": 16}}  # type: ignore[dict-item]
     file.write_text(yaml.safe_dump({**STUDY, "base": base, **changes}, sort_keys=False))
@@ -70,11 +65,9 @@ def write(file: Path, steps: int = 4, **changes: Any) -> Path:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with ``first.yaml`` and ``other.yaml`` of one study, run in this order, and the messages."""
     folder, ear = tmp_path_factory.mktemp("ran"), RecordingWatch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
-        lab.run(write(folder / "first.yaml"), out=folder / "out", watch=ear)
-        assert ear.said == []
-        lab.run(write(folder / "other.yaml", steps=2, seeds=1), out=folder / "out", watch=ear)
+    lab.run(write(folder / "first.yaml"), out=folder / "out", watch=ear)
+    assert ear.said == []
+    lab.run(write(folder / "other.yaml", steps=2, seeds=1), out=folder / "out", watch=ear)
     (folder / "said.txt").write_text("\n".join(ear.said))
     return folder
 
@@ -301,10 +294,7 @@ def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:
         assert re.fullmatch(r"[0-9a-f]{40}", doc["made"]["commit"])
         words = shlex.split(doc["made"]["command"])
         assert words[:2] == ["vitlab", "run"]
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=here, capture_output=True, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        done = warm.python(f"import sys; sys.argv = {words!r}; from vitlab.cli import main; main()", here, os.environ)
         assert done.returncode == 0, done.stderr
         assert "\n0 trained" in done.stdout
     assert len(list(here.glob("**/result.json"))) == 6 and [item.name for item in here.glob("**/trials")] == ["trials"]
