@@ -341,7 +341,10 @@ def _add_verdict(cell: Cell, pair: Pair, seeds: tuple[int, int], alpha: float) -
     if pair.refused or additional <= 0:
         return result
     collapsed = f" ({cell.collapsed[1]} collapsed)" if 0 < cell.collapsed[1] < new else ""
-    kind = "collapsed" if cell.collapsed == cell.broken else "are lost or collapsed"
+    if cell.collapsed == cell.broken:
+        kind = "collapsed"
+    else:
+        kind = "diverged, failed or collapsed" if any(cell.collapsed) else "diverged or failed"
     reason = f"{new} of {seeds[1]} seeds {kind}{collapsed}, and {old} of {seeds[0]} in the {pair.against}"
     significant = cell.p_broken < alpha
     if significant:
