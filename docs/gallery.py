@@ -215,7 +215,8 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     del doc["trials"], doc["state"]
     doc["made"] |= {"place": "In any folder", "command": command(study)}
     folder = FOLDER / study
-    for name, data, indent in (("report.json", doc, 1), ("plan.json", plan.to_json(), None)):
+    arms_alone = plan.to_json() | {"prerequisites": []}
+    for name, data, indent in (("report.json", doc, 1), ("plan.json", arms_alone, None)):
         write_bytes(folder / name, without_places(json.dumps(data, indent=indent, ensure_ascii=False)).encode())
     results, history = frame.results(plan, store), frame.history(plan, store)
     frame.write_parquet(results, folder / "results.parquet")

@@ -88,6 +88,8 @@ def element(svg: str, name: str, alternative: str) -> str:
         alternative: text for readers who do not see the figure.
     """
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    referenced = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
     return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
 
 
@@ -112,7 +114,9 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
         return f'{label} style="--share: {float(match[1]) / (72 * WIDE):.3g}"'
 
     tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)
+    tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
     tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
+    tag = re.sub(r"font-family: [^;\"]*", "font-family: inherit", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
     for colour, variable in VARIABLES.items():
         tag = tag.replace(colour, f"var(--{variable})")
