@@ -115,8 +115,9 @@ def test_combination_works_or_is_refused_with_reason(
         other.load_state_dict(through)
         assert torch.equal(prediction(other), expected)
         with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.fill_(torch.nan)
+            for value in (*other.parameters(), *other.buffers()):
+                if value.is_floating_point():
+                    value.fill_(torch.nan)
 
 
 def covering(**values: list[Any]) -> list[dict[str, Any]]:

@@ -196,9 +196,9 @@ class NotHere(Local):
         (KilledIsDone, r"job 'kill' ended as done \(killed by signal 9 .*; a worker that died is lost"),
         (ErrorIsLost, r"job 'raise' ended as lost .*; a job whose trial raises an exception ends as error"),
         (StoppedIsDone, "job 'stop' ended as done .* after cancel; a job that writes a checkpoint .* ends as stopped"),
-        (CancelsNothing, "poll reports no end of job 'stop' within 0.5 s of cancel; cancel stops every job"),
+        (CancelsNothing, "poll reports no end of job 'stop' within 2 s of cancel; cancel stops every job"),
         (CancelsAtOnce, r"job 'stop' ended as lost \(.* after cancel; a job that writes a checkpoint"),
-        (CancelsInName, r"process \d+ of a job still runs 0.5 s after cancel; cancel leaves no process"),
+        (CancelsInName, r"process \d+ of a job still runs 2 s after cancel; cancel leaves no process"),
         (ReportsTwice, "poll reports the end of job 'kill' twice, .* every submitted job ends exactly once"),
         (SubmitRaises, r"submit raises ConnectionError\('no queue'\); an exception ends the run"),
         (PollRaises, r"poll raises ConnectionError\('no queue'\); an exception ends the run"),
@@ -211,7 +211,7 @@ class NotHere(Local):
         (TooManySlots, "slots is 3 for run.workers 2"),
         (
             NoLog,
-            "has not printed 'contract test: .* to log.txt in job.folder within 0.5 s; workers append their output there",
+            "has not printed 'contract test: .* to log.txt in job.folder within 2 s; workers append their output there",
         ),
         (OtherRunner, r"ended as done \(\), and it does not end by itself; workers run self.runner"),
         (NoDetail, "job 'kill' ended as lost without a detail; give one sentence"),
@@ -221,7 +221,7 @@ class NotHere(Local):
 def test_bad_executor_is_caught(cls: type[Any], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {CancelsNothing: "END_S", CancelsInName: "END_S", PollBlocks: "LATE_S", NoLog: "START_S"}
     if cls in limits:  # otherwise these tests would take as long as the limits
-        monkeypatch.setattr(contract, limits[cls], 0.5)
+        monkeypatch.setattr(contract, limits[cls], 2.0)
     executor.register("bad")(cls)
     with pytest.raises(AssertionError, match=sentence):
         check_component("executor", "bad")

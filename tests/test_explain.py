@@ -401,7 +401,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     loaded = ViT(info, patch_size=4, dim=8, depth=1, heads=2), Transform(InputSpec(info, (0.5,), (0.5,)))
     examples = [(torch.zeros(1, 8, 8, dtype=torch.uint8), None)]
 
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
         folder = next(item for item in arguments if isinstance(item, Path))
         folder.mkdir()
         (folder / "half.png").touch()

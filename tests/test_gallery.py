@@ -147,8 +147,8 @@ def numbers(*texts: str) -> set[str]:
 def test_files_are_small_and_of_no_machine(study: str, pages: dict[str, str]) -> None:
     for file in (FOLDER / study).iterdir():
         # A plan has an entry for every trial, and a specification for every rival of a tuned arm.
-        large = file.name in ("plan.json", "figures.html")
-        assert file.stat().st_size <= (400_000 if large else 200_000), file
+        most = 300_000 if file.name == "plan.json" else 200_000
+        assert file.stat().st_size <= (2 * most if study == "transfer" else most), file  # it has 48 arms
         if file.suffix in (".json", ".html"):
             assert not re.search(r"[\"= ]/(?!>)", file.read_text()), f"{file} has a path of the machine it was made on"
     figures = (FOLDER / study / "figures.html").read_text()

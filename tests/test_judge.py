@@ -113,6 +113,18 @@ def test_shipped_study_of_tuned_arms_is_judged_to_last_digit_but_for_the_tuning(
     assert any(row["test"] == "moderated t" for row in own)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+def test_baselines_may_be_numbers_beside_empty_cells(tmp_path: Path, suffix: str) -> None:
+    rows = [{"depth": d, "seed": s, "acc": BASE[s] + d, "of": None if d == 6 else 6} for d in (6, 12) for s in range(5)]
+    frame, file = pd.DataFrame(rows), tmp_path / f"r.{suffix}"
+    if suffix == "jsonl":
+        frame.to_json(file, orient="records", lines=True)
+    else:
+        frame.to_csv(file, index=False) if suffix == "csv" else frame.to_parquet(file)
+    arms = judge(file, metric="acc", arm="depth", seed="seed", baselines="of").document()["arms"]
+    assert [row["baseline"] for row in arms] == [None, "6"]
+
+
 def test_bad_baselines_are_refused_with_sentence(tmp_path: Path) -> None:
     rows = [{**row, "of": {"a": None, "b": "a", "c": "d"}[row["model"]]} for row in long(dict.fromkeys("abc", BASE))]
     for changed, options, message in (

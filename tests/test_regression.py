@@ -532,7 +532,9 @@ def test_more_seeds_find_more_lost_seeds() -> None:
     found = verdict(10, 4)
     expected = stats.boschloo_exact([[4, 0], [6, 10]], alternative="greater").pvalue
     assert found.p_broken == pytest.approx(2 * expected, rel=1e-5)
-    assert "4 of 10 seeds diverged or failed, and 0 of 10 in the baseline" in found.reason
+    fisher = stats.fisher_exact([[3, 1], [2, 1999]], alternative="greater").pvalue
+    assert statistics.boschloo((1, 3), (2000, 5)) == pytest.approx(fisher, rel=1e-9)
+    assert "4 of 10 seeds diverged or have no finite value, and 0 of 10 in the baseline" in found.reason
     assert verdict(20, 8, collapse=True).broken == (0, 8) and verdict(20, 8, collapse=True).verdict == "regressed"
     assert verdict(20, 4, before=4, collapse=True).verdict == "pass" and verdict(20, 8, before=8).verdict == "pass"
 

@@ -751,7 +751,7 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
     plan = _with_splits(one_split)
     assert "this split, not another split" in _note_on_splits(one_split, store)
     rows = comparison.summary(frame.results(plan, store), plan).set_index("arm")
-    assert "nothing is tested" in _note_on_splits(plan, store)
+    assert "are not tested" in _note_on_splits(plan, store)
     assert rows.loc["position=none", ["low", "p", "difference_low", "p_equal"]].isna().all()
     assert rows.loc["position=none", "verdict"] == "cannot tell"
     for item in plan.trials[:5]:
@@ -797,6 +797,11 @@ def test_varied_splits_are_not_corrected_where_nothing_is_known_to_hold(tmp_path
         images.to_parquet(store.trial(item.trial.key, item.trial.code).predictions)
     assert set(frame.results(plan, store).attrs["overlap"].values()) == {0.0}
     assert "the same in all" in _note_on_splits(plan, store)
+    for item in plan.trials[:5]:  # drawn splits that have no image in common by chance
+        images = pd.DataFrame({"split": "val", "id": range(10 * item.seed, 10 * item.seed + 10)})
+        images.to_parquet(store.trial(item.trial.key, item.trial.code).predictions)
+    assert all(math.isnan(ratio) for ratio in frame.results(plan, store).attrs["overlap"].values())
+    assert "have no image in common" in _note_on_splits(plan, store)
 
 
 def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_flip(tmp_path):

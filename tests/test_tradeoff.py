@@ -33,7 +33,9 @@ def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], i
     store, planned = Store(root), []
     for name, (_, values, params, wall_s) in arms.items():
         for seed, value in enumerate(values):
-            trial = Trial(SPEC, dict.fromkeys(STREAMS, seed), (), DataIdentity("d"), key=f"{name}-{seed}")
+            trial = Trial(
+                SPEC, {**dict.fromkeys(STREAMS, seed), "split": 0}, (), DataIdentity("d"), key=f"{name}-{seed}"
+            )
             planned.append(Planned(name, seed, trial))
             around = Circumstances(1.7e9, wall_s, "host", 1, params, 10 * params, 10**8, {}, {})
             outcome = Outcome({"val/accuracy": value}, (), "w", 10, 640)

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ IMPORTS = (
     *("torch", "torch._dynamo", "torch.profiler._cupti_monitor", "pandas", "pyarrow.parquet", "scipy.stats"),
     *("matplotlib.backends.backend_agg", "sklearn.datasets", "pydantic", "yaml", "click", "jinja2", "rich.table", "pytest"),
 )  # fmt: skip
+LIMIT_S = 600  #: time limit of a process; the server then ends with it
 
 
 def python(code: str, cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -34,7 +36,10 @@ def python(code: str, cwd: Path, environment: Mapping[str, str]) -> subprocess.C
         request = {"code": code, "cwd": str(cwd.absolute()), "environment": dict(environment)}
         server.stdin.write(json.dumps({**request, "out": str(out), "err": str(err)}) + "\n")
         server.stdin.flush()
+        timer = threading.Timer(LIMIT_S, server.kill)
+        timer.start()
         answer = server.stdout.readline()
+        timer.cancel()
         assert answer, "the server of tests/warm.py has ended"
         return subprocess.CompletedProcess([sys.executable, "-c", code], int(answer), out.read_text(), err.read_text())
 

@@ -6,12 +6,11 @@ Nothing differs in the mean of any arm of the studies of the first table, and a 
 called better or worse.  Simultaneous intervals miss 0 in the same studies, so their coverage is the rest.  The second
 table has the difference that is found in 80 % of studies, in standard deviations of a seed, also if arms were known to
 spread alike.  The third has false alarms of studies that are tested again while seeds are added, and the fourth the
-seeds that such studies need, and how often the intervals hold that they report at their end.  Standard errors, critical values, families and levels are those of
-``vitlab.statistics``, along all studies at once.
+seeds that such studies need, and how often the intervals hold that they report at their end.  Standard errors, critical
+values, families and levels are those of ``vitlab.statistics``, along all studies at once.
 
-The exit code is 1 if false alarms with moderated variances, the default, exceed 5 % and three standard errors, in a kind
-of studies for which error rates are claimed.
-"""
+The exit code is 1 if false alarms with moderated variances, the default, exceed 5 % and three standard errors, in a
+kind of studies for which error rates are claimed."""
 
 from __future__ import annotations
 

@@ -129,7 +129,8 @@ def _is_study(checkpoint: Path, out: Path) -> bool:
     if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
         return True
     name = study_name(str(checkpoint).partition("@")[0])
-    return not checkpoint.exists() and (not checkpoint.suffix or (out / "studies" / name / "plan.json").exists())
+    is_name = len(checkpoint.parts) == 1 and not checkpoint.suffix
+    return not checkpoint.exists() and (is_name or (out / "studies" / name / "plan.json").exists())
 
 
 def _trials(checkpoint: Path, arms: Sequence[str], seed: int, out: Path) -> tuple[str, dict[str, TrialFolder]]:

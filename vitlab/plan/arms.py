@@ -1,4 +1,4 @@
-"""ResolvedChoice arms: the rules they must meet, and their trials.
+"""Resolved arms: the rules they must meet, and their trials.
 
 Rules are conditions on an arm's values, written as expressions over the resolved trial: ``model.dim % model.heads ==
 0``, ``not (model.patch_size == 2 and model.position == 'rope2d')``.  An expression is parsed and walked, never

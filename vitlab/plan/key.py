@@ -199,7 +199,7 @@ def refresh() -> None:
 def read_ahead() -> None:
     """Read every imported module of vitlab, so that forked processes find it in the cache."""
     closure((module for module in sys.modules if module.partition(".")[0] == "vitlab"), source.loaded)
-    refresh()  # as every worker does, which would copy the memory of what it clears
+    refresh()  # every worker clears its caches, and clearing inherited ones would copy their memory
 
 
 def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> dict[str, str]:

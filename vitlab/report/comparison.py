@@ -274,7 +274,7 @@ def _judge_look(
         if _has_ended({"baseline": baseline, **rows[arm]}, plan):
             contrast = family.after_looks(contrast, level)
             imputed_contrast = family.after_looks(imputed_contrast, imputed_judged.levels[arm])
-            detectable, level = rows[arm]["detectable"], level / family.share
+            detectable, level = rows[arm]["detectable"], level if contrast.overlap else level / family.share
             rows[arm] |= {**contrast_columns(contrast, level, analysis), "detectable": detectable}
         if missing:
             rows[arm] |= {"chance_difference": imputed_contrast.difference}

@@ -173,12 +173,15 @@ def _baselines(table: pd.DataFrame, arm: str | None, column: str, baseline: str 
         raise UserError(f"{path}: --baselines names a column, and cannot be combined with {other}; remove one")
     named = _column(table, column, path)
     compared: dict[str, str] = {}
+    arms = {*table[arm].astype(str)}
     for name, rows in named.groupby(table[arm].astype(str), sort=False):
-        distinct = {*rows.fillna("").astype(str)}
+        distinct = {*rows.astype(object).where(rows.notna(), "").astype(str)}
         if len(distinct) > 1:
             listed = ", ".join(f"'{value}'" for value in sorted(distinct))
             raise UserError(f"{path}: arm '{name}' has several values of '{column}': {listed}; an arm has one baseline")
         [value] = distinct
+        if value not in arms and value.removesuffix(".0") in arms:  # whole numbers beside empty cells
+            value = value.removesuffix(".0")
         if value and value != name:
             compared[str(name)] = value
     if not compared:

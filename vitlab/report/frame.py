@@ -166,7 +166,7 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
 
     Returns:
         Empty if the seeds of no arm have different splits.  0 for an arm whose seeds have the same validation images,
-        as data sets may define them; NaN if the images of fewer than two seeds are stored.
+        as data sets may define them; NaN if the images of fewer than two seeds are stored, or have none in common.
     """
     arms: dict[str, str] = {}
     folders: dict[str, dict[int, list[TrialFolder]]] = {}
@@ -197,7 +197,7 @@ def _overlap(folders: Iterable[Sequence[TrialFolder]]) -> float:
 
     images = [frozenset(read_stored(some[0].predictions, read) or ()) for some in folders if some]
     pairs = list(itertools.combinations(filter(None, images), 2))
-    if not pairs:
+    if not any(one & other for one, other in pairs):
         return math.nan
     share = sum(len(one & other) / min(len(one), len(other)) for one, other in pairs) / len(pairs)
     return share / (1 - share) if share < 1 else 0.0

@@ -79,7 +79,7 @@ def looks_note(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) ->
         f"{_number(len(sizes))} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: "
         "p values and intervals of differences hold for all of them together."
     ]
-    if not frame.attrs.get("overlap"):
+    if not any(frame.attrs.get("overlap", {}).values()):
         sentences[0] += (
             " Differences of comparisons that have ended are median-unbiased estimates, which correct the mean for "
             "stopping."
@@ -171,7 +171,7 @@ def _of_splits(plan: Plan, frame: pd.DataFrame) -> str:
     if any(map(math.isnan, ratios)):
         return (
             " Their training sets overlap, by an amount that is not known, because the predictions of two seeds are "
-            "not stored: nothing is tested."
+            "not stored, or have no image in common: arms of which it is not known are not tested."
         )
     if not any(ratios):
         return " The data set defines its validation images, so that they are the same in all."

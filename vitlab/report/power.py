@@ -6,7 +6,7 @@ The spread is that of differences between two arms at one seed, pooled over the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -84,9 +84,8 @@ def forecast(plan: Plan, store: Store) -> Forecast:
     own = {item.trial.key for item in _trials(plan)}
     like = next(iter(_trials(plan))).trial
     earlier = [spread for stored in _plans(plan, store) for spread in _spreads(stored, store)]
-    splits = {item.trial.seeds.get("split") for item in _trials(plan)}
-    vary_split = len(splits) > 1 and plan.analysis.metric.startswith("val/")
-    alike = [item for item in earlier if (item.overlap > 0) == vary_split]
+    vary_split = _varies_split(plan, (item.trial for item in _trials(plan)))
+    alike = [item for item in earlier if item.varies_split == vary_split]
     for kind, spreads in (
         ("of this study", [item for item in earlier if own.issuperset(item.keys)]),
         ("of like trainings", [item for item in alike if _is_like(item.trial, like)]),
@@ -115,6 +114,7 @@ class _Spread:
     variance: float  #: of the difference between two arms at one seed
     df: int
     variances: tuple[float, ...]  #: of the differences from the baseline, by comparison
+    varies_split: bool  #: whether its seeds have different splits, and the metric is of their validation images
     overlap: float = 0.0  #: see :func:`vitlab.statistics.paired_t_test`
 
 
@@ -209,7 +209,14 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             df = len(arms) * (len(seeds) - 1)
             overlap = joint_overlap(frame, (baseline, *arms))
             if not math.isnan(overlap):
-                yield _Spread(stored.study, trials[arms[0], seeds[0]], keys, 2 * squares.rest, df, variances, overlap)
+                varies = _varies_split(stored, (trials[baseline, seed] for seed in seeds))
+                first = trials[arms[0], seeds[0]]
+                yield _Spread(stored.study, first, keys, 2 * squares.rest, df, variances, varies, overlap)
+
+
+def _varies_split(plan: Plan, trials: Iterable[Trial]) -> bool:
+    """Return whether trials have different splits, and the metric is of their validation images."""
+    return len({trial.seeds.get("split") for trial in trials}) > 1 and plan.analysis.metric.startswith("val/")
 
 
 def _is_like(trial: Trial, other: Trial) -> bool:

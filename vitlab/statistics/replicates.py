@@ -207,7 +207,7 @@ def paired_t_test(
         if overlap != 0 and not no_difference:
             return Contrast(mean, NAN, NAN, NAN, "none", pairs=n, overlap=overlap)
         p = 1.0 if no_difference else smallest_sign_flip_p(n)
-        return Contrast(0.0 if no_difference else mean, NAN, NAN, p, "sign flip", pairs=n, sign_flip_p=p)
+        return Contrast(0.0 if no_difference else mean, NAN, NAN, p, "sign flip", n, sign_flip_p=p, overlap=overlap)
     if math.isnan(overlap):
         return Contrast(mean, NAN, NAN, NAN, "none", pairs=n, effect=hedges_g(x, y), overlap=overlap)
     sign_flip_p = sign_flip(differences) if overlap == 0 else NAN

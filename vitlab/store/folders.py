@@ -241,10 +241,10 @@ class TrialFolder:
             set_aside(self.checkpoint)
         cut_torn_line(self.path / "events.jsonl")
         names = (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
-        with os.scandir(self.path) as entries:
-            leftovers = [entry.path for entry in entries if entry.name.startswith(tuple(f".{name}." for name in names))]
-        for file in leftovers:
-            remove(Path(file))
+        unfinished = tuple(f".{name}." for name in names)
+        for name in os.listdir(self.path) if self.path.is_dir() else ():
+            if name.startswith(unfinished):
+                remove(self.path / name)
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
         """Return the events of the journal from a byte offset on, and the offset for the next call.

@@ -101,10 +101,12 @@ def deliver(
         else:
             existing[arm] = run
     colours, names = records.colours(plan), set[str]()
+    splits = len({item.trial.seeds.get("split") for item in plan.trials})
     for arm in plan.arms:
         if arm.name not in summary:
             continue
-        points = {**records.arm_points(others.get(arm.name, {}), plan.analysis.alpha), **summary[arm.name]}
+        means = records.arm_points(others.get(arm.name, {}), plan.analysis.alpha, splits)
+        points = {**means, **summary[arm.name]}
         names |= set(points)
         tags = {"arm": arm.name, "vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
         tags |= {"mlflow.runColor": colours[arm.name], dashboard.ORDER: records.order(plan, arm.name)}

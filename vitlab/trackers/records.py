@@ -188,14 +188,17 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def arm_points(values: Mapping[str, Sequence[float]], alpha: float) -> dict[str, float]:
-    """Return mean, standard deviation and t-interval of each metric over an arm's seeds, without undefined values."""
+def arm_points(values: Mapping[str, Sequence[float]], alpha: float, splits: int = 1) -> dict[str, float]:
+    """Return mean, standard deviation and t-interval of each metric over an arm's seeds, without undefined values.
+
+    Seeds with different ``splits`` are not independent, and have no interval here.
+    """
     from vitlab.statistics import mean_interval
 
     points: dict[str, float] = {}
     for name, seeds in values.items():
         summary = mean_interval([value for value in seeds if math.isfinite(value)], alpha)
-        for statistic in ("mean", "sd", "low", "high", "n"):
+        for statistic in ("mean", "sd", "n") if splits > 1 else ("mean", "sd", "low", "high", "n"):
             value = float(getattr(summary, statistic))
             if math.isfinite(value):
                 points[key(f"{statistic}/{name}")] = value
