@@ -84,7 +84,7 @@ def _fisher(total: int, seeds: tuple[int, int]) -> Floats:
     first, second = seeds
     k = np.arange(max(0, total - first), min(total, second) + 1)
     logs = _log_ways(second, k) + _log_ways(first, total - k) - _log_ways(first + second, np.array(total))
-    return np.minimum(1.0, np.exp(logs)[::-1].cumsum()[::-1])
+    return np.asarray(np.minimum(1.0, np.exp(logs)[::-1].cumsum()[::-1]))
 
 
 def _log_ways(n: int, k: npt.NDArray[np.int_]) -> Floats:
