@@ -123,11 +123,8 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
         value = arguments.get(key)
         same = key in of_heads and value == arguments["num_heads"]
         if value not in allowed and not same:
-            supported = (
-                [str(arguments["num_heads"])]
-                if key in of_heads
-                else [str(one) for one in allowed if one not in (None, "")]
-            )
+            values = [arguments["num_heads"]] if key in of_heads else allowed
+            supported = [str(one) for one in values if one not in (None, "")]
             raise WeightsError(
                 f"{where}: {key} of {name} is {plain(value)}; supported: {', '.join(supported) or 'none'}. Use other "
                 "weights."
