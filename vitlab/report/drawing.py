@@ -105,7 +105,7 @@ def style() -> Iterator[None]:
 
 
 def _tag_of_page(tag: str, name: str, alternative: str) -> str:
-    """Adapt a tag of matplotlib's SVG to a page, which sets font, colours and width."""
+    """Adapt a tag of matplotlib's SVG to a page, which sets colours and width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
 
@@ -115,8 +115,8 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
 
     tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
-    tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
-    tag = re.sub(r"font-family: [^;\"]*", "font-family: inherit", tag)
+    # Lines of one label stand where the font of the figure puts them; Verdana is as wide.
+    tag = re.sub(r"font-family: [^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
     for colour, variable in VARIABLES.items():
         tag = tag.replace(colour, f"var(--{variable})")
