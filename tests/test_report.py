@@ -1384,8 +1384,8 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     for name, figure in figures.figures(*_figure_arguments(*study(tmp_path, arms))).items():
         if count == 2:
             assert drawing.png(figure, dpi=40).startswith(b"\x89PNG")
-        assert drawing.element(drawing.svg(figure, name), name, 'a "b" <c>').startswith(
-            '<svg role="img" aria-label="a &quot;b&quot; &lt;c&gt;"'
+        assert drawing.element(drawing.svg(figure, name), name, 'a "b" <c> 0.0123').startswith(
+            '<svg role="img" aria-label="a &quot;b&quot; &lt;c&gt; 0.0123"'
         )
 
 

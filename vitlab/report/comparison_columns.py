@@ -148,11 +148,11 @@ def image_columns(
 
 
 def seed_columns(
-    first: Values, second: Values, level: float, analysis: Analysis, independent: bool
+    first: Values, second: Values, level: float, analysis: Analysis, contrast: Contrast
 ) -> dict[str, float]:
     """Return the columns computed from single seeds: probability of superiority and bootstrap interval.
 
-    Their intervals are those of ``independent`` seeds, and missing for others.
+    Their intervals need independent seeds, and are missing if these hold out different images.
     """
     sign = 1 if analysis.goal == "max" else -1
     common = sorted(first.keys() & second.keys())
@@ -162,7 +162,7 @@ def seed_columns(
     else:
         x, y = ([sign * value for value in values.values()] for values in (first, second))
         superiority = statistics.superiority(x, y, analysis.alpha)
-    if not independent:
+    if contrast.overlap:
         return {"better": superiority.probability}
     low, high = statistics.bca([first[seed] - second[seed] for seed in common], level)
     columns = {"better": superiority.probability, "better_low": superiority.low, "better_high": superiority.high}

@@ -107,6 +107,7 @@ def style() -> Iterator[None]:
 def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     """Adapt a tag of matplotlib's SVG to a page, which sets colours and width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
+    tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
     label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
 
     def with_share(match: re.Match[str]) -> str:
@@ -114,7 +115,6 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
         return f'{label} style="--share: {float(match[1]) / (72 * WIDE):.3g}"'
 
     tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)
-    tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
     # Lines of one label stand where the font of the figure puts them; Verdana is as wide.
     tag = re.sub(r"font-family: [^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page

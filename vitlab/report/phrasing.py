@@ -290,8 +290,8 @@ def _too_few_clause(row: Row) -> str:
     if row["pairs"] == 1 or row["n"] == 1:
         return "one seed has no spread"
     if row["collapsed_pairs"]:
-        of = "tuned arms" if row["choice_sd"] else "other splits"
-        return f"collapsed seeds of {of} leave no test"
+        cause = "tuned arms" if row["choice_sd"] else "other splits"
+        return f"collapsed seeds of {cause} leave no test"
     return "there are too few values, or none that differ,"
 
 
