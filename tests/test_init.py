@@ -300,9 +300,9 @@ def test_components_whose_values_are_drawn_need_no_second_build(
 ) -> None:
     vit = built(3, **options)
     state = canonical(vit)
-    assert len(initial._not_drawn(vit, state, initial._drawn(vit, state))) < len(vit._parts) / 1.5
+    assert len(initial._parts_to_build(vit, state, initial._scheme_parameters(vit, state))) < len(vit._parts) / 1.5
     few = vit.state_dict()
-    monkeypatch.setattr(initial, "_not_drawn", lambda vit, state, drawn: list(vit._parts))
+    monkeypatch.setattr(initial, "_parts_to_build", lambda vit, state, drawn: list(vit._parts))
     every = built(3, **options).state_dict()
     assert few.keys() == every.keys()
     assert all(torch.equal(few[name], every[name]) for name in every)

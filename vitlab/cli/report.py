@@ -7,13 +7,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.options import (
-    format_option,
-    out_option,
-    parse_changes,
-    set_option,
-    study_argument,
-)
+from vitlab.cli.options import format_option, out_option, parse_changes, set_option, study_argument
 
 FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "json")
 

@@ -31,8 +31,8 @@ def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
         factors: of the drawn values, by canonical name; empty for none.
     """
     state = model.to_canonical(model.state_dict())
-    drawn = _drawn(model, state)
-    for path in _not_drawn(model, state, drawn):
+    drawn = _scheme_parameters(model, state)
+    for path in _parts_to_build(model, state, drawn):
         choice, context = model._parts[path]
         with seeded(seed, path), torch.device("cpu"):
             fresh = slot(choice.slot).build(choice, *context)
@@ -58,7 +58,7 @@ def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
             own[name].copy_(value)
 
 
-def _drawn(model: ViT, state: State) -> dict[str, tuple[Kind, int]]:
+def _scheme_parameters(model: ViT, state: State) -> dict[str, tuple[Kind, int]]:
     """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
     parameters: dict[str, tuple[Kind, int]] = {}
     excluded = set()
@@ -86,7 +86,7 @@ def _drawn(model: ViT, state: State) -> dict[str, tuple[Kind, int]]:
     return {name: how for name, how in parameters.items() if name in state and name not in excluded}
 
 
-def _not_drawn(model: ViT, state: State, drawn: Collection[str]) -> list[str]:
+def _parts_to_build(model: ViT, state: State, drawn: Collection[str]) -> list[str]:
     """Return the paths of the components that have values which the scheme does not draw.
 
     Args:

@@ -13,17 +13,17 @@ Values that are all equal, those of collapsed seeds included, pass as ``identica
 standard deviation of the differences is at least that of the metric's rounding (q / sqrt 6 for the difference of two
 values rounded to q).
 
-Lost seeds have no value, and the values of collapsed seeds, far below the others, would hide a drop of the others in
-their spread: both are counted, as seeds without a usable value, and d is of the other seeds alone.  A seed that was
-lost and now collapses, or the reverse, changes nothing.  If they are a larger share of the candidate's seeds than of
-the baseline's, a regression of the other seeds stands, and nothing passes.  The cell has also regressed if the
-additional ones are more than half of its seeds, or significant by Boschloo's exact test.  Seeds have collapsed far
-below the median of both sides, or of their own side, by bounds that treat both sides alike.  The tests of counts are
-corrected on their own and have half of alpha, which the means have otherwise.  A count is tested if such seeds are
-enough for some split of them to have a p of 0.15.  That choice, like Tarone's, depends on their number, which
-Boschloo's test does not take as given; at 0.15, all tests together keep alpha whatever the share of such seeds.  The
-rule about more than half of the seeds is no test and not counted in that: of three seeds that collapse by chance every
-other time, it alone finds 11 % regressed.
+Lost seeds have no value, and the values of collapsed seeds, far below the others, would hide a drop of the others
+in their spread: both are counted, as seeds without a usable value, and d is of the other seeds alone.  A seed that
+was lost and now collapses, or the reverse, changes nothing.  If they are a larger share of the candidate's seeds
+than of the baseline's, a regression of the other seeds stands, and nothing passes.  The cell has also regressed if
+the additional ones are more than half of its seeds, or significant by Boschloo's exact test.  Seeds have collapsed
+far below the median of both sides, or of their own side, by bounds that treat both sides alike.  The tests of counts
+are corrected on their own, with half of alpha; without such a test, the means have all of it.  A count is tested if
+such seeds are enough for some split of them to have a p of 0.15.  That choice, like Tarone's, depends on their
+number, which Boschloo's test does not take as given; at 0.15, all tests together keep alpha whatever the share of
+such seeds.  The rule about more than half of the seeds is no test and not counted in that: of three seeds that
+collapse by chance every other time, it alone finds 11 % regressed.
 
 Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300; Tarone (1990), Biometrics
 46, 515-522; Boschloo (1970), Statistica Neerlandica 24, 1-35.
@@ -345,9 +345,10 @@ def _add_verdict(cell: Cell, pair: Pair, seeds: tuple[int, int], alpha: float) -
     collapsed = f" ({cell.collapsed[1]} collapsed)" if 0 < cell.collapsed[1] < new else ""
     if cell.collapsed == cell.broken:
         kind = "collapsed"
+    elif any(cell.collapsed):
+        kind = "diverged, have no finite value or collapsed"
     else:
-        kind = "diverged, have no finite value" if any(cell.collapsed) else "diverged or have no finite value"
-        kind += " or collapsed" * any(cell.collapsed)
+        kind = "diverged or have no finite value"
     reason = f"{new} of {seeds[1]} seeds {kind}{collapsed}, and {old} of {seeds[0]} in the {pair.against}"
     significant = cell.p_broken < alpha
     if significant:

@@ -50,8 +50,8 @@ def boschloo(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
 
     It is the probability of a p of Fisher's exact test as small as that of these groups, at the share common to both
     that makes it largest.  Unlike Fisher's test, it does not take the number of bad seeds as given: four of ten beside
-    none of ten have p = 0.021, and 0.043 by Fisher's.  For groups of more than 300 seeds, whose tables take seconds, p
-    is that of Fisher's test, which is never smaller.
+    none of ten have p = 0.021, and 0.043 by Fisher's.  For groups of more than 300 seeds, p is that of Fisher's
+    test, which is never smaller.
 
     Reference: Boschloo (1970), Statistica Neerlandica 24, 1-35.
     """

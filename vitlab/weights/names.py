@@ -203,7 +203,7 @@ def _convert_layout(name: str, value: Tensor, convert: Callable[[Tensor], Tensor
 
 
 class BlockNames(NamedTuple):
-    """Canonical names of the parts of the first block, in whose branches all blocks agree."""
+    """Canonical names of the parts of the first block; all blocks have the same parts."""
 
     norm: str = "blocks.0.norm1"
     attention: str = "blocks.0.attn"
