@@ -47,7 +47,7 @@ soak: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
-# About half an hour of damaged study files and damaged stores; a finding is printed with the command that repeats it.
+# Damaged study files and damaged stores at length; a finding is printed with the command that repeats it.
 fuzz: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_studies.py --mutants 30000 --processes 2 --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_store.py --mutants 3000 --seed $(SEED)
