@@ -9,8 +9,9 @@
 - ``figures.html``: the figures of the report, the first ones if all are too large for a page;
 - ``attention.png`` or ``labels.png``: a picture of ``vitlab explain`` that has all arms, if one is given.
 
-This is also a hook of MkDocs, which makes the pages from these files and from the header of the study each time the
-site is built.  :func:`pages` needs only vitlab, so that tests can read the pages without building the site.
+This is also a hook of MkDocs, which makes the pages from these files, from the header of the study and from its finding
+in the table of ``pipelines/README.md`` each time the site is built.  :func:`pages` needs only vitlab, so that tests can
+read the pages without building the site.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from vitlab.report.comparison_columns import MEANINGS
 from vitlab.report.document import provenance_lines
 from vitlab.report.escaping import markdown
 from vitlab.report.render import markdown_table
-from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from vitlab.plan.values import Plan
 
 FOLDER = Path(__file__).parent / "pages" / "gallery"
+TABLE = Path(__file__).parents[1] / "pipelines" / "README.md"
 FIGURES = ("arms", "interaction", "curves", "scaling")  #: of the report, in the order of the page
 MAX_RANK = 4  #: of the columns of the table of arms; the others are in report.json
 MAX_FIGURES = 200_000  #: bytes of all figures of a page; without the last ones, if they are more
-MAX_ANSWERS = 4  #: sentences of a study in the index
-NO_CLAIM = (Verdict.CANNOT_TELL, Verdict.REFUSED)
 PICTURES = {
     "attention": (
         "What models look at",
@@ -110,6 +109,13 @@ def command(study: str) -> str:
     return match[0]
 
 
+def finding(study: str) -> str:
+    """Return what a packaged study found, in one sentence without a full stop, from the table of the studies."""
+    match = re.search(rf"(?m)^\| `{study}\.yaml` \|[^|]*\| ([^|]*) \|", TABLE.read_text(encoding="utf-8"))
+    assert match is not None, f"{study}: no row in {TABLE}"
+    return match[1]
+
+
 def _index(stored: list[str]) -> Iterator[str]:
     yield "# Results\n"
     yield (
@@ -118,16 +124,10 @@ def _index(stored: list[str]) -> Iterator[str]:
     )
     for name in stored:
         doc, head = document(name), header(packaged_studies()[name])
-        verdicts = [row["verdict"] for row in doc["arms"] if row["verdict"]]
-        # Of many answers, those with a verdict.
-        claims = [answer for answer, verdict in zip(doc["answers"], verdicts, strict=True) if verdict not in NO_CLAIM]
-        few = doc["answers"] if len(doc["answers"]) <= MAX_ANSWERS else claims[:MAX_ANSWERS] or doc["answers"][:1]
         yield f"## [{name}]({name}.md)\n"
         yield f"{markdown(doc['question'])}\n"
-        yield from (f"- {markdown(answer)}" for answer in few)
-        if others := len(doc["answers"]) - len(few):
-            yield f"- {others} more on the page."
-        yield f"\nCost: {markdown(_first(head['Cost']))}\n"
+        yield f"{_finding(name)}\n"
+        yield f"Cost: {markdown(_first(head['Cost']))}\n"
     yield "## Without a page\n"
     yield (
         "No results of these studies are stored here yet. Where the header of a study (`vitlab show study NAME`) has "
@@ -145,10 +145,13 @@ def _page(study: str) -> Iterator[str]:
     figures = re.findall(r"<figure>.*?</figure>", (FOLDER / study / "figures.html").read_text(encoding="utf-8"))
     yield f"# {study}\n"
     yield f"**{markdown(doc['question'])}**\n"
+    yield f"{_finding(study)}\n"
+    yield f"{figures[0]}\n"
+    yield "## Comparisons\n"
     if doc["overview"]:
         yield f"{doc['overview']}\n"
     yield from (f"- {markdown(answer)}" for answer in doc["answers"])
-    yield f"\n{figures[0]}\n"
+    yield ""
     columns = tables.columns(doc["arms"], analysis, doc["units"])
     yield from markdown_table([c for c in columns if c.rank <= MAX_RANK and not c.title.startswith("test ")])
     yield (
@@ -165,7 +168,7 @@ def _page(study: str) -> Iterator[str]:
                 f"{caption}, for one seed and one test image (`vitlab explain`): an illustration, on which no number "
                 "of this page rests.\n"
             )
-    for name, title in (("Expect", "Expected"), ("Found", "Found")):
+    for name, title in (("Expect", "Expected"), ("Found", "Findings in full")):
         if name in head:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
     for title, columns in (
@@ -184,6 +187,11 @@ def _page(study: str) -> Iterator[str]:
     yield ""
     yield from (f"- [{name}]({study}/{name}): {meaning}" for name, meaning in DOWNLOADS.items())
     yield ""
+
+
+def _finding(study: str) -> str:
+    sentence = finding(study)
+    return f"**Found:** {sentence[0].upper()}{sentence[1:]}."
 
 
 def _first(text: str) -> str:

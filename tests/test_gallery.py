@@ -105,6 +105,15 @@ def test_findings_in_header_are_on_page(study: str) -> None:
         assert not missing, f"{sorted(missing)} of {clause!r} are not those of {named or 'any arm'} on the page"
 
 
+@pytest.mark.parametrize("study", [name for name in packaged_studies() if "/" not in name])
+def test_finding_in_table_of_studies_is_that_of_header(study: str, pages: dict[str, str]) -> None:
+    head, finding = header(packaged_studies()[study]), docs_module("gallery").finding(study)
+    assert (finding == "not run yet") == ("Found" not in head)
+    assert not (missing := numbers(finding) - numbers(head.get("Found", ""))), missing
+    if study in STUDIES:
+        assert finding[1:] in pages[f"gallery/{study}.md"] and finding[1:] in pages["gallery/index.md"]
+
+
 def test_answer_in_readme_is_that_of_the_page() -> None:
     plan, _, _, doc = stored("quickstart")
     (block,) = re.findall(r"```\n(How much.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
@@ -165,10 +174,11 @@ def test_maker_writes_what_a_page_needs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(gallery, "packaged_studies", lambda: {"positions": file})
     synthetic_studies.study(tmp_path / "out", {"baseline": [0.9, 0.91, 0.93], "position=none": [0.6, 0.62, 0.63]})
     monkeypatch.setattr(gallery, "FOLDER", tmp_path / "gallery")
+    monkeypatch.setattr(gallery, "finding", lambda study: "a place is worth 0.3")
     folder = gallery.store_results("positions", tmp_path / "out")
     assert {path.name for path in folder.iterdir()} == gallery.DOWNLOADS.keys() | {"figures.html"}
     page = gallery.pages()["gallery/positions.md"]
-    assert page.count("<figure>") == 2 and "A loss." in page and "vitlab run positions" in page
+    assert page.count("<figure>") == 2 and "A loss." in page and "A place is worth 0.3." in page and "vitlab run positions" in page
     root = '{"root": "/home/me", "set": "--set data.root=/home/me"}'
     assert gallery.without_places(root) == root.replace("/home/me", "FOLDER")
 
