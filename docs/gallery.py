@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.plan.packaged import header, packaged_studies
 from vitlab.report import tables
 from vitlab.report.comparison_columns import MEANINGS
+from vitlab.report.cost_tables import scaling_columns
 from vitlab.report.document import provenance_lines
 from vitlab.report.escaping import markdown
 from vitlab.report.render import markdown_table
@@ -172,6 +173,7 @@ def _page(study: str) -> Iterator[str]:
         if name in head:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
     for title, columns in (
+        ("Power laws", scaling_columns(doc["scaling"], analysis)),
         ("Heads", tables.head_columns(doc["heads"], doc["units"])),
         ("Tuning", tables.tuning_columns(doc["tuning"], doc["units"])),
     ):

@@ -2,7 +2,7 @@
 
 In the standard parametrization the best learning rate falls as a model gets wider.  In this one it is meant not to
 change under Adam, so that one rate serves models of different widths.  That the sizes of activations stay is tested
-here; that the best rate stays is the claim of the reference, and has not been measured on these models:
+here; that the best rate stays was measured by the packaged study ``width``:
 
 =====================  ===========================  ====================  ====================
 weights                deviation of initial values  rate of Adam          decay of AdamW
