@@ -257,26 +257,36 @@ class Killed(BaseException):
     """Exception that ends a process like SIGKILL: nothing catches it."""
 
 
-BREAKS = [(1, False, Killed), (3, True, Killed), (5, True, ConnectionError), (4, False, ConnectionError)]
+BREAKS = [
+    ("create_run", 2, True, Killed),
+    ("log_inputs", 1, False, ConnectionError),
+    ("log_batch", 1, False, Killed),
+    ("log_batch", 2, True, Killed),
+    ("log_batch", 3, True, ConnectionError),
+    ("log_batch", 2, False, ConnectionError),
+    ("set_terminated", 2, True, Killed),
+    ("log_artifacts", 1, False, ConnectionError),
+]
 
 
-@pytest.mark.parametrize(("number", "stored_first", "error"), BREAKS)
+@pytest.mark.parametrize(("request_name", "number", "stored_first", "error"), BREAKS)
 def test_interrupted_delivery_is_continued(
-    number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: Patch
+    request_name: str, number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: Patch
 ) -> None:
-    """Interrupted at the n-th batch, before it is stored or before its answer, by a kill or by the network."""
-    genuine: Callable[..., None] = MlflowClient.log_batch
+    """Interrupted at the n-th request, before it is stored or before its answer, by a kill or by the network."""
+    genuine: Callable[..., Any] = getattr(MlflowClient, request_name)
     calls = itertools.count(1)
 
-    def breaks(self: MlflowClient, *arguments: Any, **options: Any) -> None:
-        interrupt = next(calls) >= number
+    def breaks(self: MlflowClient, *arguments: Any, **options: Any) -> Any:
+        interrupt, answer = next(calls) >= number, None
         if not interrupt or stored_first:
-            genuine(self, *arguments, **options)
+            answer = genuine(self, *arguments, **options)
         if interrupt:
             raise error("in the middle")
+        return answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, "log_batch", breaks)
+        patched.setattr(MlflowClient, request_name, breaks)
         tracker = runs.tracker()
         if error is Killed:
             with pytest.raises(Killed):

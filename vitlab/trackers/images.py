@@ -49,10 +49,10 @@ def write(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
     steps: dict[str, int] = {}
     for key, step, image in pictures:
         name = f"{key.replace('/', '~')}+step+{step}+timestamp+{t}+{uuid.uuid5(uuid.NAMESPACE_URL, f'{key} {step}')}"
-        image.save(into / f"{name}.png")
+        image.save(into / f"{name}.png", compress_level=1)  # a seventh larger, in two thirds of the time
         small = image.copy()
         small.thumbnail((SMALL, SMALL))
-        small.save(into / f"{name}+compressed.webp")
+        small.save(into / f"{name}+compressed.webp", method=0)
         steps[key] = min(step, steps.get(key, step))
     return steps
 

@@ -174,17 +174,23 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
 
     Splits whose name is not a plain word are omitted, because the name becomes part of a file name.
     """
+    import numpy as np
     import pandas as pd
-    from pyarrow import parquet
+    from pyarrow import compute, parquet
 
-    if not {"split", "label", "prediction"} <= set(parquet.read_schema(predictions).names):
+    columns = ["split", "label", "prediction"]
+    if not {*columns} <= set(parquet.read_schema(predictions).names):
         return {}
-    frame = pd.read_parquet(predictions, columns=["split", "label", "prediction"])
+    rows = parquet.read_table(predictions, columns=columns)
     tables = {}
-    for split, rows in frame[frame["split"].str.fullmatch(r"\w+")].groupby("split", sort=True):
-        classes = sorted({*rows["label"].tolist(), *rows["prediction"].tolist()})
-        table = pd.crosstab(rows["label"], rows["prediction"]).reindex(index=classes, columns=classes, fill_value=0)
-        tables[str(split)] = table
+    for split in sorted(filter(re.compile(r"\w+").fullmatch, compute.unique(rows["split"]).to_pylist())):
+        own = rows.filter(compute.equal(rows["split"], split))
+        values = np.stack([own[name].to_numpy() for name in columns[1:]])
+        classes, places = np.unique(values, return_inverse=True)
+        counts = np.zeros((len(classes), len(classes)), int)
+        np.add.at(counts, tuple(places.reshape(values.shape)), 1)  # pandas' crosstab takes 5 ms
+        label, prediction = (pd.Index(classes, name=name) for name in columns[1:])
+        tables[split] = pd.DataFrame(counts, index=label, columns=prediction)
     return tables
 
 
