@@ -6,6 +6,7 @@ STUDY ?= pipelines/quickstart.yaml
 SEED ?= $(shell date +%Y%m%d)
 # Each plugin is a distribution with its own tests; "make test" installs and tests all of them.
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
+TYPES := $(BIN)/mypy && $(BIN)/lint-imports
 
 # Otherwise matplotlib writes its list of fonts to the home folder.
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
@@ -13,13 +14,16 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu gpu-dry-run check bench soak fuzz docs setup clean
+.PHONY: demo test test-gpu gpu-dry-run check style bench soak fuzz docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
 
-test: .venv/ready-dev check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --basetemp .venv/tests
+# Types and imports are checked beside the tests, whenever these leave a core idle; the end prints what was found.
+test: style
+	($(TYPES)) > .venv/types.log 2>&1 & types=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --basetemp .venv/tests; tests=$$?; \
+	wait $$types; types=$$?; cat .venv/types.log; exit $$((tests || types))
 
 # Only the tests that need a CUDA device.
 test-gpu: .venv/ready-dev
@@ -31,11 +35,12 @@ test-gpu: .venv/ready-dev
 gpu-dry-run: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/gpu_dry_run.py $(ARMS)
 
-check: .venv/ready-dev
+check: style
+	$(TYPES)
+
+style: .venv/ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 # Only the benchmarks need vit-pytorch.
 bench: .venv/ready-dev
