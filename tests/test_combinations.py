@@ -1,6 +1,7 @@
-"""Tests of all combinations of installed positions, attentions and poolings, and of all pairs of parts of a block.
+"""Tests of all pairs of installed positions, attentions and poolings, and of all pairs of parts of a block.
 
-A combination either works in full, or is refused beforehand with a reason.  Plugins are included.
+A combination either works in full, or is refused beforehand with a reason.  Plugins are included.  Pairs suffice: a
+head reads only the tokens after the last block, and every reason for a refusal is about one part or two.
 """
 
 from __future__ import annotations
@@ -72,12 +73,39 @@ def prediction(built: ViT) -> Tensor:
     return built.logits_by_head(built(IMAGES))[""]
 
 
-@pytest.mark.parametrize(("head", "pool"), poolings(), ids=lambda value: str(value))
-@pytest.mark.parametrize("attention", [name for name in slot("attention").names() if name not in OTHER_FUNCTIONS])
-@pytest.mark.parametrize("position", slot("position").names())
-def test_combination_works_or_is_refused_with_reason(
-    position: str, attention: str, head: str, pool: str | None
-) -> None:
+def covering(**values: list[Any]) -> list[dict[str, Any]]:
+    """Return rows in which every two values of different names occur together, chosen greedily."""
+    missing = {
+        pair
+        for one, two in combinations(values, 2)
+        for pair in product([(one, v) for v in values[one]], [(two, v) for v in values[two]])
+    }
+    rows = []
+    while missing:
+        row = dict(min(missing))
+        for name in values:
+            if name not in row:
+                row[name] = max(values[name], key=lambda v: sum(_holds({**row, name: v}, pair) for pair in missing))
+        missing = {pair for pair in missing if not _holds(row, pair)}
+        rows.append(row)
+    return rows
+
+
+def _holds(row: dict[str, Any], pair: Any) -> bool:
+    return all(row.get(name) == value for name, value in pair)
+
+
+@pytest.mark.parametrize(
+    "row",
+    covering(
+        position=slot("position").names(),
+        attention=[name for name in slot("attention").names() if name not in OTHER_FUNCTIONS],
+        pooling=poolings(),
+    ),
+    ids=lambda row: f"{row['position']}-{row['attention']}-{row['pooling'][0]}-{row['pooling'][1]}",
+)
+def test_combination_works_or_is_refused_with_reason(row: dict[str, Any]) -> None:
+    position, attention, (head, pool) = row["position"], row["attention"], row["pooling"]
     options = options_of(position, attention, head, pool)
     native = {("position", position), ("attention", attention), ("head", head)} <= BUILT_IN
     reason = ViT.incompatibility(data_of(head), {name: value for name, value in options.items() if name != "type"})
@@ -118,28 +146,6 @@ def test_combination_works_or_is_refused_with_reason(
             for value in other.state_dict().values():
                 if value.is_floating_point():
                     value.fill_(torch.nan)
-
-
-def covering(**values: list[Any]) -> list[dict[str, Any]]:
-    """Return rows in which every two values of different names occur together, chosen greedily."""
-    missing = {
-        pair
-        for one, two in combinations(values, 2)
-        for pair in product([(one, v) for v in values[one]], [(two, v) for v in values[two]])
-    }
-    rows = []
-    while missing:
-        row = dict(min(missing))
-        for name in values:
-            if name not in row:
-                row[name] = max(values[name], key=lambda v: sum(_holds({**row, name: v}, pair) for pair in missing))
-        missing = {pair for pair in missing if not _holds(row, pair)}
-        rows.append(row)
-    return rows
-
-
-def _holds(row: dict[str, Any], pair: Any) -> bool:
-    return all(row.get(name) == value for name, value in pair)
 
 
 @pytest.mark.parametrize(
