@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from test_timm_parity import PreciseDiffAttention, unpacked
+from test_timm_parity import TOLERANCE, PreciseDiffAttention, unpacked
 from torch import Tensor, nn
 
 from vitlab.data.torchvision_import import torchvision
@@ -101,20 +102,23 @@ def gradients(of: nn.Module, logits: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in of.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("theirs", "ours"), BUILT, ids=lambda cell: cell.strip("`"))
-def test_row_equals_timm(theirs: str, ours: str) -> None:
+def test_row_equals_timm(theirs: str, ours: str, dtype: torch.dtype) -> None:
+    x_BCHW, atol = X.to(dtype), TOLERANCE[dtype]
+    close = partial(torch.testing.assert_close, atol=atol, rtol=0 if dtype == torch.float64 else atol)
     with torch.random.fork_rng(devices=[]):
-        reference = randomised(timm_vit.VisionTransformer(**{**THEIRS, **arguments(theirs)}))
+        reference = randomised(timm_vit.VisionTransformer(**{**THEIRS, **arguments(theirs)})).to(dtype)
     convert = unpacked if "ParallelScalingBlock" in theirs else dict
-    mine = built(options(ours)).double().eval()
+    mine = built(options(ours)).to(dtype).eval()
     mine.load_state_dict(mine.from_canonical(convert(reference.state_dict())))
-    logits, expected = mine.logits_by_head(mine(X))[""], reference(X)
-    torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
+    logits, expected = mine.logits_by_head(mine(x_BCHW))[""], reference(x_BCHW)
+    close(logits, expected)
     actual = mine.to_canonical(gradients(mine, logits))
     expected_gradients = convert(gradients(reference, expected))
     assert actual.keys() == expected_gradients.keys()
     for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(actual[name], gradient, atol=1e-10, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+        close(actual[name], gradient, msg=lambda m, n=name: f"{n}: {m}")
 
 
 # -- ViT-5 ------------------------------------------------------------------------------------------------------------
