@@ -32,6 +32,7 @@ from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.store.folders import TrialFolder
+from vitlab.training.feature_metrics import evaluate_features
 from vitlab.training.loop import Training, TrainingResult
 from vitlab.training.objective.mae import MAE, MaskedAutoencoder
 from vitlab.training.recompute import recompute_blocks
@@ -414,6 +415,33 @@ def test_teacher_of_recomputed_blocks_has_its_own_weights() -> None:
         assert result is not None
         metrics.append(result.metrics)
     assert metrics[0] == metrics[1] and "val/loss" in metrics[0]
+
+
+def test_features_of_dino_beat_those_of_a_random_model() -> None:
+    """Votes of neighbours among all training images for all others; guesses have 10 %."""
+    train_spec = spec(
+        steps=60,
+        batch_size=64,
+        precision="fp32",
+        objective={"type": "dino", "prototypes": 128, "hidden": 64, "bottleneck": 32},
+        optimizer={"type": "adamw", "lr": 2e-3},
+        schedule={"type": "cosine", "warmup": 0.1},
+        clip_grad=1.0,
+    )
+    model = built(dim=32, depth=1, prefix=[], head={"type": "linear", "pool": "gap"}, init="jax").float()
+    data = Feed(prepare(DATA, SEEDS), [{"type": "random_resized_crop", "scale": [0.6, 1.0]}], SEEDS)
+    one = Training(model, data, train_spec, SEEDS, "classification")
+    before = votes(one)
+    for _ in range(one.steps):
+        one.train_step()
+    gains = [after - value for after, value in zip(votes(one), before, strict=True)]
+    assert sum(gains) / len(gains) > 0.03, gains
+    assert torch.stack(one.losses["loss"])[-10:].mean() < math.log(128) - 0.3
+
+
+def votes(one: Training) -> list[float]:
+    knn = {"knn": slot("metric").build("knn")}
+    return [evaluate_features(one.model, one.feed, split, "fp32", knn)["knn"] for split in ("val", "test")]
 
 
 @pytest.mark.parametrize("objective", [MASKED, DISTILLED], ids=["mae", "dino"])

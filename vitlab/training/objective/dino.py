@@ -47,7 +47,11 @@ class DINO(Objective):
     from what the head reads, through a projection.  The teacher's output is centred and sharpened, which prevents a
     constant solution.  Differs from the paper: all views have the size of the image and one distribution, the last
     layer of the projection is trained from the first step, and the teacher's temperature is constant.
-    Small models stay near the uniform solution (a loss of ln K) for the first few hundred steps at least.
+
+    A loss near ln K, that of uniform outputs, is no failure: features improve while it stays there, and a teacher that
+    follows faster lowers the loss, not the error of the features.  It falls where the teacher's outputs for different
+    images differ by more than its temperature.  In narrow models whose initial values have a deviation of 0.02 they do
+    not at first; ``init: jax``, ``position: learned`` and pooling by ``gap`` help.
 
     Stored weights are the student's; at the end of a schedule that falls to 0 they are close to the teacher's.
 
