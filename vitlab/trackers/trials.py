@@ -197,11 +197,13 @@ class TrialRuns:
         # An ended trial's journal grows by explanations.
         has_files = bool(mark.ended and (news.end is not None or news.events))
         with tempfile.TemporaryDirectory() if has_files else nullcontext() as place:
-            if place is not None:
-                self._write_files(news, mark, batch, Path(place))
-            self._send(mark, batch)
-            if news.end is not None:
-                self._write_end(news.end, news.folder, mark)
+            try:
+                if place is not None:
+                    self._write_files(news, mark, batch, Path(place))
+            finally:  # a damaged picture delays no points
+                self._send(mark, batch)
+                if news.end is not None:
+                    self._write_end(news.end, news.folder, mark)
             if place is not None:
                 self._send_files(news, mark, Path(place))
         self._intact.add(mark.run)
