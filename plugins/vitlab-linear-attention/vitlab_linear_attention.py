@@ -1,8 +1,8 @@
-"""Attentions whose cost does not grow with the square of the number of tokens: two linear ones and a sparse one.
+"""Attentions whose cost does not grow with the square of the number of tokens: two linear ones and two sparse ones.
 
 A linear attention replaces exp(q k) by a product of features f(q) f(k).  Keys are multiplied with values first, so
 that the matrix of weights is never computed.  It has no logits and therefore takes no bias.  A sparse attention has a
-few logits per query.  All three have the canonical parameters ``qkv`` and ``proj``, so that weights of any other
+few logits per query.  All have the canonical parameters ``qkv`` and ``proj``, so that weights of any other
 attention can be loaded and arms start from the same values.
 
 B images, T tokens, P prefix tokens, N patches, D width, H heads, K channels of a head, F features, W keys of a window,
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -27,6 +27,7 @@ from vitlab.spec import Choice
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Norm = Annotated[Choice | str, Pick("norm")]
+Window = Annotated[int, Field(gt=0, le=1023)]
 
 
 class _Projected(Attention):
@@ -171,12 +172,70 @@ def orthogonal(features: int, channels: int) -> Tensor:
 # -- sparse attention -------------------------------------------------------------------------------------------------
 
 
-class Neighborhood(_Projected):
+class _Sparse(_Projected):
+    """Attention of each patch to a few tokens, and of prefix tokens to all.
+
+    It takes a bias and a rotation as softmax attention does.
+    """
+
+    def __init__(self, g: Geometry, *, qkv_bias: bool, qk_norm: Choice | str, drop: float, proj_drop: float) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, proj_drop=proj_drop)
+        self.prefix = len(g.prefix)
+        self.scale = g.head_dim**-0.5
+        self.global_drop = Dropout(drop)
+        self.window_drop = Dropout(drop)
+
+    def _keys(self) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens that each patch attends to, (N, S), and which of them it does not see, if any."""
+        raise NotImplementedError
+
+    def _logits(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the logits of prefix tokens (B, H, P, T) and of patches (B, H, N, S), and the values."""
+        key_NS, hidden_NS = self._keys()
+        q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
+        if rotation is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
+        q_BHTK = q_BHTK * self.scale
+        prefix_BHPT = q_BHTK[:, :, : self.prefix] @ k_BHTK.transpose(-2, -1)
+        patches_BHNS = (_rows(k_BHTK, key_NS) @ q_BHTK[:, :, self.prefix :, :, None]).squeeze(-1)
+        if bias_HTT is not None:
+            bias_HTT = bias_HTT.to(q_BHTK.dtype)
+            prefix_BHPT = prefix_BHPT + bias_HTT[:, : self.prefix]
+            key_HNS = key_NS.expand(bias_HTT.shape[0], -1, -1)
+            patches_BHNS = patches_BHNS + bias_HTT[:, self.prefix :].gather(-1, key_HNS)
+        if hidden_NS is not None:
+            patches_BHNS = patches_BHNS.masked_fill(hidden_NS, -math.inf)
+        return prefix_BHPT, patches_BHNS, v_BHTK
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Attend to the tokens of each patch; prefix tokens attend to all."""
+        prefix_BHPT, patches_BHNS, v_BHTK = self._logits(x_BTD, rotation, bias_HTT)
+        prefix_BHPK = self.global_drop(prefix_BHPT.softmax(-1)) @ v_BHTK
+        weights_BHN1S = self.window_drop(patches_BHNS.softmax(-1))[:, :, :, None]
+        patches_BHNK = (weights_BHN1S @ _rows(v_BHTK, self._keys()[0])).squeeze(-2)
+        return self._out(torch.cat([prefix_BHPK, patches_BHNK], 2))
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Return the matrix of weights, with zeros for tokens that a patch does not attend to."""
+        prefix_BHPT, patches_BHNS, _ = self._logits(x_BTD, rotation, bias_HTT)
+        weights_BHNS = patches_BHNS.softmax(-1)
+        zeros_BHNT = weights_BHNS.new_zeros(*weights_BHNS.shape[:3], prefix_BHPT.shape[-1])
+        # Hidden keys have index 0 and weight 0, so they are added, not written.
+        patches_BHNT = zeros_BHNT.scatter_add(-1, self._keys()[0].expand(weights_BHNS.shape), weights_BHNS)
+        return torch.cat([prefix_BHPT.softmax(-1), patches_BHNT], 2)
+
+
+def _rows(x_BHTK: Tensor, key_NS: Tensor) -> Tensor:
+    """Gather the rows of the tokens that each patch attends to, (B, H, N, S, K)."""
+    near_BHXK = x_BHTK.index_select(2, key_NS.flatten())
+    return near_BHXK.reshape(*x_BHTK.shape[:2], *key_NS.shape, x_BHTK.shape[-1])
+
+
+class Neighborhood(_Sparse):
     """Attention of each patch to a window of patches and to the prefix tokens, which attend to all tokens.
 
     At the edge of the grid the window is moved, not cut, so that every patch attends to the same number of tokens.  If
-    the grid has fewer rows or columns than the window, the window covers that axis.  It takes a bias and a rotation as
-    softmax attention does.
+    the grid has fewer rows or columns than the window, the window covers that axis.
 
     Reference: arXiv:2204.07143, equations 1 to 3 (neighborhood attention); global tokens as in arXiv:2004.05150,
     section 3.1.
@@ -196,54 +255,63 @@ class Neighborhood(_Projected):
         self,
         g: Geometry,
         *,
-        window: Annotated[int, Field(gt=0, le=1023)] = 3,
+        window: Window = 3,
         qkv_bias: bool = True,
         qk_norm: Norm = "none",
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
     ) -> None:
-        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, proj_drop=proj_drop)
-        self.prefix = len(g.prefix)
-        self.scale = g.head_dim**-0.5
-        self.global_drop = Dropout(drop)
-        self.window_drop = Dropout(drop)
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
         self.register_buffer("key_NS", neighbours(g, window), persistent=False)
 
-    def _logits(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the logits of prefix tokens (B, H, P, T) and of patches (B, H, N, S), and the values."""
-        q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
-        if rotation is not None:
-            q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
-        q_BHTK = q_BHTK * self.scale
-        prefix_BHPT = q_BHTK[:, :, : self.prefix] @ k_BHTK.transpose(-2, -1)
-        patches_BHNS = (self._near(k_BHTK) @ q_BHTK[:, :, self.prefix :, :, None]).squeeze(-1)
-        if bias_HTT is not None:
-            bias_HTT = bias_HTT.to(q_BHTK.dtype)
-            prefix_BHPT = prefix_BHPT + bias_HTT[:, : self.prefix]
-            key_HNS = self.key_NS.expand(bias_HTT.shape[0], -1, -1)
-            patches_BHNS = patches_BHNS + bias_HTT[:, self.prefix :].gather(-1, key_HNS)
-        return prefix_BHPT, patches_BHNS, v_BHTK
+    def _keys(self) -> tuple[Tensor, Tensor | None]:
+        return self.key_NS, None
 
-    def _near(self, x_BHTK: Tensor) -> Tensor:
-        """Gather the rows of the tokens that each patch attends to, (B, H, N, S, K)."""
-        near_BHXK = x_BHTK.index_select(2, self.key_NS.flatten())
-        return near_BHXK.reshape(*x_BHTK.shape[:2], *self.key_NS.shape, x_BHTK.shape[-1])
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Attend to the window around each patch; prefix tokens attend to all."""
-        prefix_BHPT, patches_BHNS, v_BHTK = self._logits(x_BTD, rotation, bias_HTT)
-        prefix_BHPK = self.global_drop(prefix_BHPT.softmax(-1)) @ v_BHTK
-        weights_BHN1S = self.window_drop(patches_BHNS.softmax(-1))[:, :, :, None]
-        patches_BHNK = (weights_BHN1S @ self._near(v_BHTK)).squeeze(-2)
-        return self._out(torch.cat([prefix_BHPK, patches_BHNK], 2))
+class Windowed(_Sparse):
+    """Attention of each patch to the patches of its window and to the prefix tokens, which attend to all tokens.
 
-    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Return the matrix of weights, with zeros outside the windows."""
-        prefix_BHPT, patches_BHNS, _ = self._logits(x_BTD, rotation, bias_HTT)
-        weights_BHNS = patches_BHNS.softmax(-1)
-        zeros_BHNT = weights_BHNS.new_zeros(*weights_BHNS.shape[:3], prefix_BHPT.shape[-1])
-        patches_BHNT = zeros_BHNT.scatter(-1, self.key_NS.expand(weights_BHNS.shape), weights_BHNS)
-        return torch.cat([prefix_BHPT.softmax(-1), patches_BHNT], 2)
+    Windows divide the grid; those at its edge may be smaller.  In odd blocks they may be shifted by half a window, so
+    that neighbouring windows exchange information.  An axis that one window covers is not shifted.
+
+    Reference: arXiv:2103.14030 (Swin), section 3.2; its masked cyclic shift is the same as smaller windows at the edge.
+
+    Args:
+        g: sizes.
+        window: rows and columns of a window.
+        shift: in which blocks windows are shifted; blocks are counted from 0.
+        qkv_bias: whether queries, keys and values have a bias.
+        qk_norm: normalisation of queries and keys.
+        drop: dropout of attention weights.
+        proj_drop: dropout after the last matrix.
+    """
+
+    even_NS: Tensor
+    even_hidden_NS: Tensor
+    odd_NS: Tensor
+    odd_hidden_NS: Tensor
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        window: Window = 4,
+        shift: Literal["odd", "none"] = "odd",
+        qkv_bias: bool = True,
+        qk_norm: Norm = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
+        for name, offset in (("even", 0), ("odd", window // 2 if shift == "odd" else 0)):
+            key_NS, hidden_NS = windows(g, window, offset)
+            self.register_buffer(f"{name}_NS", key_NS, persistent=False)
+            self.register_buffer(f"{name}_hidden_NS", hidden_NS, persistent=False)
+
+    def _keys(self) -> tuple[Tensor, Tensor | None]:
+        if self.block_index % 2:
+            return self.odd_NS, self.odd_hidden_NS
+        return self.even_NS, self.even_hidden_NS
 
 
 def neighbours(g: Geometry, window: int) -> Tensor:
@@ -258,6 +326,23 @@ def neighbours(g: Geometry, window: int) -> Tensor:
     patch_NW = (row_NW * g.grid[1] + column_NW).flatten(2).flatten(0, 1)
     prefix_NP = torch.arange(len(g.prefix)).expand(g.patches, -1)
     return torch.cat([prefix_NP, patch_NW + len(g.prefix)], 1)
+
+
+def windows(g: Geometry, window: int, shift: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens of each patch's window after the prefix, (N, S) int64, and which of them only fill up."""
+    number = []
+    for length in g.grid:
+        offset = shift if window < length else 0
+        number.append((torch.arange(length) - offset).div(window, rounding_mode="floor"))
+    row_N, column_N = number[0].repeat_interleave(g.grid[1]), number[1].repeat(g.grid[0])
+    same_NN = (row_N[:, None] == row_N) & (column_N[:, None] == column_N)
+    prefix_NP = torch.ones(g.patches, len(g.prefix), dtype=torch.bool)
+    seen_NT = torch.cat([prefix_NP, same_NN], 1)
+    key_NT = seen_NT.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+    seen_NT = seen_NT.gather(1, key_NT)
+    most = len(g.prefix) + min(window, g.grid[0]) * min(window, g.grid[1])
+    hidden_NS = ~seen_NT[:, :most]
+    return key_NT[:, :most].masked_fill(hidden_NS, 0), hidden_NS
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------

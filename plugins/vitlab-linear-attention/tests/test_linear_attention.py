@@ -15,6 +15,7 @@ pytest.importorskip("vitlab_linear_attention", reason="pip install -e plugins/vi
 from vitlab_linear_attention import orthogonal
 
 from vitlab import lab
+from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.models.cost import macs
@@ -24,7 +25,7 @@ from vitlab.testing import check_component
 from vitlab.weights.transfer import start_from
 
 STUDY = Path(__file__).parents[1] / "study.yaml"
-NAMES = ("linear", "performer", "neighborhood")
+NAMES = ("linear", "performer", "neighborhood", "windowed")
 PREFIXES: list[tuple[str, ...]] = [(), ("class",), ("class", "distillation", "register")]
 GRIDS = [(4, 4), (3, 5), (1, 6), (5, 2)]
 
@@ -224,6 +225,71 @@ def test_window_as_large_as_grid_is_softmax_attention(prefix: tuple[str, ...]) -
     exact.load_state_dict(attention.state_dict())
     x, rotation, bias = tokens(g), rotation_of(g), bias_of(g)
     torch.testing.assert_close(attention(x, rotation, bias), exact(x, rotation, bias), rtol=1e-10, atol=1e-12)
+
+
+# -- windowed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", ["odd", "none"])
+@pytest.mark.parametrize("window", [1, 2, 3, 9])
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_windowed_is_softmax_over_window(
+    grid: tuple[int, int], prefix: tuple[str, ...], window: int, shift: str
+) -> None:
+    g = geometry(grid, prefix)
+    attention, x, bias = built({"type": "windowed", "window": window, "shift": shift}, g), tokens(g), bias_of(g)
+    q, k, v = heads_of(attention, x)
+    logits = turned(q, g) @ turned(k, g).transpose(-2, -1) / math.sqrt(g.head_dim) + bias
+    for block in range(3):
+        attention.block_index = block
+        borders = []
+        for length in grid:
+            first = window // 2 if shift == "odd" and block == 1 and window < length else 0
+            borders.append([at for at in range(length) if at % window == first % window])
+        mask = torch.ones(g.tokens, g.tokens, dtype=torch.bool)
+        for a in range(g.patches):
+            for b in range(g.patches):
+                ends = zip(divmod(a, grid[1]), divmod(b, grid[1]), borders, strict=True)
+                mask[len(prefix) + a, len(prefix) + b] = not any(
+                    min(i, j) < border <= max(i, j) for i, j, own in ends for border in own
+                )
+        weights = logits.masked_fill(~mask, -math.inf).softmax(-1)
+        torch.testing.assert_close(attention.maps(x, rotation_of(g), bias), weights, rtol=1e-10, atol=1e-12)
+        out = attention(x, rotation_of(g), bias)
+        torch.testing.assert_close(out, projected(attention, weights, v), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_windowed_equals_torchvision_with_gradients(window: int) -> None:
+    """torchvision's Swin shifts the image cyclically and hides what was not adjacent; its bias is zero here."""
+    torchvision()  # its import may need a workaround
+    from torchvision.models.swin_transformer import shifted_window_attention
+
+    g = geometry((6, 12), ())
+    attention = built({"type": "windowed", "window": window}, g)
+    parameters = dict(attention.named_parameters())
+    for block in range(2):
+        attention.block_index = block
+        shift = [block * (window // 2)] * 2
+        x, y = tokens(g).requires_grad_(), tokens(g).requires_grad_()
+        expected = shifted_window_attention(
+            y.unflatten(1, g.grid),
+            parameters["qkv.weight"],
+            parameters["proj.weight"],
+            torch.zeros(1, g.heads, window**2, window**2, dtype=torch.float64),
+            [window, window],
+            g.heads,
+            shift_size=shift,
+            qkv_bias=parameters["qkv.bias"],
+            proj_bias=parameters["proj.bias"],
+        ).flatten(1, 2)
+        out = attention(x, None, None)
+        # Hidden pairs have a logit of -100 there.
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
+        for of, inputs in ((out, x), (expected, y)):
+            of.square().sum().backward(inputs=[inputs])
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-10, atol=1e-12)
 
 
 # -- in a model, and in a study ---------------------------------------------------------------------------------------
