@@ -305,7 +305,7 @@ def test_mean_corruption_error_is_of_final_weights_in_every_engine(engine, train
         own = {name: value for name, value in result.metrics.items() if "mce" in name}
         assert own == pytest.approx(errors, abs=1e-12)
         assert {name: value for name, value in result.metrics.items() if name not in own} == without.metrics
-        assert set(result.predictions) == {"val", "test"}
+        assert set(one.predictions) == {"val", "test"}
 
 
 def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypatch):

@@ -44,8 +44,8 @@ from vitlab.spec import STREAMS, Choice, TrainSpec, TrialSpec
 from vitlab.spec.run import EngineChoice
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.store.result import TrialResult
-from vitlab.training.loop import Training, TrainingResult
+from vitlab.store.result import Outcome, TrialResult
+from vitlab.training.loop import Training
 from vitlab.weights.transfer import start_from
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
@@ -105,17 +105,17 @@ def test_trial_does_not_depend_on_batch_of_trials(engine: str, precision: str) -
     alone = []
     for seed in range(5):
         one = new_training(seed)
-        (results,) = train([one], ENGINES[engine])
-        alone.append((state_of(one), results))
+        (outcome,) = train([one], ENGINES[engine])
+        alone.append((one, outcome))
     for size in (2, 3, 5):
         together = [new_training(seed) for seed in range(size)]
         results = train(together, ENGINES[engine])
-        for one, (state, expected), result in zip(together, alone, results, strict=False):
-            assert same(state, state_of(one))
+        for one, (other, expected), result in zip(together, alone, results, strict=False):
+            assert same(state_of(other), state_of(one))
             assert result is not None and expected is not None
             assert result.metrics == expected.metrics
             assert [point.metrics for point in result.history] == [point.metrics for point in expected.history]
-            assert same(dict(result.predictions["test"]), dict(expected.predictions["test"]))
+            assert same(dict(one.predictions["test"]), dict(other.predictions["test"]))
 
 
 SIZES_THAT_DO_NOT_ALIGN = """
@@ -153,8 +153,8 @@ def test_diverging_trial_leaves_others_untouched() -> None:
     for m, one in enumerate(together):
         one.emit = lambda _, m=m: counts.update([m])  # type: ignore[misc]
     first, wild, last = train(together, ENGINES["vmap"])
-    assert wild is not None and re.search(r"not finite at step \d of 9", wild.diverged)
-    assert wild.metrics == {} and first is not None and last is not None and not first.diverged
+    assert wild is not None and re.search(r"not finite at step \d of 9", together[1].failure)
+    assert wild.metrics == {} and first is not None and last is not None and not together[0].failure
     assert same(state_of(good), state_of(together[0]))
     assert counts == {0: 3, 2: 3}
 
@@ -264,7 +264,7 @@ def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) 
 
 def test_vmap_equals_loop_up_to_rounding_in_float32() -> None:
     alone, together = [training(seed) for seed in range(3)], [training(seed) for seed in range(3)]
-    expected: list[TrainingResult | None] = train(alone)
+    expected: list[Outcome | None] = train(alone)
     results = train(together, ENGINES["vmap"])
     for before, after in zip(expected, results, strict=True):
         assert before is not None and after is not None
@@ -277,7 +277,7 @@ def test_weight_averages_follow_stack(engine: str, count: int) -> None:
     """Averages, their evaluations and checkpoints equal those of the loop."""
     how: dict[str, Any] = {"precision": "fp64", "ema": {"decay": 0.9}}
     alone, together = ([training(seed, **how) for seed in range(count)] for _ in range(2))
-    expected: list[TrainingResult | None] = train(alone)
+    expected: list[Outcome | None] = train(alone)
     kept_states: list[list[Any]] = [[] for _ in range(count)]
     for m, one in enumerate(together):
         one.write = kept_states[m].append
@@ -575,7 +575,7 @@ def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytes
     sizes = []
     real = base.train
 
-    def small(trainings: list[Training], *rest: Any, **options: Any) -> list[TrainingResult | None]:
+    def small(trainings: list[Training], *rest: Any, **options: Any) -> list[Outcome | None]:
         sizes.append(len(trainings))
         if len(trainings) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")

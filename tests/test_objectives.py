@@ -32,8 +32,9 @@ from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.store.folders import TrialFolder
+from vitlab.store.result import Outcome
 from vitlab.training.feature_metrics import evaluate_features
-from vitlab.training.loop import Training, TrainingResult
+from vitlab.training.loop import Training
 from vitlab.training.objective.mae import MAE, MaskedAutoencoder
 from vitlab.training.recompute import recompute_blocks
 
@@ -209,7 +210,7 @@ def test_trials_together_equal_trials_alone(options: dict[str, Any]) -> None:
     assert supported_engine("batch_last", together[0])[0].name == "vmap"
     expected = [train_together([one])[0] for one in alone]
     for before, after in zip(expected, train_together(together, ENGINES["vmap"]), strict=True):
-        assert isinstance(before, TrainingResult) and isinstance(after, TrainingResult)
+        assert isinstance(before, Outcome) and isinstance(after, Outcome)
         assert after.metrics == pytest.approx(before.metrics, rel=1e-9)
         assert set(before.metrics) == {"train/loss", "train/lr", "val/loss", "test/loss"}
     for one, other in zip(alone, together, strict=True):

@@ -31,8 +31,9 @@ from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
 from vitlab.store.folders import TrialFolder
+from vitlab.store.result import Outcome
 from vitlab.training.ema import Average
-from vitlab.training.loop import Training, TrainingResult
+from vitlab.training.loop import Training
 from vitlab.training.mixup import Mixing
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -58,7 +59,7 @@ def built(data: Prepared, dtype: torch.dtype = torch.float32) -> Model:
     return model.to(dtype)
 
 
-def run(train_spec: TrainSpec, seeds: Mapping[str, int] = SEEDS, **options: Any) -> tuple[TrainingResult | None, Model]:
+def run(train_spec: TrainSpec, seeds: Mapping[str, int] = SEEDS, **options: Any) -> tuple[Outcome | None, Model]:
     data = prepare(DATA, SEEDS)
     model = built(data)
     return train(model, Feed(data, [], seeds), train_spec, seeds, **options), model
@@ -296,7 +297,7 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
     data = prepare(DATA, SEEDS)
     feed, steps = Feed(data, [], SEEDS), 8
 
-    def train_recorded(**options: Any) -> tuple[TrainingResult, Model, list[dict[str, Tensor]]]:
+    def train_recorded(**options: Any) -> tuple[Outcome, Model, list[dict[str, Tensor]]]:
         """Return a training and its weights after every step."""
         states: dict[int, dict[str, Tensor]] = {}
 
@@ -438,7 +439,7 @@ def test_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
     built_model: Model = slot("model").build(model, prepared.info)
     built_model.initialise(0)
     trained = train(built_model, Feed(prepared, data["augment"], SEEDS), TrainSpec.model_validate(options), SEEDS)
-    assert trained is not None and not trained.diverged and trained.metrics["train/loss"] > 0
+    assert trained is not None and trained.weights and trained.metrics["train/loss"] > 0
 
 
 def test_augreg_levels_equal_paper(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from vitlab.data.pixels import IGNORED, VOID, resize_masks
 from vitlab.data.prepare import Feed, data_info, missing, prepare
 from vitlab.data.splits import hold_out_groups
 from vitlab.data.torchvision_import import torchvision
+from vitlab.engines.base import train as train_together
 from vitlab.errors import DataError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import model
@@ -552,11 +553,12 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     spec = TrainSpec.model_validate(
         {"steps": 30, "batch_size": 16, "optimizer": {"type": "adamw", "lr": 0.01}, "evaluations": 2}
     )
-    trained = train(built, feed, spec, SEEDS, task="segmentation")
-    assert trained is not None and not trained.diverged
+    training = Training(built, feed, spec, SEEDS, "segmentation")
+    (trained,) = train_together([training])
+    assert trained is not None and not training.failure
     first, last = (moment.metrics["val/loss"] for moment in trained.history)
     assert last < first < np.log(11)
-    assert set(trained.predictions["test"]) == {"id", "pixel_accuracy", "loss"}
+    assert set(training.predictions["test"]) == {"id", "pixel_accuracy", "loss"}
     monkeypatch.setattr(evaluation, "EVALUATION_PIXELS", 3 * 16 * 16 + 5)
     sizes = []
     cut = feed.evaluation

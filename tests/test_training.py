@@ -21,17 +21,18 @@ from vitlab.components.base import DropPath
 from vitlab.data.prepare import Feed, Prepared, prepare
 from vitlab.engines import base
 from vitlab.engines.base import evaluation_steps
+from vitlab.engines.base import train as train_together
 from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, digest
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.damage import Damaged
-from vitlab.store.result import Measurement
+from vitlab.store.result import Measurement, Outcome
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
 from vitlab.training.evaluation import EVALUATION_BATCH
-from vitlab.training.loop import Training, TrainingResult, peak_memory, steps_of
+from vitlab.training.loop import Training, peak_memory, steps_of
 from vitlab.weights.files import write_file
 
 DATA = {
@@ -63,10 +64,18 @@ def built(data: Prepared, dtype: torch.dtype = torch.float32, **options: Any) ->
     return model.to(dtype)
 
 
-def run(train_spec: TrainSpec, *, model: Model | None = None, **options: Any) -> tuple[TrainingResult | None, Model]:
+def run(train_spec: TrainSpec, *, model: Model | None = None, **options: Any) -> tuple[Outcome | None, Model]:
     data = prepared()
     model = model or built(data)
     return train(model, Feed(data, [], SEEDS), train_spec, SEEDS, **options), model
+
+
+def run_training(train_spec: TrainSpec) -> tuple[Training, Outcome]:
+    data = prepared()
+    training = Training(built(data), Feed(data, [], SEEDS), train_spec, SEEDS, "classification")
+    (outcome,) = train_together([training])
+    assert outcome is not None
+    return training, outcome
 
 
 def state_of(model: Model) -> dict[str, Tensor]:
@@ -172,8 +181,7 @@ def test_training_reduces_loss() -> None:
 
 
 def test_test_split_is_evaluated_once_at_end() -> None:
-    result, _ = run(spec())
-    assert result is not None
+    training, result = run_training(spec())
     assert [any(name.startswith("test/") for name in m.metrics) for m in result.history] == [False, False, True]
     assert {name.partition("/")[2] for name in result.metrics if name.startswith("test/")} == {
         "loss",
@@ -181,7 +189,7 @@ def test_test_split_is_evaluated_once_at_end() -> None:
         "top5",
         "ece",
     }
-    assert {split: len(columns["id"]) for split, columns in result.predictions.items()} == {"val": 18, "test": 30}
+    assert {split: len(columns["id"]) for split, columns in training.predictions.items()} == {"val": 18, "test": 30}
 
 
 def test_zero_steps_evaluate_initial_model() -> None:
@@ -378,9 +386,8 @@ def test_system_metrics_are_logged_and_not_stored() -> None:
 
 def test_non_finite_loss_ends_training_with_step() -> None:
     wild = spec(optimizer={"type": "sgd", "lr": 1e30}, schedule="constant", evaluations=2)
-    result, _ = run(wild)
-    assert result is not None
-    assert result.diverged.startswith("the loss is not finite at step 2 of 12")
+    training, result = run_training(wild)
+    assert training.failure.startswith("the loss is not finite at step 2 of 12")
     assert result.metrics == {} and result.history == () and result.steps == 6, "found when the interval closes"
 
 
@@ -394,9 +401,8 @@ def test_divergence_does_not_depend_on_checkpoints() -> None:
 
 
 def test_non_finite_final_weights_are_found_by_evaluation() -> None:
-    result, _ = run(spec(steps=1, optimizer={"type": "sgd", "lr": 1e38}))
-    assert result is not None
-    assert result.diverged == "the loss on val is not finite after step 1"
+    training, _ = run_training(spec(steps=1, optimizer={"type": "sgd", "lr": 1e38}))
+    assert training.failure == "the loss on val is not finite after step 1"
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from vitlab.engines.base import train as train_together
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
 from vitlab.spec import TrainSpec
-from vitlab.training.loop import State, Training, TrainingResult
+from vitlab.store.result import Outcome
+from vitlab.training.loop import State, Training
 
 
 def train(
@@ -25,7 +26,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
     **options: Any,
-) -> TrainingResult | None:
+) -> Outcome | None:
     """Train a model in place, from the start or from a saved state; ``options`` are those of ``Training``."""
     training = Training(model, feed, spec, seeds, task, write=save, **options)
     if resume is not None:

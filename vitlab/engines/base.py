@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+from vitlab.store.result import Outcome
 from vitlab.training.evaluation import EvaluationResult, Split
-from vitlab.training.loop import Diverged, Training, TrainingResult
+from vitlab.training.loop import Diverged, Training
 
 
 class EngineFailed(Exception):
@@ -103,7 +104,7 @@ def train(
     *,
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
-) -> list[TrainingResult | None]:
+) -> list[Outcome | None]:
     """Train models in place.
 
     The trainings may differ in whatever does not affect shapes, such as seeds and learning rates.  They share the
@@ -118,12 +119,12 @@ def train(
         every_s: See ``trainings``.
 
     Returns:
-        The results of each training, or None if it was stopped before its last step.
+        The outcome of each training, or None if it was stopped before its last step.
 
     Raises:
         EngineFailed: If the engine fails at its first step.
     """
-    results: dict[Training, TrainingResult] = {}
+    outcomes: dict[Training, Outcome] = {}
     active = list(trainings)
     latest: Engine | None = None
     first = trainings[0]
@@ -137,7 +138,7 @@ def train(
             for _ in range(step, later[0] if later else moment):
                 if stop():
                     _save(active)
-                    return [results.get(training) for training in trainings]
+                    return [outcomes.get(training) for training in trainings]
                 latest.train_step()
                 if time.monotonic() - saved_at > every_s:
                     _save(active)
@@ -152,16 +153,16 @@ def train(
             try:
                 measurement, predictions = training.measure(evaluations)
             except Diverged as error:
-                results[training] = training.diverged(error)
+                outcomes[training] = training.diverge(error)
                 active.remove(training)
                 continue
             training.emit(measurement)
             if last:
-                results[training] = training.finish(predictions)
+                outcomes[training] = training.finish(predictions)
         if not last and time.monotonic() - saved_at > worth_s:
             _save(active)
             saved_at = time.monotonic()
-    return [results.get(training) for training in trainings]
+    return [outcomes.get(training) for training in trainings]
 
 
 def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:

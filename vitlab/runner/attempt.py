@@ -19,7 +19,6 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.errors import DataError, OutOfMemory
-from vitlab.models.contract import Model, digest
 from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
@@ -36,7 +35,7 @@ from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
-from vitlab.training.loop import Training, TrainingResult, peak_memory
+from vitlab.training.loop import Training, peak_memory
 from vitlab.training.microbatch import microbatches_of
 from vitlab.training.recompute import recompute_blocks
 
@@ -87,8 +86,8 @@ class Attempt:
     def train(self, stop: Callable[[], bool], note: str = "") -> TrialResult | None:
         """Train in the loop engine; see :func:`vitlab.runner.run.run`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
-        (trained,) = train([training], stop=stop, every_s=self.settings.every_s)
-        return None if trained is None else self.finish(self.write_outputs(training, trained))
+        (outcome,) = train([training], stop=stop, every_s=self.settings.every_s)
+        return None if outcome is None else self.finish(self.write_outputs(training, outcome))
 
     def begin(self, engine: str, note: str = "") -> Training:
         """Return the training before its first step, or its next one after a resume.
@@ -168,12 +167,12 @@ class Attempt:
         self.folder.emit("end", status=Ending.FAILED, failure=sentence)
         return OutOfMemory(sentence) if kind == Ending.OOM else error
 
-    def write_outputs(self, training: Training, trained: TrainingResult, trials: int = 1) -> TrialResult:
+    def write_outputs(self, training: Training, outcome: Outcome, trials: int = 1) -> TrialResult:
         """Write the files of a trial that has ended, but for the result, and return it for :meth:`finish`.
 
         Args:
             training: The training of :meth:`begin`.
-            trained: Its results.
+            outcome: Its outcome.
             trials: Number of trials trained together, which share the time equally.
         """
         params, macs = self.size
@@ -189,7 +188,7 @@ class Attempt:
             numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec.model)},
             ended=time.time(),
         )
-        return self.write_files(trained, training.model, circumstances)
+        return self.write_files(training, outcome, circumstances)
 
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
@@ -222,26 +221,17 @@ class Attempt:
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.rate)},
             )
 
-    def write_files(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
+    def write_files(self, training: Training, outcome: Outcome, circumstances: Circumstances) -> TrialResult:
         """Write the predictions, the weights and the end of the journal, and return the result."""
         self.folder.require()
-        state = model.state_dict()
-        is_done = not trained.diverged
-        if is_done:
-            write_predictions(self.folder.predictions, trained.predictions)
+        failure = training.failure
+        status = Ending.DIVERGED if failure else Ending.DONE
+        if not failure:
+            write_predictions(self.folder.predictions, training.predictions)
             if self.settings.keep == "last":
-                write_weights(self.folder.weights, state, self.input_spec)
-        outcome = Outcome(
-            metrics=trained.metrics,
-            history=trained.history,
-            weights=digest(state) if is_done else "",
-            steps=trained.steps,
-            images=trained.images,
-        )
-        status = Ending.DONE if is_done else Ending.DIVERGED
-        failure = {"failure": trained.diverged} if trained.diverged else {}
-        self.folder.emit("end", status=status, **failure)
-        return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, trained.diverged)
+                write_weights(self.folder.weights, training.model.state_dict(), self.input_spec)
+        self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
+        return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure)
 
     def finish(self, result: TrialResult) -> TrialResult:
         """Write the result, last: its presence means that all other files exist."""

@@ -18,7 +18,6 @@ import torch
 
 from vitlab.engines.base import EngineFailed, Loop, train
 from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
-from vitlab.models.contract import Model
 from vitlab.plan import edited, source
 from vitlab.plan.key import RUNNER, closure, code_of_modules, modules_of_spec, refresh
 from vitlab.plan.trial import Trial
@@ -31,7 +30,7 @@ from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
-from vitlab.training.loop import Training, TrainingResult
+from vitlab.training.loop import Training
 
 
 def check_trials(trials: Iterable[Trial]) -> None:
@@ -229,12 +228,12 @@ def _train_or_fall_back(started: Sequence[tuple[Attempt, Training]], stop: Calla
 
 def _train_together(started: Sequence[tuple[Attempt, Training]], stop: Callable[[], bool]) -> None:
     attempts, trainings = zip(*started, strict=True)
-    results = train(trainings, attempts[0].engine_type, stop=stop, every_s=attempts[0].settings.every_s)
+    outcomes = train(trainings, attempts[0].engine_type, stop=stop, every_s=attempts[0].settings.every_s)
     outputs: list[tuple[Attempt, TrialResult]] = []
-    for attempt, training, trained in zip(attempts, trainings, results, strict=True):
-        if trained is not None:
+    for attempt, training, outcome in zip(attempts, trainings, outcomes, strict=True):
+        if outcome is not None:
             with _isolated(attempt):
-                outputs.append((attempt, attempt.write_outputs(training, trained, len(started))))
+                outputs.append((attempt, attempt.write_outputs(training, outcome, len(started))))
 
     def finish(output: tuple[Attempt, TrialResult]) -> None:
         attempt, result = output
@@ -328,11 +327,8 @@ class _ReadOnlyAttempt(Attempt):
     def save(self, state: Mapping[str, Any]) -> None:
         pass
 
-    def write_files(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
-        return TrialResult(self.trial.key, self.trial.code, Ending.DONE, _NO_OUTCOME, circumstances)
+    def write_files(self, training: Training, outcome: Outcome, circumstances: Circumstances) -> TrialResult:
+        return TrialResult(self.trial.key, self.trial.code, Ending.DONE, outcome, circumstances)
 
     def finish(self, result: TrialResult) -> TrialResult:
         return result
-
-
-_NO_OUTCOME = Outcome({}, (), "", 0, 0)

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +24,11 @@ from vitlab import noise
 from vitlab.data.prepare import Batch, Feed
 from vitlab.errors import UserError
 from vitlab.geometry import Task
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, digest
 from vitlab.plan.key import AVERAGING, FEATURES, SCALING, WIDTH, objective_of
 from vitlab.registry import slot
 from vitlab.spec import TrainSpec
-from vitlab.store.result import Measurement
+from vitlab.store.result import Measurement, Outcome
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric, further_values, mean, metrics_of, metrics_of_further
@@ -46,18 +46,6 @@ State = Mapping[str, Any]
 
 LossFunction = Callable[[Tensor, Tensor, noise.Draws], Value]
 """Returns the loss of images, (B, C, H, W), with their targets and the random draws of the layers."""
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """The results of a training."""
-
-    metrics: Mapping[str, float]  #: of the last measurement, test included; empty if the training diverged
-    history: tuple[Measurement, ...]  #: without ``system/*``
-    steps: int
-    images: int
-    predictions: Mapping[str, Columns]  #: of the last evaluation, by split: one value per image and column
-    diverged: str = ""  #: one sentence naming the step with a non-finite loss; empty otherwise
 
 
 def steps_of(spec: TrainSpec, feed: Feed) -> int:
@@ -154,7 +142,9 @@ class Training:
         self.compiled_loss: LossFunction | None = None  #: of an engine that compiles :meth:`compute_loss`
 
         self.step = 0
-        self.history: list[Measurement] = []
+        self.history: list[Measurement] = []  #: without ``system/*``
+        self.predictions: Mapping[str, Columns] = {}  #: of the last evaluation, by split
+        self.failure = ""  #: one sentence naming the step with a non-finite loss; empty if it did not diverge
         self.losses: defaultdict[str, list[Tensor]] = defaultdict(list)  # since the last measurement, on the device
         self._interval_began = time.perf_counter()
         self._interval_images = 0
@@ -339,15 +329,18 @@ class Training:
             self.scaling.load_state_dict(state["scaling"])
         self._interval_began, self._interval_images = time.perf_counter(), self.images
 
-    def finish(self, predictions: Mapping[str, Columns]) -> TrainingResult:
-        """Return the results after the last measurement, and give the model the weights that were evaluated."""
+    def finish(self, predictions: Mapping[str, Columns]) -> Outcome:
+        """Return the outcome after the last measurement, and give the model the weights that were evaluated."""
         if self.average is not None:
             self.average.replace()
-        return TrainingResult(self.history[-1].metrics, tuple(self.history), self.step, self.images, predictions)
+        self.predictions = predictions
+        weights = digest(self.model.state_dict())
+        return Outcome(self.history[-1].metrics, tuple(self.history), weights, self.step, self.images)
 
-    def diverged(self, why: Diverged) -> TrainingResult:
-        """Return the results of a diverged training."""
-        return TrainingResult({}, tuple(self.history), self.step, self.images, {}, str(why))
+    def diverge(self, why: Diverged) -> Outcome:
+        """Return the outcome of a diverged training, which has no metrics and no weights."""
+        self.failure = str(why)
+        return Outcome({}, tuple(self.history), "", self.step, self.images)
 
     def _check(self, losses: Tensor) -> None:
         infinite = (~losses.isfinite()).nonzero()
