@@ -114,7 +114,11 @@ def study(
 def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.DataFrame, pd.DataFrame]:
     plan, store = study(root, *args, **options)
     results = frame.results(plan, store)
-    return plan, store, results, comparison.summary(results, plan).set_index("arm")
+    return plan, store, results, arms_table(results, plan)
+
+
+def arms_table(results: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    return comparison.summary_frame(comparison.summary(results, plan)).set_index("arm")
 
 
 def document(plan: Plan, store: Store) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import synthetic_studies
 from scipy import stats
 
 from vitlab.plan.values import Rival, Tuning
-from vitlab.report.comparison import summary
 from vitlab.report.frame import results
 from vitlab.statistics import Contrast, choice_variance, paired_t_test, with_choices
 
@@ -72,7 +71,7 @@ def test_report_includes_choice_of_each_tuned_arm(tmp_path: Path) -> None:
         for lr, score in ((1e-3, 0.930), (2e-3, 0.941), (4e-3, 0.938))
     )
     tuned = replace(plan, tuning=(Tuning(arm, "k" * 8, "val/accuracy", rivals, winner=1),))
-    rows = summary(results(tuned, store), tuned).set_index("arm")
+    rows = synthetic_studies.arms_table(results(tuned, store), tuned)
     values = np.array(synthetic_studies.NONE)
     variance = choice_variance([0.930, 0.941, 0.938], 1, values.mean(), values.std(ddof=1), 2)
     assert rows.loc[arm, "choice_sd"] == pytest.approx(math.sqrt(variance)) and variance > 0
@@ -85,6 +84,6 @@ def test_report_includes_choice_of_each_tuned_arm(tmp_path: Path) -> None:
     [note] = [note for note in synthetic_studies.document(tuned, store)["notes"] if "choice of knobs" in note]
     assert note.startswith("Intervals include the choice of knobs")
     other = replace(tuned, tuning=(replace(tuned.tuning[0], select="val/loss"),))
-    assert summary(results(other, store), other)["choice_sd"].isna().all()
+    assert synthetic_studies.arms_table(results(other, store), other)["choice_sd"].isna().all()
     [note] = [note for note in synthetic_studies.document(other, store)["notes"] if "choice of knobs" in note]
     assert note.startswith("Intervals do not include the choice of knobs, because val/loss chose them")

@@ -23,7 +23,6 @@ from vitlab.plan.values import Plan
 from vitlab.report import phrasing, tables
 from vitlab.report.comparison import summary
 from vitlab.report.cost_tables import scaling_columns
-from vitlab.report.document import plain
 
 FOLDER = ROOT / "docs" / "pages" / "gallery"
 STUDIES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
@@ -51,7 +50,7 @@ def stored(study: str) -> tuple[Plan, pd.DataFrame, pd.DataFrame, dict[str, Any]
 @pytest.mark.parametrize("study", STUDIES)
 def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -> None:
     plan, results, _, doc = stored(study)
-    rows = plain(summary(results, plan))
+    rows = summary(results, plan)
     for row, reported in zip(rows, doc["arms"], strict=True):
         for name in row.keys() - set(OF_IMAGES):
             expected = row[name]

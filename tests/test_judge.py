@@ -22,7 +22,6 @@ from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Looks
 from vitlab.report import render_between
 from vitlab.report.comparison import summary
-from vitlab.report.document import plain
 from vitlab.report.external import judge
 from vitlab.spec import Analysis
 
@@ -104,7 +103,7 @@ def test_shipped_study_of_tuned_arms_is_judged_to_last_digit_but_for_the_tuning(
     assert plan is not None and plan.tuning
     frame = pd.read_parquet(GALLERY / name / "results.parquet")
     frame.attrs.clear()  # the step of the metric, which a table does not tell either
-    own = plain(summary(frame, dataclasses.replace(plan, tuning=())))
+    own = summary(frame, dataclasses.replace(plan, tuning=()))
     file = tmp_path / "results.csv"
     frame.to_csv(file, index=False)
     analysis = plan.analysis

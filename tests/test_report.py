@@ -33,6 +33,7 @@ from synthetic_studies import (
     POSITIONS,
     SINE,
     STEPS,
+    arms_table,
     document,
     outcome,
     result_of,
@@ -49,7 +50,6 @@ from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import captions, comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
-from vitlab.report.document import plain
 from vitlab.report.notebook import Comparison
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
@@ -131,7 +131,7 @@ def test_trial_with_failed_prerequisite_is_failed(tmp_path):
     assert results["failure_kind"].tolist()[2:4] == ["prerequisite"] * 2
     assert results["failure"].iloc[2] == f"its teacher ({teacher.key[:8]}) diverged: loss is nan"
     assert results["failure"].iloc[3].startswith(f"its body ({body.key[:8]}) cannot begin: its teacher")
-    assert comparison.summary(results, plan)["broken"].iloc[1] == 2
+    assert comparison.summary(results, plan)[1]["broken"] == 2
 
 
 def test_varied_values_are_numeric_if_all_are(tmp_path):
@@ -187,7 +187,7 @@ def test_best_value_comes_from_history_with_bias_note(tmp_path):
         results = frame.results(plan, store)
         assert results["val/accuracy@best"].tolist()[3:] == [best] * 3
         assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
-        assert comparison.summary(results, plan)["mean"].tolist()[1] == pytest.approx(best)
+        assert comparison.summary(results, plan)[1]["mean"] == pytest.approx(best)
         assert any("optimistic" in note for note in document(plan, store)["notes"])
 
 
@@ -318,7 +318,7 @@ def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
     expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
     assert expected[1:] == list(verdict.Verdict) == list(verdict.MEANINGS)
-    summary = comparison.summary(frame.results(plan, store), plan)
+    summary = comparison.summary_frame(comparison.summary(frame.results(plan, store), plan))
     assert summary["verdict"].dtype == "string" and summary["verdict"].isna().tolist() == [True, *[False] * 6]
     assert summary["verdict"].tolist()[1:] == expected[1:]
     assert summary["refused"].notna().tolist() == [*[False] * 6, True]
@@ -423,7 +423,7 @@ def test_step_of_count_widens_interval_of_equal_values(tmp_path):
     plan, store = count_study(tmp_path, {"baseline": [3.0] * 4, "b": [1.0, 2.0, 1.0, 3.0]})
     results = frame.results(plan, store)
     assert results.attrs["quantum"] == 1.0
-    row = comparison.summary(results, plan).set_index("arm").loc["baseline"]
+    row = arms_table(results, plan).loc["baseline"]
     half = stats.t.ppf(0.975, 3) * math.sqrt(1 / 12) / math.sqrt(4)
     assert (row["low"], row["high"]) == (pytest.approx(3 - half), pytest.approx(3 + half))
 
@@ -448,7 +448,7 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     diverged = result_of(last, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan at step 120")
     store.trial(last.key, last.code).finish(diverged)
     results = frame.results(plan, store)
-    row = comparison.summary(results, plan).set_index("arm").loc["b"]
+    row = arms_table(results, plan).loc["b"]
     assert (row["n"], row["diverged"], row["pairs"]) == (4, 1, 4)
     assert row["p"] == pytest.approx(stats.ttest_rel(NONE[:4], BASE[:4]).pvalue)
     assert row["mean"] == pytest.approx(np.mean(NONE[:4]))
@@ -494,7 +494,7 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
     arms = {"baseline": [*BASE, *BASE], "fragile": [*better[:9], None], "sturdy": better}
     plan, store = _diverging_study(tmp_path, arms)
     results = frame.results(plan, store)
-    rows = comparison.summary(results, plan).set_index("arm")
+    rows = arms_table(results, plan)
     complete = stats.ttest_rel(better[:9], [*BASE, *BASE][:9])
     filled = stats.ttest_rel([*better[:9], 0.1], [*BASE, *BASE])
     row = rows.loc["fragile"]
@@ -647,14 +647,14 @@ def test_later_arm_is_corrected_for_all_and_removed_arm_still_counts(tmp_path):
     plan, store = study(tmp_path, analysis=Analysis(variance="own"))
     few = dataclasses.replace(plan, arms=plan.arms[:3])
     extended = dataclasses.replace(plan, registered=registration.registration(few))
-    rows = comparison.summary(frame.results(extended, store), extended).set_index("arm")
+    rows = arms_table(frame.results(extended, store), extended)
     raw = [stats.ttest_rel(values, BASE).pvalue for values in list(POSITIONS.values())[1:]]
     assert rows["family"].tolist()[1:] == [2, 2, 3]
     assert rows["p_corrected"].tolist()[1:3] == pytest.approx(multipletests(raw[:2], method="holm")[1])
     assert rows["p_corrected"].iloc[3] == pytest.approx(multipletests(raw, method="holm")[1][2])
     assert rows["exploratory"].notna().tolist() == [False, False, False, True]
     removed = dataclasses.replace(few, trials=plan.trials[:15], registered=registration.registration(plan))
-    rows = comparison.summary(frame.results(removed, store), removed).set_index("arm")
+    rows = arms_table(frame.results(removed, store), removed)
     assert rows["family"].tolist()[1:] == [3, 3]
     assert rows["p_corrected"].iloc[1] == pytest.approx(3 * raw[0])
     assert any("position=sinusoidal left the family" in note for note in document(removed, store)["notes"])
@@ -750,7 +750,7 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
     one_split, store = study(tmp_path, analysis=own)
     plan = _with_splits(one_split)
     assert "this split, not another split" in _note_on_splits(one_split, store)
-    rows = comparison.summary(frame.results(plan, store), plan).set_index("arm")
+    rows = arms_table(frame.results(plan, store), plan)
     assert "are not tested" in _note_on_splits(plan, store)
     assert rows.loc["position=none", ["low", "p", "difference_low", "p_equal"]].isna().all()
     assert rows.loc["position=none", "verdict"] == "cannot tell"
@@ -762,7 +762,7 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
     results = frame.results(plan, store)
     ratio = 0.05 / 0.95
     assert results.attrs["overlap"] == pytest.approx(dict.fromkeys(POSITIONS, ratio))
-    rows, before = (comparison.summary(frame.results(one, store), one).set_index("arm") for one in (plan, one_split))
+    rows, before = (arms_table(frame.results(one, store), one) for one in (plan, one_split))
     for arm in list(POSITIONS)[1:]:
         d = np.array(POSITIONS[arm]) - np.array(BASE)
         se = math.sqrt((1 / 5 + ratio) * d.var(ddof=1))
@@ -810,7 +810,7 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     arms = {f"arm{n}": (0.9 + 0.01 * draws.permutation([-1.3, -0.5, 0.1, 0.5, 1.2])).tolist() for n in range(7)}
     plan, _, results, before = outcome(tmp_path, arms)
     results.attrs["overlap"] = dict.fromkeys(arms, 0.1)
-    after = comparison.summary(results, plan).set_index("arm")
+    after = arms_table(results, plan)
     assert set(after["test"].dropna()) == {"moderated t"} and set(after["correction"].dropna()) == {"max t"}
     wider = (after["difference_high"] - after["difference"]) / (before["difference_high"] - before["difference"])
     assert wider.dropna().to_numpy() == pytest.approx(math.sqrt(1.5))
@@ -818,9 +818,9 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     plan, _, results, _ = outcome(tmp_path / "collapsed", collapsed)
     results.attrs["overlap"] = dict.fromkeys(arms, 0.1)
     rows = comparison.summary(results, plan)
-    row = rows.set_index("arm").loc["arm1"]
+    row = next(row for row in rows if row["arm"] == "arm1")
     assert (row["test"], row["verdict"]) == ("none", "cannot tell")
-    assert "collapsed seeds of other splits leave no test" in phrasing.answers(plain(rows), plan.analysis, {})[0]
+    assert "collapsed seeds of other splits leave no test" in phrasing.answers(rows, plan.analysis, {})[0]
 
 
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
@@ -1534,6 +1534,6 @@ def test_values_are_rounded_to_images_of_stored_predictions(tmp_path):
     results = frame.results(plan, store)
     assert results.attrs["quantum"] == 1 / images
     assert list(frame.usable(results, plan.analysis)["baseline"].values()) == [n / images for n in hits]
-    rows = comparison.summary(results, plan).set_index("arm")
+    rows = arms_table(results, plan)
     half = stats.t.ppf(0.975, 2) / images / math.sqrt(12) / math.sqrt(3)
     assert rows.loc["b", "high"] - rows.loc["b", "mean"] == pytest.approx(half)

@@ -18,7 +18,7 @@ from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Looks, Plan
-from vitlab.report.comparison import judge, summary
+from vitlab.report.comparison import judge
 from vitlab.report.escalation import with_open_arms
 from vitlab.report.frame import results
 from vitlab.spec import Study
@@ -253,7 +253,7 @@ def synthetic_plan(open_: tuple[tuple[str, ...], ...]) -> tuple[Plan, None]:
 def test_seeds_of_a_look_that_are_not_planned_yet_are_awaited(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": BASE[:4], "near": NEAR[:4]}, looks=LOOKS)
     due = Plan(**{**vars(plan), "looks": Looks(LOOKS.seeds, LOOKS.shares, (("near",),), 0.1)})
-    rows = summary(results(due, store), due).set_index("arm")
+    rows = synthetic_studies.arms_table(results(due, store), due)
     assert rows.loc["near", ["look", "awaited", "pairs"]].tolist() == [1, 8, 4]
 
 

@@ -20,7 +20,6 @@ from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.report import budgets, comparison, drawing, frame, tradeoff
 from vitlab.report.cost_tables import front_columns
-from vitlab.report.document import plain
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Outcome, TrialResult
@@ -47,7 +46,7 @@ def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], i
 
 def results(plan: Plan, store: Store) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
     table = frame.results(plan, store)
-    return table, plain(comparison.summary(table, plan))
+    return table, comparison.summary(table, plan)
 
 
 def test_numeric_arms_get_power_law(tmp_path: Path) -> None:

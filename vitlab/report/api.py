@@ -104,7 +104,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     if second is None:
         return Comparison.of_study(plan, store)
     comparison = between((plan, store), open_study(second, out=out))
-    return Comparison.of(comparison.summary, comparison.plan, comparison.notes)
+    return Comparison.of(comparison.rows, comparison.plan, comparison.notes)
 
 
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:

@@ -11,12 +11,11 @@ from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.plan.versions import flat
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
-from vitlab.report.document import plain
 from vitlab.report.frame import results
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 MAX_LISTED = 8  #: differences of two arms that are listed one by one
 UNREGISTERED = "neither study registered this comparison"
@@ -27,20 +26,19 @@ class Between:
     """A comparison of arms that belong to no single study, judged as one family of its own."""
 
     plan: Plan  #: of two studies, each arm under the name of its study
-    summary: pd.DataFrame  #: see :func:`vitlab.report.comparison.summary`
+    rows: list[dict[str, Any]]  #: see :func:`vitlab.report.comparison.summary`
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
         """Return the report document; sections that need a single study are empty."""
-        rows = plain(self.summary)
         return {
             "study": self.plan.study,
             "question": self.plan.question,
             "analysis": self.plan.analysis.model_dump(mode="json"),
             "units": self.plan.units,
-            "overview": phrasing.overview(rows),
-            "answers": phrasing.answers(rows, self.plan.analysis, self.plan.units),
-            "arms": rows,
+            "overview": phrasing.overview(self.rows),
+            "answers": phrasing.answers(self.rows, self.plan.analysis, self.plan.units),
+            "arms": self.rows,
             **{
                 "tuning": [],
                 "heads": [],
@@ -127,9 +125,11 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     frame.attrs = {**frames[1].attrs, "overlap": overlap}
     if frames[0].attrs.get("quantum") != frames[1].attrs.get("quantum"):
         del frame.attrs["quantum"]
-    comparison = summary(frame, both, refused)
-    comparison["exploratory"] = comparison["exploratory"].mask(comparison["baseline"].notna(), UNREGISTERED)
-    return Between(both, comparison, tuple(notes))
+    rows = summary(frame, both, refused)
+    for row in rows:
+        if row["baseline"] is not None:
+            row["exploratory"] = UNREGISTERED
+    return Between(both, rows, tuple(notes))
 
 
 def _one(plan: Plan, arm: str) -> Trial | None:

@@ -70,15 +70,13 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
         return figure
 
 
-def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: float = WIDE) -> Figure | None:
+def pareto(plan: Plan, rows: Sequence[Row], costs: Sequence[Row] = (), width: float = WIDE) -> Figure | None:
     """Draw a panel per cost in which arms differ; None if they differ in none.
 
     ``costs`` are the measured costs of the arms.
     """
-    from vitlab.report.document import plain
-
-    rows = {row["arm"]: row for row in with_costs(plain(summary), costs)}
-    fronts_by_cost = fronts(plan, list(rows.values()))
+    by_arm = {row["arm"]: row for row in with_costs(rows, costs)}
+    fronts_by_cost = fronts(plan, list(by_arm.values()))
     if not fronts_by_cost:
         return None
     scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
@@ -93,7 +91,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
         for axes in panels[len(fronts_by_cost) :]:
             axes.set_visible(False)
         for axes, (cost, on_front) in zip(panels, fronts_by_cost.items(), strict=False):
-            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in on_front}
+            at = {arm: (float(by_arm[arm][cost]), scale.factor * by_arm[arm]["mean"]) for arm in on_front}
             front = sorted(at[arm] for arm, on in on_front.items() if on)
             axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
             for arm, on in on_front.items():
@@ -110,7 +108,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
             axes.set_ylabel(scale.title)
         figure.draw_without_rendering()  # fixes the layout, and so the positions of points
         for axes, (cost, on_front) in zip(panels, fronts_by_cost.items(), strict=False):
-            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in on_front}
+            at = {arm: (float(by_arm[arm][cost]), scale.factor * by_arm[arm]["mean"]) for arm in on_front}
             _name_points(axes, at, sorted(on_front, key=lambda arm: not on_front[arm]), on_front)
         return figure
 

@@ -79,11 +79,13 @@ def broken_seeds(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]
     return broken
 
 
-def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, images: ImageValues = {}) -> pd.DataFrame:
-    """Return one row per arm: its mean and its difference from the baseline.
+def summary(
+    frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, images: ImageValues = {}
+) -> list[dict[str, Any]]:
+    """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
     Columns are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard
-    deviation (``test/NAME``, ``test/NAME_sd``), if there is one.
+    deviation (``test/NAME``, ``test/NAME_sd``), if there is one.  What is missing or not finite is None.
 
     Args:
         frame: see :func:`vitlab.report.frame.results`.
@@ -91,8 +93,6 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, im
         refused: arm to a reason why its comparison is refused, in addition to :func:`refusals`.
         images: the values of single images, see :func:`vitlab.report.image_values.image_values`.
     """
-    import pandas as pd
-
     analysis, values = plan.analysis, usable(frame, plan.analysis)
     grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
@@ -104,7 +104,8 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, im
     )
     test = f"test/{analysis.metric.partition('/')[2]}"
     collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
-    out_rows = []
+    types = _types([test, f"{test}_sd"] if test in frame else [])
+    summary_rows = []
     for arm, rows in grouped.items():
         counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
         by_seed = list(values[arm].values())
@@ -115,16 +116,39 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, im
         of_images = [images[arm][seed] for seed in values[arm] if seed in images.get(arm, {})]
         row["split_sd"] = statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan
         row |= judgements.get(arm, {})
-        row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
+        row |= {name: rows[name].max() if rows[name].notna().any() else None for name in ("params", "macs")}
+        row["wall_s"] = rows["wall_s"].sum()
         row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
         row["verdict"] = decide(dict.fromkeys(MEANINGS) | row, analysis)
         if test in rows:
             tested = rows.loc[rows["seed"].isin(list(values[arm])), test]
             row |= {test: tested.mean(), f"{test}_sd": tested.std()}
-        out_rows.append(row)
-    tests = [test, f"{test}_sd"] if test in frame else []
-    types = {name: kind for name, (kind, _) in MEANINGS.items()} | dict.fromkeys(tests, "float64")
-    return pd.DataFrame(out_rows, columns=list(types)).astype(types)
+        summary_rows.append({name: _json_value(row.get(name), kind) for name, kind in types.items()})
+    return summary_rows
+
+
+def summary_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the rows of :func:`summary` as a frame."""
+    import pandas as pd
+
+    types = _types([name for name in (rows[0] if rows else ()) if name not in MEANINGS])
+    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    # JSON has no number for what arms add that are all alike.
+    frame.loc[frame["test"].eq("moderated t") & frame["prior_df"].isna(), "prior_df"] = math.inf
+    return frame
+
+
+def _types(tests: Sequence[str]) -> dict[str, str]:
+    """Return the types of the columns of :func:`summary`, of which ``tests`` are those of the test metric."""
+    return {name: kind for name, (kind, _) in MEANINGS.items()} | dict.fromkeys(tests, "float64")
+
+
+def _json_value(value: Any, kind: str) -> Any:
+    """Return a value of a column of :func:`summary` by the type of the column; None if it is missing or not finite."""
+    if kind == "string" or value is None:
+        return None if value is None else str(value)
+    number = float(value)
+    return None if not math.isfinite(number) else number if kind == "float64" else int(value)
 
 
 def pending_trials(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str]) -> dict[str, int]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab.plan.values import Plan
-from vitlab.report.column import Column
-from vitlab.report.phrasing import DASH, Row, Scale, percent, widths
+from vitlab.report.phrasing import DASH, Column, Row, Scale, percent, widths
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vitlab.errors import count
-from vitlab.report.column import Column
 from vitlab.report.costs import COST_COLUMNS, SPEEDS
-from vitlab.report.phrasing import DASH, MINUS, Row, percent
+from vitlab.report.phrasing import DASH, MINUS, Column, Row, percent
 from vitlab.spec import Analysis
 
 

@@ -14,7 +14,6 @@ from vitlab.plan.registration import added_comparisons
 from vitlab.plan.values import Looks, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import is_futile, summary
-from vitlab.report.document import plain
 from vitlab.report.frame import gather, table
 from vitlab.report.verdict import Verdict
 from vitlab.store.folders import Store
@@ -53,7 +52,7 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     """
     if plan.looks is None or plan.pending:
         return ()
-    rows = plain(summary(table(plan, gather(plan, store)), plan))
+    rows = summary(table(plan, gather(plan, store)), plan)
     failed = {row["arm"]: row["failed"] for row in rows}
     rows = [row for row in rows if plan.looks.number(row["arm"]) == len(plan.looks.open)]
     pending = {row["arm"] for row in rows if row["awaited"]}

@@ -13,7 +13,6 @@ from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan
 from vitlab.report.between import Between
 from vitlab.report.comparison import summary
-from vitlab.report.document import plain
 from vitlab.report.notes import table_notes
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal
@@ -65,7 +64,7 @@ def judge(
     """
     import pandas as pd
 
-    table = _read(path)
+    table = _load_table(path)
     notes: list[str] = []
     if arm is None:
         long, arm_names = _from_wide(table, seed, path), None
@@ -114,7 +113,7 @@ def judge(
         metrics={name.rpartition("/")[2]: facts},
     )
     rows = summary(frame, plan)
-    notes += table_notes(plan, frame, plain(rows))
+    notes += table_notes(plan, frame, rows)
     missing = [f"{row.arm}, seed {row.seed}" for row in long[~frame["status"].eq(Ending.DONE)].itertuples()]
     if missing:
         more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
@@ -124,7 +123,7 @@ def judge(
     return Between(plan, rows, tuple(notes))
 
 
-def _read(path: Path) -> pd.DataFrame:
+def _load_table(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     readers: dict[str, Any] = {

@@ -14,7 +14,6 @@ from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.budgets import pareto, scaling
 from vitlab.report.curves import curves, loss_curves
-from vitlab.report.document import plain
 from vitlab.report.drawing import BEYOND, CLAIM, INTERVAL, SEED, WIDE, style
 from vitlab.report.frame import usable
 from vitlab.report.labels import wrapped_labels, wrapped_line
@@ -32,7 +31,7 @@ MAX_TICK_CHARACTERS = 36  #: characters that the labels of an axis have room for
 def figures(
     plan: Plan,
     frame: pd.DataFrame,
-    summary: pd.DataFrame,
+    rows: Sequence[phrasing.Row],
     history: pd.DataFrame,
     costs: Sequence[phrasing.Row] = (),
     width: float = WIDE,
@@ -44,28 +43,28 @@ def figures(
     Args:
         plan: of the study.
         frame: see :func:`vitlab.report.frame.results`.
-        summary: see :func:`vitlab.report.comparison.summary`.
+        rows: of arms, see :func:`vitlab.report.comparison.summary`.
         history: see :func:`vitlab.report.frame.history`.
         costs: measured costs of the arms, see :func:`vitlab.report.costs.read_costs`.
         width: in inches, ``WIDE`` or ``NARROW``; panels of a narrow figure stand below each other.
     """
     candidates = {
-        "arms": arms(plan, frame, summary, width),
-        "interaction": interaction(plan, summary, width),
+        "arms": arms(plan, frame, rows, width),
+        "interaction": interaction(plan, rows, width),
         "curves": curves(plan, frame, history, width),
         "loss": loss_curves(plan, frame, history, width),
         "scaling": scaling(plan, frame, width),
-        "pareto": pareto(plan, summary, costs, width),
+        "pareto": pareto(plan, rows, costs, width),
     }
     return {name: figure for name, figure in candidates.items() if figure is not None}
 
 
-def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figure | None:
+def interaction(plan: Plan, arm_rows: Sequence[phrasing.Row], width: float = WIDE) -> Figure | None:
     """Draw the cells of a grid of two factors: a line per level of the one over the levels of the other.
 
     None for other designs, and for grids of which no two rows share two columns.
     """
-    rows = {row["arm"]: row for row in plain(summary) if row["mean"] is not None}
+    rows = {row["arm"]: row for row in arm_rows if row["mean"] is not None}
     arms = [arm for arm in plan.arms if arm.name in rows]
     paths = [path for path in plan.paths if len({text(arm.values.get(path)) for arm in arms}) > 1]
     if len(paths) != 2:
@@ -120,12 +119,12 @@ def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figur
         return figure
 
 
-def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = WIDE) -> Figure | None:
+def arms(plan: Plan, frame: pd.DataFrame, arm_rows: Sequence[phrasing.Row], width: float = WIDE) -> Figure | None:
     """Draw every arm with its seeds and interval, and beside it (below it, if narrow) its difference."""
     values = {name: list(by_seed.values()) for name, by_seed in usable(frame, plan.analysis).items() if by_seed}
     if not values:
         return None
-    rows = {row["arm"]: row for row in plain(summary)}
+    rows = {row["arm"]: row for row in arm_rows}
     names = [name for name in rows if name in values]
     compared = [name for name in names if rows[name]["difference"] is not None]
     scale, wide = phrasing.Scale.of(plan.analysis.metric, plan.units), width >= WIDE

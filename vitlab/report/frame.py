@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,33 +120,36 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     """Return :func:`results` of trials from :func:`gather`."""
     import pandas as pd
 
-    arms = {arm.name: arm for arm in plan.arms}
-    rows = []
-    for item in trials:
-        arm, trial = arms[item.planned.arm], item.planned.trial
-        row: dict[str, Any] = {
-            "study": plan.study,
-            "arm": arm.name,
-            "baseline": arm.baseline,
-            "seed": item.planned.seed,
-            "trial": trial.key,
-            "code": trial.code,
-            "status": item.status,
-            "failure_kind": item.kind,
-            "failure": item.failure,
-            "origins": ", ".join(trial.origins),
-            **{path: arm.values.get(path) for path in plan.paths},
-        }
-        if item.result is not None:
-            row |= _of_result(item.result, plan.analysis)
-        rows.append(row)
+    by_name = {arm.name: arm for arm in plan.arms}
+    arms = [by_name[item.planned.arm] for item in trials]
+    results = [item.result for item in trials]
+    reported = {name for result in results if result is not None for name in result.outcome.metrics if is_metric(name)}
     metrics = sorted(
-        {name for row in rows for name in row if is_metric(name)} | {metric_column(plan.analysis)},
-        key=lambda name: (GROUPS.index(name.partition("/")[0]), name),
+        {metric_column(plan.analysis), *reported}, key=lambda name: (GROUPS.index(name.partition("/")[0]), name)
     )
-    frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
-    for path in plan.paths:
-        frame[path] = _column(frame[path].tolist())
+    frame = pd.DataFrame(
+        {
+            "study": plan.study,
+            "arm": [arm.name for arm in arms],
+            "baseline": [arm.baseline for arm in arms],
+            "seed": [item.planned.seed for item in trials],
+            "trial": [item.planned.trial.key for item in trials],
+            "code": [item.planned.trial.code for item in trials],
+            "status": [item.status for item in trials],
+            "failure_kind": [item.kind for item in trials],
+            "failure": [item.failure for item in trials],
+            **{path: _column([arm.values.get(path) for arm in arms]) for path in plan.paths},
+            **{
+                name: [None if result is None else _metric(result, name, plan.analysis) for result in results]
+                for name in metrics
+            },
+            **{
+                name: [None if result is None else value(result) for result in results]
+                for name, value in _OF_RESULT.items()
+            },
+            "origins": [", ".join(item.planned.trial.origins) for item in trials],
+        }
+    )
     frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)
     fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
     frame = frame.astype(fixed | dict.fromkeys(metrics, "float64"))
@@ -192,10 +195,10 @@ def _overlap(folders: Iterable[Sequence[TrialFolder]]) -> float:
     """Return validation images over training images, given trials of each split, of which one is read."""
     from pyarrow import parquet
 
-    def read(path: Path) -> Any:
+    def load(path: Path) -> Any:
         return parquet.read_table(path, columns=["id"], filters=[("split", "==", "val")]).column("id").to_pylist()
 
-    images = [frozenset(read_stored(some[0].predictions, read) or ()) for some in folders if some]
+    images = [frozenset(read_stored(some[0].predictions, load) or ()) for some in folders if some]
     pairs = list(itertools.combinations(filter(None, images), 2))
     if not any(one & other for one, other in pairs):
         return math.nan
@@ -337,32 +340,35 @@ def _prerequisite_failure(trial: Trial, store: Store, specs: Mapping[str, Trial]
     return ""
 
 
-def _of_result(result: TrialResult, analysis: Analysis) -> dict[str, Any]:
-    numerics, circumstances, outcome = result.circumstances.numerics, result.circumstances, result.outcome
-    row: dict[str, Any] = {
-        **outcome.metrics,
-        "params": circumstances.params,
-        "macs": circumstances.macs,
-        "steps": outcome.steps,
-        "images": outcome.images,
-        "wall_s": circumstances.wall_s,
-        "ended": circumstances.ended,
-        "engine": numerics.get("engine"),
-        "threads": numerics.get("threads"),
-        "device": numerics.get("device"),
-    }
-    if analysis.at == "best":
-        values = [moment.metrics.get(analysis.metric, math.nan) for moment in outcome.history]
-        finite = [value for value in values if math.isfinite(value)]
-        best = max if analysis.goal == "max" else min
-        row[metric_column(analysis)] = best(finite) if finite else math.nan
-    return row
+_OF_RESULT: Mapping[str, Callable[[TrialResult], Any]] = {
+    "params": lambda result: result.circumstances.params,
+    "macs": lambda result: result.circumstances.macs,
+    "steps": lambda result: result.outcome.steps,
+    "images": lambda result: result.outcome.images,
+    "wall_s": lambda result: result.circumstances.wall_s,
+    "ended": lambda result: result.circumstances.ended,
+    "engine": lambda result: result.circumstances.numerics.get("engine"),
+    "threads": lambda result: result.circumstances.numerics.get("threads"),
+    "device": lambda result: result.circumstances.numerics.get("device"),
+}
+"""Columns of ``AFTER`` that are missing without a result."""
+
+
+def _metric(result: TrialResult, column: str, analysis: Analysis) -> float | None:
+    """Return the value of a column of metrics; None if the trial does not report it."""
+    if analysis.at == "last" or column != metric_column(analysis):
+        return result.outcome.metrics.get(column)
+    values = [moment.metrics.get(analysis.metric, math.nan) for moment in result.outcome.history]
+    finite = [value for value in values if math.isfinite(value)]
+    best = max if analysis.goal == "max" else min
+    return best(finite) if finite else None
 
 
 def _column(values: list[Any]) -> pd.Series[Any]:
     """Return the values of a varied path as integers, floats or short text."""
     import pandas as pd
 
+    values = pd.Series(values).tolist()  # None beside numbers becomes NaN
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return pd.Series(values, dtype="int64")
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):

@@ -38,7 +38,7 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     for item in trials:
         if item.status != Ending.DONE or item.result is None:
             continue
-        stored = _read(item, split, name)
+        stored = _load(item, split, name)
         if stored is None:
             continue
         ids, per_image = stored
@@ -53,19 +53,19 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     return values
 
 
-def _read(item: StoredTrial, split: str, name: str) -> tuple[NDArray[Any], NDArray[np.float64]] | None:
+def _load(item: StoredTrial, split: str, name: str) -> tuple[NDArray[Any], NDArray[np.float64]] | None:
     """Return the numbers of the images of a split and their values; None if they are not stored."""
     from pyarrow import parquet
 
     names = ["label", "prediction"] if name == "accuracy" else [name]
 
-    def read(path: Any) -> Any:
+    def load(path: Any) -> Any:
         available = parquet.read_schema(path).names
         if not {"split", "id", *names} <= set(available):
             return None
         return parquet.read_table(path, columns=["id", *names], filters=[("split", "==", split)])
 
-    table = read_stored(item.folder.predictions, read)
+    table = read_stored(item.folder.predictions, load)
     if table is None or not table.num_rows:
         return None
     columns = {column: table.column(column).to_numpy() for column in ("id", *names)}

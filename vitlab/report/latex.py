@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlab.report import tables
-from vitlab.report.column import Column
 from vitlab.report.document import provenance_lines
 from vitlab.report.escaping import LATIN, TEX, latex, one_line
+from vitlab.report.phrasing import Column
 from vitlab.spec import Analysis
 
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line

@@ -11,10 +11,10 @@ from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import comparison, phrasing
 from vitlab.report import frame as frames
-from vitlab.report.column import Column
 from vitlab.report.document import of_version, plain
 from vitlab.report.image_values import image_values
 from vitlab.report.notes import notes
+from vitlab.report.phrasing import Column
 from vitlab.report.tables import columns, trial_columns
 from vitlab.spec import Analysis
 from vitlab.store.folders import Store
@@ -50,7 +50,7 @@ class Results(pd.DataFrame):
 
 
 class Comparison(pd.DataFrame):
-    """A frame of :func:`vitlab.report.comparison.summary`; slices of it are ordinary frames."""
+    """A frame of :func:`vitlab.report.comparison.summary_frame`; slices of it are ordinary frames."""
 
     _metadata = ("analysis", "units", "notes")
     analysis: Analysis
@@ -62,14 +62,14 @@ class Comparison(pd.DataFrame):
         """Return the comparison of a study's arms, with the notes of its report."""
         trials = frames.gather(plan, store)
         table = frames.table(plan, trials)
-        summary = comparison.summary(table, plan, images=image_values(plan, trials))
-        trial_notes = notes(plan, [*frames.prerequisites(plan, store), *trials], table, plain(summary))
-        return cls.of(summary, plan, (*of_version(plan, store), *trial_notes))
+        rows = comparison.summary(table, plan, images=image_values(plan, trials))
+        trial_notes = notes(plan, [*frames.prerequisites(plan, store), *trials], table, rows)
+        return cls.of(rows, plan, (*of_version(plan, store), *trial_notes))
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, plan: Plan, notes: tuple[str, ...] = ()) -> Comparison:
-        """Return a summary as a comparison with the analysis of its plan and notes."""
-        comparison_frame = cls(frame)
+    def of(cls, rows: Sequence[phrasing.Row], plan: Plan, notes: tuple[str, ...] = ()) -> Comparison:
+        """Return the rows of arms as a comparison with the analysis of its plan and notes."""
+        comparison_frame = cls(comparison.summary_frame(rows))
         comparison_frame.analysis, comparison_frame.units = plan.analysis, plan.units
         comparison_frame.notes = notes
         return comparison_frame

@@ -1,4 +1,4 @@
-"""Formatting of numbers and sentences.
+"""Formatting of numbers, sentences and columns of tables.
 
 Inputs are plain rows (an arm's row of :func:`vitlab.report.comparison.summary` as a mapping, None for missing values),
 so that a stored report is rendered without pandas.
@@ -23,6 +23,16 @@ ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point round
 CORRECTIONS = {"holm": "Holm", "bonferroni": "Bonferroni", "max t": "Dunnett"}
 """Column ``correction`` to its name in text."""
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table as text.  If space is short, columns of the highest ``rank`` are dropped first."""
+
+    title: str
+    cells: tuple[str, ...]
+    rank: int = 0
+    right: bool = True
 
 
 @dataclass(frozen=True)

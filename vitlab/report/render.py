@@ -17,10 +17,10 @@ from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import folder_of
 from vitlab.report import attention_pictures, phrasing, tables
-from vitlab.report.column import Column
-from vitlab.report.document import document, plain, provenance_lines, state
+from vitlab.report.document import document, provenance_lines, state
 from vitlab.report.escaping import csv_cell, markdown, printable, valid_html
 from vitlab.report.latex import latex_table, latex_tables
+from vitlab.report.phrasing import Column
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
@@ -55,14 +55,13 @@ class _Content:
     doc: Mapping[str, Any]
     results: pd.DataFrame
     history: pd.DataFrame
-    summary: pd.DataFrame
 
     def figures(self) -> dict[str, tuple[Figure, Figure]]:
         """Return every figure twice, as wide as a page and as wide as a phone."""
         from vitlab.report.drawing import NARROW, WIDE
         from vitlab.report.figures import figures
 
-        data = self.plan, self.results, self.summary, self.history, self.doc["cost"]
+        data = self.plan, self.results, self.doc["arms"], self.history, self.doc["cost"]
         wide, narrow = (figures(*data, width=width) for width in (WIDE, NARROW))
         return {name: (figure, narrow[name]) for name, figure in wide.items()}
 
@@ -95,7 +94,11 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
 
 def render_between(comparison: Between, format: str) -> str:
     """Return the comparison of two studies in one format: terminal, md, latex, latex-all, json or csv."""
-    return _csv(comparison.summary) if format == "csv" else _FROM_DOCUMENT[format](comparison.document())
+    if format != "csv":
+        return _FROM_DOCUMENT[format](comparison.document())
+    from vitlab.report.comparison import summary_frame
+
+    return _csv(summary_frame(comparison.rows))
 
 
 def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
@@ -122,7 +125,7 @@ def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """Return one sentence per comparison, given the frame of :func:`vitlab.report.frame.results`."""
     from vitlab.report.comparison import summary
 
-    return phrasing.answers(plain(summary(frame, plan)), plan.analysis, plan.units)
+    return phrasing.answers(summary(frame, plan), plan.analysis, plan.units)
 
 
 def warm_up() -> None:
@@ -142,6 +145,7 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     summary.csv`` and those of :func:`vitlab.report.figures.figures` that have something to show, each as ``.png``,
     ``.pdf`` and ``.svg``.
     """
+    from vitlab.report.comparison import summary_frame
     from vitlab.report.drawing import pdf, png
     from vitlab.report.frame import write_parquet
 
@@ -156,7 +160,7 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
         FILES["html"]: _html(content, svgs, captions_by_name),
         FILES["latex"]: latex_table(content.doc),
         FILES["csv"]: _csv(content.results),
-        "summary.csv": _csv(content.summary),
+        "summary.csv": _csv(summary_frame(content.doc["arms"])),
         **{f"{name}.svg": wide for name, (wide, _) in svgs.items()},
     }
     frames = {FILES["parquet"]: content.results, "history.parquet": content.history}
@@ -192,8 +196,8 @@ def _collect(plan: Plan, store: Store) -> _Content:
     at = state(plan, store)
     trials = frame.gather(plan, store)
     results, history = frame.table(plan, trials), frame.curves(trials)
-    summary = comparison.summary(results, plan, images=image_values(plan, trials))
-    return _Content(plan, store, document(plan, store, trials, results, summary, at), results, history, summary)
+    rows = comparison.summary(results, plan, images=image_values(plan, trials))
+    return _Content(plan, store, document(plan, store, trials, results, rows, at), results, history)
 
 
 def _check_format(format: str) -> None:

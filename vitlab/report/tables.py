@@ -10,7 +10,6 @@ from typing import Any
 
 from vitlab.errors import count
 from vitlab.report import tuning_budget
-from vitlab.report.column import Column
 from vitlab.report.corruptions import corruption_columns
 from vitlab.report.cost_tables import cost_caption, cost_columns, front_columns, scaling_columns
 from vitlab.report.labels import short_labels
@@ -19,6 +18,7 @@ from vitlab.report.phrasing import (
     DASH,
     MINUS,
     PLUS_MINUS,
+    Column,
     Row,
     Scale,
     compact,

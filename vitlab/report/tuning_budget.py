@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitlab.report.column import Column
-from vitlab.report.phrasing import Row, Scale
+from vitlab.report.phrasing import Column, Row, Scale
 
 BUDGETS = (1, 2, 5)  #: numbers of candidates, besides all of them
 
