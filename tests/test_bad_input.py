@@ -684,7 +684,7 @@ def test_study_cannot_run_a_pickle(here: Path, place: str) -> None:
 def test_checkpoint_replaced_by_pickle_is_not_run(tmp_path: Path) -> None:
     (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Deed(tmp_path / "pwned")))
     with pytest.raises(Damaged):
-        checkpoint.read(tmp_path)
+        checkpoint.load(tmp_path)
     assert not (tmp_path / "pwned").exists()
 
 

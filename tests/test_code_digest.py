@@ -402,7 +402,7 @@ def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.Monke
     monkeypatch.setattr(source, "stamp_of", lambda path: None if path == file else imports.stamp_of(path))
     refresh()
     assert closure({"vitlab.training.loop"}) == closure({"vitlab.training.loop"}, source.loaded) == digest
-    assert closure({"vitlab.training.loop"}, source.read) != digest
+    assert closure({"vitlab.training.loop"}, source.parse) != digest
 
 
 def test_imports_of_vitlab_are_followed_once_per_import(monkeypatch: pytest.MonkeyPatch) -> None:

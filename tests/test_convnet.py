@@ -374,7 +374,7 @@ def test_checkpoint_keeps_buffers_bitwise(tmp_path: Path) -> None:
     for seed in range(3):
         net.train()(images(info, seed=seed))
     checkpoint.write(tmp_path, {"model": net.state_dict()})
-    actual = checkpoint.read(tmp_path)
+    actual = checkpoint.load(tmp_path)
     assert actual is not None and actual["model"].keys() == net.state_dict().keys()
     for name, value in net.state_dict().items():
         assert actual["model"][name].dtype == value.dtype and actual["model"][name].equal(value), name

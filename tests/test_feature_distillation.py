@@ -269,7 +269,7 @@ def test_resume_equals_uninterrupted(tmp_path: Path) -> None:
             other = built(student)
             assert not train(other, feed(), train_spec, SEEDS, distillation=stopped, save=saved.append, stop=stops.pop)
             checkpoint.write(tmp_path, saved[-1])
-            options["resume"] = checkpoint.read(tmp_path)
+            options["resume"] = checkpoint.load(tmp_path)
         results.append(train(model, feed(), train_spec, SEEDS, **options))
         weights.append(model.state_dict())
     assert "projections.tokens.weight" in saved[-1]["model"] and saved[-1]["step"] == 4

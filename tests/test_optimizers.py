@@ -314,7 +314,7 @@ def test_resume_is_bitwise_and_evaluation_leaves_no_trace(name: str, tmp_path: P
             assert not same(own, model.state_dict())
         assert same(own, model.state_dict())
     checkpoint.write(tmp_path, {"model": model.state_dict(), "optimizer": first.state_dict()})
-    stored = checkpoint.read(tmp_path)
+    stored = checkpoint.load(tmp_path)
     assert stored is not None
     resumed = vit(1, dtype=torch.float32)
     second = built(one, resumed, 0.9)

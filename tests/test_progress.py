@@ -109,7 +109,7 @@ def test_remaining_time_is_right_within_a_third_from_the_second_minute_on(
                 measure(store, planned, time_s, step)
             else:
                 estimate.end(planned, EPOCH + time_s)
-        estimate.read()
+        estimate.update()
         remaining = estimate.seconds(EPOCH + second)
         if second >= 120:
             truth = end - second
@@ -130,20 +130,20 @@ def one(tmp_path: Path) -> tuple[Store, Planned, TrialProgress]:
 def test_progress_of_a_resumed_trial(tmp_path: Path) -> None:
     """It starts at step 100 of 200 and does one step a second: 200 s in all, 60 s left at step 140."""
     store, planned, reader = one(tmp_path)
-    reader.read()
+    reader.update()
     assert reader.seconds is None and reader.started is None and reader.share == 0
     append(store, planned, 0, "start", attempt=2, step=100)
-    reader.read()
+    reader.update()
     assert reader.started == EPOCH and reader.remaining(EPOCH + 5) is None
     measure(store, planned, 20, 120)
-    reader.read()
+    reader.update()
     assert reader.seconds == pytest.approx(200) and reader.remaining(EPOCH + 20) == pytest.approx(80)
     measure(store, planned, 40, 140)
-    reader.read()
+    reader.update()
     assert reader.share == pytest.approx(0.7) and reader.remaining(EPOCH + 50) == pytest.approx(50)
     assert reader.remaining(EPOCH + 500) == 0
     append(store, planned, 60, "start", attempt=3, step=100)  # its worker died; the speed is measured anew
-    reader.read()
+    reader.update()
     assert reader.seconds is None
 
 

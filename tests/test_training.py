@@ -327,7 +327,7 @@ def test_resume_equals_uninterrupted(optimizer: Any, at: int, tmp_path: Path) ->
     stopped = Stopped(tmp_path, at)
     nothing, _ = run(train_spec, stop=stopped.stop, save=stopped.save)
     assert nothing is None
-    state = checkpoint.read(tmp_path)
+    state = checkpoint.load(tmp_path)
     assert state is not None and state["step"] == at
     other = built(prepared())
     other.initialise(99)
@@ -434,12 +434,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_checkpoint_round_trips(tmp_path: Path) -> None:
-    assert checkpoint.read(tmp_path) is None
+    assert checkpoint.load(tmp_path) is None
     checkpoint.write(tmp_path, something())
-    state = checkpoint.read(tmp_path)
+    state = checkpoint.load(tmp_path)
     assert state is not None and same(something(), state)
     checkpoint.write(tmp_path, {"step": 2})
-    assert checkpoint.read(tmp_path) == {"step": 2}
+    assert checkpoint.load(tmp_path) == {"step": 2}
 
 
 def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
@@ -452,14 +452,14 @@ def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
         torn[place] ^= 1 << (place % 8)
         file.write_bytes(torn)
         try:
-            state = checkpoint.read(tmp_path)
+            state = checkpoint.load(tmp_path)
         except Damaged:
             continue
         assert state is not None and same(something(), state), f"byte {place} was changed and nobody noticed"
     for length in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(Damaged):
-            checkpoint.read(tmp_path)
+            checkpoint.load(tmp_path)
 
 
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
@@ -485,7 +485,7 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
 def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, {"step": 1})
     (tmp_path / f".{checkpoint.FILE}.12345").write_bytes(b"half")
-    assert checkpoint.read(tmp_path) == {"step": 1}
+    assert checkpoint.load(tmp_path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == [checkpoint.FILE]
 
 

@@ -71,7 +71,7 @@ class StoredImages(ABC):
             DataError: naming the picture that cannot be read.
         """
 
-    def read(self, row_B: Tensor) -> Tensor:
+    def take(self, row_B: Tensor) -> Tensor:
         """Return some images, uint8 (B, C, H, W), read in the calling thread."""
         out_BCHW = torch.empty((len(row_B), *self.shape[1:]), dtype=torch.uint8)
         self.fill(out_BCHW.numpy(), ReadRequest(row_B, row_B))

@@ -150,7 +150,7 @@ class Subset:
         row_B = self.row_N[position_B]
         if isinstance(self.pixels_MCHW, Tensor):
             return self.pixels_MCHW.index_select(0, row_B)  # copies whole images; indexing copies pixel by pixel
-        return self.pixels_MCHW.read(row_B)
+        return self.pixels_MCHW.take(row_B)
 
     def select(self, position_N: Tensor) -> Subset:
         """Return the subset of the images at these positions."""

@@ -71,7 +71,7 @@ class _Display(Watch):
         """Return the remaining time in words; empty once all trials have ended."""
         if self._done >= self._total:
             return ""
-        self._time.read()
+        self._time.update()
         seconds = self._time.seconds(time.time())
         return "estimating the remaining time" if seconds is None else f"{_duration(seconds)} left"
 

@@ -29,7 +29,7 @@ class TrialProgress:
         self._points: list[tuple[float, float]] = []  #: time in seconds since 1970, and share of the training
         self.latest: Mapping[str, Any] = {}  #: the last measurement: ``step, epoch, images, metrics``
 
-    def read(self) -> None:
+    def update(self) -> None:
         """Read the lines that have been appended to the journal."""
         events, self._offset = self._folder.events(self._offset)
         for event in events:
@@ -136,20 +136,20 @@ class RemainingTime:
         if batch is None:
             return
         for progress in batch.running.values():
-            progress.read()
+            progress.update()
         if batch.started is not None:
             batch.seconds = max(0.0, now - batch.started)
         batch.ended.add(trial_name(planned))
 
-    def read(self) -> None:
-        """Read the journals of running trials."""
+    def update(self) -> None:
+        """Read what has been appended to the journals of running trials."""
         for batch in self._distinct():
             for name, progress in batch.running.items():
                 if name not in batch.ended:
-                    progress.read()
+                    progress.update()
 
     def seconds(self, now: float) -> float | None:
-        """Return the remaining seconds, or None before any speed has been measured; call :meth:`read` first."""
+        """Return the remaining seconds, or None before any speed has been measured; call :meth:`update` first."""
         batches = [batch for batch in self._distinct() if not batch.is_over]
         active = [batch for batch in batches if batch.started is not None]
         self._most_active = max(self._most_active, len(active))

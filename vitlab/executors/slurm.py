@@ -239,7 +239,7 @@ class Slurm(Executor):
         remaining = []
         for pack in self._sent:
             over = pack.slurm.paths.result_pickle.exists() or (due and pack.slurm.done(force_check=True))
-            self._read(pack)
+            self._collect_endings(pack)
             if not pack.jobs:
                 (pack.folder / "ended").touch()
             elif over:
@@ -252,7 +252,7 @@ class Slurm(Executor):
             self._asked_at = time.monotonic()
         self._sent = remaining
 
-    def _read(self, pack: _Submitted) -> None:
+    def _collect_endings(self, pack: _Submitted) -> None:
         lines, pack.offset = read_lines(pack.folder / "ends.jsonl", pack.offset)
         for name, value, detail in map(json.loads, lines):
             job = pack.jobs.pop(name, None)

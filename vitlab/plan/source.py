@@ -56,17 +56,17 @@ class ModuleSource:
 
 
 Reader = Callable[[str], ModuleSource]
-"""Returns the source of a module: :func:`read`, :func:`loaded` or :func:`expected`."""
+"""Returns the source of a module: :func:`parse`, :func:`loaded` or :func:`expected`."""
 
 
 def refresh() -> None:
     """Clear the caches, so that every file is checked again."""
-    for cached in (file_of, read, loaded, requirement_of):
+    for cached in (file_of, parse, loaded, requirement_of):
         cached.cache_clear()
 
 
 @cache
-def read(module: str) -> ModuleSource:
+def parse(module: str) -> ModuleSource:
     """Return the source in a module's file as it is now."""
     text = plugin_files.text_of(module)
     if text is not None:
@@ -75,7 +75,7 @@ def read(module: str) -> ModuleSource:
     if file is None:
         return ModuleSource(SESSION if _is_imported_module(module) else "")
     stamp = stamp_of(file)
-    return ModuleSource("") if stamp is None else _read(module, file, stamp)
+    return ModuleSource("") if stamp is None else _parse(module, file, stamp)
 
 
 @cache
@@ -91,10 +91,10 @@ def loaded(module: str) -> ModuleSource:
     last = last_import(module)
     file = file_of(module)
     if module not in sys.modules or last is None or file is None or plugin_files.text_of(module) is not None:
-        return read(module)
+        return parse(module)
     place = module, file, last.stamp
     if place not in _texts and last.stamp == stamp_of(file):
-        source = read(module)
+        source = parse(module)
     else:
         source = _texts.get(place, ModuleSource(f"unknown {SESSION}"))
     if number is not None and place in _texts:
@@ -108,7 +108,7 @@ def expected(module: str) -> ModuleSource:
     Workers are forked from a process with this process's vitlab, so that editing vitlab does not disturb a running
     study.  Other modules are imported anew by every worker.
     """
-    return loaded(module) if _top(module) == BUILT_IN else read(module)
+    return loaded(module) if _top(module) == BUILT_IN else parse(module)
 
 
 def remember() -> None:
@@ -125,7 +125,7 @@ def dependencies(module: str, reader: Reader) -> tuple[str, ...]:
     except the standard library and vitlab's own requirements: modules, which are read as text, and requirements such
     as ``timm==1.0.20``.  The packages that contain a module are dependencies, too, unless they only re-export names.
     """
-    number = None if reader is read else _import_of_ours(module)
+    number = None if reader is parse else _import_of_ours(module)
     if number is not None and (module, number) in _dependencies:
         return _dependencies[module, number]
     targets = [target for place in reader(module).imports for target in _targets(module, place, reader)]
@@ -222,7 +222,7 @@ def _import_of_ours(module: str) -> int | None:
     return None if last is None else last.number
 
 
-def _read(module: str, file: Path, stamp: Stamp) -> ModuleSource:
+def _parse(module: str, file: Path, stamp: Stamp) -> ModuleSource:
     """Return the source in a file, from the cache of this process if possible."""
     source = _texts.get((module, file, stamp))
     if source is None:

@@ -193,7 +193,7 @@ class Attempt:
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
         try:
-            content = checkpoint.read(self.folder.checkpoint)
+            content = checkpoint.load(self.folder.checkpoint)
         except Damaged as error:
             print(f"{error}; the trial starts from the beginning", file=sys.stderr)
             return None, f"{error}; started from the beginning"

@@ -142,7 +142,7 @@ class Replay(Tracker):
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Write what the journals have beyond the stored cursors."""
-        account = _Account.read(self.folder / f"{self.title.lower()}-offsets.json", self.place())
+        account = _Account.load(self.folder / f"{self.title.lower()}-offsets.json", self.place())
         self.begin({identity: state.mark for identity, state in account.trials.items()})
         first_error: Exception | None = None
         begin, count = self._next, len(self.trials)
@@ -270,7 +270,7 @@ class _Account:
     stored: Mapping[str, Any]  #: content of the file
 
     @classmethod
-    def read(cls, file: Path, place: str) -> _Account:
+    def load(cls, file: Path, place: str) -> _Account:
         """Read the state from a file; what an incompatible version has written is dropped and delivered again."""
         data = (read_json(file, _ACCOUNTS().validate_python) or {}).get(place, {})
         account = cls(file, place, {}, data)

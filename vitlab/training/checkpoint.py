@@ -44,7 +44,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     write_bytes(folder / FILE, pack(tensors, metadata))
 
 
-def read(folder: Path) -> dict[str, Any] | None:
+def load(folder: Path) -> dict[str, Any] | None:
     """Return the checkpoint in ``folder`` with tensors on the CPU, or None if there is none.
 
     The caller must hold the trial's lock: temporary files of killed writers are deleted.

@@ -15,6 +15,6 @@ from vitlab.weights.names import Format as Format
 from vitlab.weights.opening import FORMATS as FORMATS
 from vitlab.weights.opening import OpenedModel as OpenedModel
 from vitlab.weights.opening import digest_of as digest_of
+from vitlab.weights.opening import open_checkpoint as open_checkpoint
 from vitlab.weights.opening import open_model as open_model
 from vitlab.weights.opening import open_pretrained as open_pretrained
-from vitlab.weights.opening import read as read

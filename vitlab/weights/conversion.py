@@ -20,7 +20,7 @@ from vitlab.weights.architecture import Architecture
 from vitlab.weights.files import WeightFile, container_of, write_file
 from vitlab.weights.known import ModelFacts, requested_grid, some
 from vitlab.weights.names import State
-from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, interpret, mismatches, read, require_match
+from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, interpret, mismatches, open_checkpoint, require_match
 from vitlab.weights.transfer import (
     convert_prefix_rows,
     differing_options,
@@ -57,7 +57,7 @@ def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts(
     Raises:
         WeightsError: if it cannot be read, or is not a Vision Transformer.
     """
-    checkpoint = read(file, form)
+    checkpoint = open_checkpoint(file, form)
     try:
         headless = 1 if "head.weight" not in checkpoint.state else None
         architecture = checkpoint.architecture(facts, headless)
@@ -112,7 +112,7 @@ def convert(
         raise WeightsError(f"{target}: a file in the format {to} needs {suffix}; rename the target")
     if target.exists() and source.exists() and target.samefile(source):
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
-    checkpoint = read(source, form)
+    checkpoint = open_checkpoint(source, form)
     try:
         state, removed = drop_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
         headless = 1 if "head.weight" not in state else None

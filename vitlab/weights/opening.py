@@ -100,7 +100,7 @@ class OpenedModel(NamedTuple):
     notes: tuple[str, ...]  #: one sentence for each assumption, wrapper and omission
 
 
-def read(file: Path, form: str | None = None) -> Checkpoint:
+def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
     """Read a file of weights in any of :data:`FORMATS`, or that of a trial, whose ``spec.json`` stands beside it.
 
     Args:
@@ -114,7 +114,7 @@ def read(file: Path, form: str | None = None) -> Checkpoint:
 
 
 def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
-    """Return the checkpoint in the contents of a file; see :func:`read`."""
+    """Return the checkpoint in the contents of a file; see :func:`open_checkpoint`."""
     file = contents.file
     try:
         if is_trial_file(contents) and form is None:

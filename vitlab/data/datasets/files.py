@@ -92,7 +92,7 @@ def checksum(path: Path) -> str:
     if key not in _checksums:
         digest = hashlib.md5(usedforsecurity=False)
         with open_decompressed(path) as file:
-            while chunk := read(file, 1 << 20, path):
+            while chunk := read_up_to(file, 1 << 20, path):
                 digest.update(chunk)
         _checksums[key] = digest.hexdigest()
     return _checksums[key]
@@ -117,7 +117,7 @@ def open_decompressed(path: Path) -> BinaryIO:
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
-def read(file: BinaryIO, size: int, path: Path) -> bytes:
+def read_up_to(file: BinaryIO, size: int, path: Path) -> bytes:
     """Read up to ``size`` bytes.
 
     Raises:
@@ -136,8 +136,8 @@ def contents(path: Path, *, skip: int, at_most: int) -> bytes:
     """
     parts = []
     with open_decompressed(path) as file:
-        read(file, skip, path)
-        while at_most and (part := read(file, min(at_most, 1 << 20), path)):
+        read_up_to(file, skip, path)
+        while at_most and (part := read_up_to(file, min(at_most, 1 << 20), path)):
             parts.append(part)
             at_most -= len(part)
     return b"".join(parts)

@@ -35,7 +35,7 @@ def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
         DataError: if it is not such a file.
     """
     with files.open_decompressed(path) as file:
-        head = files.read(file, 4 + 4 * dimensions, path)
+        head = files.read_up_to(file, 4 + 4 * dimensions, path)
     if len(head) < 4 or head[:2] != b"\0\0":
         raise DataError(
             f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}; delete it and download it again"
