@@ -13,8 +13,8 @@ Values that are all equal, those of collapsed seeds included, pass as ``identica
 standard deviation of the differences is at least that of the metric's rounding (q / sqrt 6 for the difference of two
 values rounded to q).
 
-Lost seeds have no value, and the values of collapsed seeds, far below the others, would hide a drop of the others
-in their spread: both are counted, as seeds without a usable value, and d is of the other seeds alone.  A seed that
+Lost seeds have no value.  The values of collapsed seeds are far below the others, and would hide a drop of the others
+in their spread.  Both are counted as seeds without a usable value, and d is of the other seeds alone.  A seed that
 was lost and now collapses, or the reverse, changes nothing.  If they are a larger share of the candidate's seeds
 than of the baseline's, a regression of the other seeds stands, and nothing passes.  The cell has also regressed if
 the additional ones are more than half of its seeds, or significant by Boschloo's exact test.  Seeds have collapsed

@@ -136,7 +136,7 @@ def version_notes(baseline: Baseline, installed: Mapping[str, str]) -> list[str]
 def goals(study: Study) -> dict[str, Goal]:
     """Return every judged metric with its goal, that of the analysis first."""
     assert study.check is not None
-    return {**{study.analysis.metric: study.analysis.goal}, **study.check.metrics}
+    return {study.analysis.metric: study.analysis.goal, **study.check.metrics}
 
 
 def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:

@@ -108,10 +108,10 @@ def metric_column(analysis: Analysis) -> str:
 def results(plan: Plan, store: Store) -> pd.DataFrame:
     """Return one row per trial of the plan.
 
-    Columns: those of ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text
-    (string); ``val/...``, ``test/...`` and ``train/...`` (float64), final values, the judged metric among them whether
-    any trial reports it or not; those of ``AFTER``.  Where the analysis says ``at: best``, the best value of its metric
-    stands in ``METRIC@best``.
+    Columns are those of ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text
+    (string); the final values ``val/...``, ``test/...`` and ``train/...`` (float64); and those of ``AFTER``.  The
+    metric of the analysis has a column even if no trial reports it.  With ``at: best``, that is ``METRIC@best``, the
+    best value of each training.
     """
     return table(plan, gather(plan, store))
 

@@ -156,11 +156,11 @@ def varied_streams(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
     if "split" in varying:
-        lines[0] += _of_splits(plan, frame)
+        lines[0] += _of_splits(frame)
     return lines + few_pairs(plan, rows)
 
 
-def _of_splits(plan: Plan, frame: pd.DataFrame) -> str:
+def _of_splits(frame: pd.DataFrame) -> str:
     """Return what intervals are about if seeds hold out different validation images."""
     ratios = set(frame.attrs.get("overlap", {}).values())
     if not ratios:

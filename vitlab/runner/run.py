@@ -94,9 +94,10 @@ def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult 
         stop: Called before every step; training stops once it returns True.
 
     Returns:
-        For each trial its result, whose status may be ``diverged``; or None if training was stopped after writing a
-        checkpoint; or ``Busy`` if another process holds the trial or has taken it over; or ``ProcessLost`` if one
-        of several processes died; or another error, ``OutOfMemory`` if memory ran out, which its folder records.
+        For each trial its result, whose status may be ``diverged``, or None if training was stopped after writing a
+        checkpoint.  Otherwise an error: ``Busy`` if another process holds the trial or has taken it over,
+        ``ProcessLost`` if one of several processes died, or another one, which its folder records, such as
+        ``OutOfMemory``.
 
     Raises:
         Refused: If code or versions differ from the plan of a trial; then nothing is written.

@@ -83,22 +83,29 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     and the class can be pickled by reference.
 
     Parts of a model, on a square and an oblong grid of patches and without prefix tokens (a part may refuse each with a
-    reason): the part builds on the CPU and on the meta device; shapes and dtypes are preserved, bfloat16 included;
-    values and gradients are finite; every parameter receives a gradient, which matches finite differences; results are
-    repeatable; a state dict loads into another instance and gives the same results; samples do not mix; declarations
-    (``needs_bias``, ``vmap_safe``, a canonical form, ...) are true; and a ViT with the batch-last engine predicts and
-    learns the same as one by one.
+    reason):
+
+    - The part builds on the CPU and on the meta device.
+    - Shapes and dtypes are preserved, bfloat16 included; values and gradients are finite.
+    - Every parameter receives a gradient, which matches finite differences.
+    - Results are repeatable, and samples do not mix.
+    - A state dict loads into another instance and gives the same results.
+    - Declarations (``needs_bias``, ``vmap_safe``, a canonical form, ...) are true.
+    - A ViT with the batch-last engine predicts and learns the same as one by one.
 
     Metrics: the value is independent of batch sizes and order, within its bounds, and best for correct predictions;
     unlabelled pixels and images do not count.
 
-    Executors, on small jobs in worker processes of this machine: ``slots`` is at least 1 and at most
-    ``run.workers``, and no more jobs run at a time; a job ends as ``done`` only with a result in the store; a job
-    whose process is killed ends as ``lost``, and one whose trial raises as ``error``; every job ends exactly once,
-    and every other ending than ``done`` and ``stopped`` has a sentence; ``poll`` waits up to its timeout and no
-    longer; ``cancel`` makes running jobs write a checkpoint and end as ``stopped``, leaves no process, and the next
-    executor trains such a job to its end; what a worker prints is in ``log.txt`` of the job's folder; no method
-    raises.
+    Executors, on small jobs in worker processes of this machine:
+
+    - ``slots`` is at least 1 and at most ``run.workers``, and no more jobs run at a time.
+    - Every job ends exactly once: as ``done`` only with a result in the store, as ``lost`` if its process is killed,
+      and as ``error`` if its trial raises.  Every other ending than ``done`` and ``stopped`` has a sentence.
+    - ``poll`` waits up to its timeout and no longer.
+    - ``cancel`` makes running jobs write a checkpoint and end as ``stopped``, and leaves no process; the next executor
+      trains such a job to its end.
+    - What a worker prints is in ``log.txt`` of the job's folder.
+    - No method raises.
 
     A job's process is found by what it prints to that log, so on other machines neither its death nor its end is
     checked.  If jobs run in the driver's process (``in_driver``), the endings ``done`` and ``error`` are checked,
