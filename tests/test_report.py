@@ -823,6 +823,15 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     assert "collapsed seeds of other splits leave no test" in phrasing.answers(rows, plan.analysis, {})[0]
 
 
+def test_infinite_prior_is_null_in_json_and_inf_in_frame(tmp_path: Path) -> None:
+    spread = [0.0, 0.01, 0.03, 0.02, 0.04]  # each arm has these at other seeds, so that all variances are equal
+    arms = {f"arm{index}": [0.6 + 0.01 * index + x for x in spread[index:] + spread[:index]] for index in range(5)}
+    plan, _, results, table = outcome(tmp_path, {"baseline": [0.5, 0.51, 0.49, 0.5, 0.52], **arms})
+    rows = comparison.summary(results, plan)
+    assert [(row["test"], row["prior_df"]) for row in rows[1:]] == [("moderated t", None)] * 5
+    assert table["prior_df"].tolist()[1:] == [math.inf] * 5 and math.isnan(table["prior_df"].iloc[0])
+
+
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
     trials = tuple(
         dataclasses.replace(
