@@ -104,7 +104,7 @@ def summary(
     )
     test = f"test/{analysis.metric.partition('/')[2]}"
     collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
-    types = _types([test, f"{test}_sd"] if test in frame else [])
+    columns = [*MEANINGS, *([test, f"{test}_sd"] if test in frame else [])]
     summary_rows = []
     for arm, rows in grouped.items():
         counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
@@ -123,7 +123,7 @@ def summary(
         if test in rows:
             tested = rows.loc[rows["seed"].isin(list(values[arm])), test]
             row |= {test: tested.mean(), f"{test}_sd": tested.std()}
-        summary_rows.append({name: _json_value(row.get(name), kind) for name, kind in types.items()})
+        summary_rows.append({name: _json_value(row.get(name), _type(name)) for name in columns})
     return summary_rows
 
 
@@ -131,24 +131,25 @@ def summary_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the rows of :func:`summary` as a frame."""
     import pandas as pd
 
-    types = _types([name for name in (rows[0] if rows else ()) if name not in MEANINGS])
-    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    columns = list(rows[0] if rows else MEANINGS)
+    frame = pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
     # JSON has no number for what arms add that are all alike.
     frame.loc[frame["test"].eq("moderated t") & frame["prior_df"].isna(), "prior_df"] = math.inf
     return frame
 
 
-def _types(tests: Sequence[str]) -> dict[str, str]:
-    """Return the types of the columns of :func:`summary`, of which ``tests`` are those of the test metric."""
-    return {name: kind for name, (kind, _) in MEANINGS.items()} | dict.fromkeys(tests, "float64")
+def _type(column: str) -> str:
+    """Return the type of a column of :func:`summary`."""
+    return MEANINGS[column][0] if column in MEANINGS else "float64"
 
 
-def _json_value(value: Any, kind: str) -> Any:
-    """Return a value of a column of :func:`summary` by the type of the column; None if it is missing or not finite."""
-    if kind == "string" or value is None:
+def _json_value(value: Any, kind: str) -> str | int | float | None:
+    """Return a value of a column of a type as a JSON value; None if it is missing or not finite."""
+    if value is None or kind == "string":
         return None if value is None else str(value)
-    number = float(value)
-    return None if not math.isfinite(number) else number if kind == "float64" else int(value)
+    if not math.isfinite(value):
+        return None
+    return float(value) if kind == "float64" else int(value)
 
 
 def pending_trials(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str]) -> dict[str, int]:

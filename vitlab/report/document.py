@@ -35,16 +35,7 @@ BUILT_IN = "vitlab"
 def document(
     plan: Plan, store: Store, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: list[dict[str, Any]], at: str
 ) -> dict[str, Any]:
-    """Return the content of a report as JSON values.
-
-    Args:
-        plan: of the study.
-        store: the store of its trials.
-        trials: see :func:`vitlab.report.frame.gather`.
-        frame: see :func:`vitlab.report.frame.results`.
-        rows: of arms, see :func:`vitlab.report.comparison.summary`.
-        at: the :func:`state` from before anything was read.
-    """
+    """Return the content of a report as JSON values; ``at`` is the :func:`state` from before anything was read."""
     # Imported here, because a stored report is read without numpy.
     from vitlab.report import tradeoff
     from vitlab.report.notes import notes
