@@ -19,9 +19,9 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
 
-# Types and imports are checked beside the tests, whenever these leave a core idle; the end prints what was found.
+# Types and imports are checked beside the tests; what was found is printed at the end.
 test: style
-	($(TYPES)) > .venv/types.log 2>&1 & types=$$!; \
+	($(TYPES)) > .venv/types.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --basetemp .venv/tests; tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types.log; exit $$((tests || types))
 

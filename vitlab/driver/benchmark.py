@@ -80,7 +80,7 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
                     continue  # its failure has been reported
                 outcome = ask(planned.trial, {"trials": 1}, store)
                 if isinstance(outcome, str):
-                    say(f"{planned.arm} cannot be measured: {outcome}")
+                    say(f"arm '{planned.arm}' cannot be benchmarked: {outcome}")
                 else:
                     results[planned.arm].append(outcome)
             say(f"measured: round {turn + 1} of {ROUNDS}")
@@ -111,7 +111,7 @@ def benchmark_engines(
             together = max(2, min(MAX_TOGETHER, len(trials)))
             outcome = ask(trials[0].trial, {"trials": together}, store)
             if isinstance(outcome, str):
-                raise UserError(f"{trials[0].arm} cannot be measured: {outcome}")
+                raise UserError(f"arm '{trials[0].arm}' cannot be benchmarked: {outcome}")
             speeds = outcome["speeds"]
             benchmarks[shape] = EngineBenchmark(
                 max(speeds, key=speeds.__getitem__), together, speeds, outcome["reasons"]

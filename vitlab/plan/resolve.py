@@ -247,7 +247,7 @@ class Resolver:
         identity: dict[str, Any],
         faults: list[tuple[Path, str]],
     ) -> tuple[dict[str, Prerequisite], dict[str, dict[str, str]]]:
-        """Return role to prerequisite, and role to digests of checkpoint files.
+        """Resolve teacher and initial weights: prerequisites by role, and digests of checkpoint files by role.
 
         Both become part of ``identity``, where a checkpoint counts by its content.
         """

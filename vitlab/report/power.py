@@ -123,7 +123,9 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
     variances = np.array([item.variance for item in spreads])
     sd = math.sqrt(float((df * variances).sum() / df.sum()))
     if not sd > 0:
-        raise UserError("the values of earlier trainings do not scatter at all")
+        raise UserError(
+            "the values of earlier trainings are all equal, so seeds have no spread; choose another analysis.metric"
+        )
     # The log of a pooled sd has this variance, plus what comparisons differ by beyond chance.
     error = 1 / (2 * df.sum())
     logs = np.array([math.log(one) / 2 for item in spreads for one in item.variances if one > 0])

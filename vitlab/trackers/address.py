@@ -134,7 +134,7 @@ def locate(uri: str | None, root: Path) -> Address:
 
 
 def unconfirmed(uri: str, root: Path) -> str:
-    """Return why results are not delivered to an address that only a file names; empty if they are.
+    """Return why the user must confirm a tracking address that only a study file names; empty if not.
 
     A file may come from other people.  A server receives the results and the user's credentials, so the user must name
     it: on the command line or in MLFLOW_TRACKING_URI.  A database in the output folder needs no confirmation, and

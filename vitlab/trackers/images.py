@@ -16,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vitlab.store.damage import read_stored
+
 if TYPE_CHECKING:
     import pandas as pd
     from PIL.Image import Image
@@ -58,16 +60,25 @@ def write(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
 
 
 def explanations(folder: Path) -> Iterator[Picture]:
-    """Yield the pictures under a trial's ``explain`` folder; the step of each is the number of its test image."""
-    from PIL import Image
+    """Yield the pictures under a trial's ``explain`` folder; the step of each is the number of its test image.
 
+    Damaged ones are reported and left out.
+    """
     for place in sorted(folder.glob("explain/test-*")):
         number = place.name.removeprefix("test-")
         for file in sorted(place.glob("*.png")):
             key = f"explain/{file.stem}"
             if number.isdecimal() and KEY.fullmatch(key):
-                with Image.open(file) as image:
-                    yield Picture(key, int(number), image.convert("RGB"))
+                image = read_stored(file, _load)
+                if image is not None:
+                    yield Picture(key, int(number), image)
+
+
+def _load(file: Path) -> Image:
+    from PIL import Image
+
+    with Image.open(file) as image:
+        return image.convert("RGB")
 
 
 def confusion(split: str, step: int, table: pd.DataFrame) -> Picture:

@@ -181,7 +181,7 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
     columns = ["split", "label", "prediction"]
     if not {*columns} <= set(parquet.read_schema(predictions).names):
         return {}
-    rows = parquet.read_table(predictions, columns=columns)
+    rows = parquet.read_table(predictions, columns=columns).drop_null()
     tables = {}
     for split in sorted(filter(re.compile(r"\w+").fullmatch, compute.unique(rows["split"]).to_pylist())):
         own = rows.filter(compute.equal(rows["split"], split))

@@ -200,7 +200,7 @@ class TrialRuns:
             try:
                 if place is not None:
                     self._write_files(news, mark, batch, Path(place))
-            finally:  # a damaged picture delays no points
+            finally:  # files that cannot be written delay no points
                 self._send(mark, batch)
                 if news.end is not None:
                     self._write_end(news.end, news.folder, mark)
