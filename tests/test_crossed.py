@@ -128,14 +128,14 @@ def test_values_of_other_images_are_not_crossed(study: Path, monkeypatch: pytest
 
     _, plan = lab.plan_study(study, out=study.parent / "out")
     trials = gather(plan, Store((study.parent / "out").resolve()))
-    read, calls = reader._read, iter(range(100))
+    load, calls = reader._load, iter(range(100))
 
     def shifted(*arguments):  # the images of the third trial are others
-        ids, values = read(*arguments)
+        ids, values = load(*arguments)
         return ids + (next(calls) == 2), values
 
     assert reader.image_values(plan, trials)
-    monkeypatch.setattr(reader, "_read", shifted)
+    monkeypatch.setattr(reader, "_load", shifted)
     assert reader.image_values(plan, trials) == {}
-    monkeypatch.setattr(reader, "_read", lambda *arguments: tuple(values[:1] for values in read(*arguments)))
+    monkeypatch.setattr(reader, "_load", lambda *arguments: tuple(values[:1] for values in load(*arguments)))
     assert reader.image_values(plan, trials) == {}, "one image has no spread"
