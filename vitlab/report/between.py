@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitlab.errors import UserError
 from vitlab.plan.metric_facts import MetricFacts
@@ -13,9 +13,6 @@ from vitlab.report import phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.frame import results
 from vitlab.store.folders import Store
-
-if TYPE_CHECKING:
-    pass
 
 MAX_LISTED = 8  #: differences of two arms that are listed one by one
 UNREGISTERED = "neither study registered this comparison"

@@ -122,8 +122,8 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
 
     by_name = {arm.name: arm for arm in plan.arms}
     arms = [by_name[item.planned.arm] for item in trials]
-    results = [item.result for item in trials]
-    reported = {name for result in results if result is not None for name in result.outcome.metrics if is_metric(name)}
+    stored = [item.result for item in trials]
+    reported = {name for result in stored if result is not None for name in result.outcome.metrics if is_metric(name)}
     metrics = sorted(
         {metric_column(plan.analysis), *reported}, key=lambda name: (GROUPS.index(name.partition("/")[0]), name)
     )
@@ -140,11 +140,11 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
             "failure": [item.failure for item in trials],
             **{path: _column([arm.values.get(path) for arm in arms]) for path in plan.paths},
             **{
-                name: [None if result is None else _metric(result, name, plan.analysis) for result in results]
+                name: [None if result is None else _metric(result, name, plan.analysis) for result in stored]
                 for name in metrics
             },
             **{
-                name: [None if result is None else value(result) for result in results]
+                name: [None if result is None else value(result) for result in stored]
                 for name, value in _OF_RESULT.items()
             },
             "origins": [", ".join(item.planned.trial.origins) for item in trials],

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.errors import DataError, OutOfMemory
+from vitlab.models.contract import digest
 from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
@@ -227,9 +229,11 @@ class Attempt:
         failure = training.failure
         status = Ending.DIVERGED if failure else Ending.DONE
         if not failure:
+            state = training.model.state_dict()
+            outcome = replace(outcome, weights=digest(state))
             write_predictions(self.folder.predictions, training.predictions)
             if self.settings.keep == "last":
-                write_weights(self.folder.weights, training.model.state_dict(), self.input_spec)
+                write_weights(self.folder.weights, state, self.input_spec)
         self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
         return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure)
 
