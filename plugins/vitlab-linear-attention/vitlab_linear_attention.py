@@ -286,10 +286,8 @@ class Windowed(_Sparse):
         proj_drop: dropout after the last matrix.
     """
 
-    even_NS: Tensor
-    even_hidden_NS: Tensor
-    odd_NS: Tensor
-    odd_hidden_NS: Tensor
+    key_NS: Tensor
+    hidden_NS: Tensor
 
     def __init__(
         self,
@@ -303,15 +301,29 @@ class Windowed(_Sparse):
         proj_drop: Probability = 0.0,
     ) -> None:
         super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
-        for name, offset in (("even", 0), ("odd", window // 2 if shift == "odd" else 0)):
-            key_NS, hidden_NS = windows(g, window, offset)
-            self.register_buffer(f"{name}_NS", key_NS, persistent=False)
-            self.register_buffer(f"{name}_hidden_NS", hidden_NS, persistent=False)
+        self.geometry = g
+        self.window = window
+        self.shift_of_odd = window // 2 if shift == "odd" else 0
+        self._shift: int | None = None  # of the buffers
+        self.block_index = 0
+
+    @property
+    def block_index(self) -> int:
+        """Index of the attention's block, from 0; windows depend on it."""
+        return self._block_index
+
+    @block_index.setter
+    def block_index(self, index: int) -> None:
+        self._block_index = index
+        shift = self.shift_of_odd if index % 2 else 0
+        if shift != self._shift:
+            self._shift = shift
+            key_NS, hidden_NS = windows(self.geometry, self.window, shift)
+            self.register_buffer("key_NS", key_NS.to(self.proj.weight.device), persistent=False)
+            self.register_buffer("hidden_NS", hidden_NS.to(self.proj.weight.device), persistent=False)
 
     def _keys(self) -> tuple[Tensor, Tensor | None]:
-        if self.block_index % 2:
-            return self.odd_NS, self.odd_hidden_NS
-        return self.even_NS, self.even_hidden_NS
+        return self.key_NS, self.hidden_NS
 
 
 def neighbours(g: Geometry, window: int) -> Tensor:
@@ -330,19 +342,20 @@ def neighbours(g: Geometry, window: int) -> Tensor:
 
 def windows(g: Geometry, window: int, shift: int) -> tuple[Tensor, Tensor]:
     """Return the tokens of each patch's window after the prefix, (N, S) int64, and which of them only fill up."""
-    number = []
+    first, size = [], []
     for length in g.grid:
         offset = shift if window < length else 0
-        number.append((torch.arange(length) - offset).div(window, rounding_mode="floor"))
-    row_N, column_N = number[0].repeat_interleave(g.grid[1]), number[1].repeat(g.grid[0])
-    same_NN = (row_N[:, None] == row_N) & (column_N[:, None] == column_N)
-    prefix_NP = torch.ones(g.patches, len(g.prefix), dtype=torch.bool)
-    seen_NT = torch.cat([prefix_NP, same_NN], 1)
-    key_NT = seen_NT.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
-    seen_NT = seen_NT.gather(1, key_NT)
-    most = len(g.prefix) + min(window, g.grid[0]) * min(window, g.grid[1])
-    hidden_NS = ~seen_NT[:, :most]
-    return key_NT[:, :most].masked_fill(hidden_NS, 0), hidden_NS
+        start = (torch.arange(length) - offset).div(window, rounding_mode="floor") * window + offset
+        first.append(start.clamp(min=0))
+        size.append((start + window).clamp(max=length) - first[-1])
+    row_N1, rows_N1 = (axis.repeat_interleave(g.grid[1])[:, None] for axis in (first[0], size[0]))
+    column_N1, columns_N1 = (axis.repeat(g.grid[0])[:, None] for axis in (first[1], size[1]))
+    place_W = torch.arange(min(window, g.grid[0]) * min(window, g.grid[1]))  # in a window, row by row
+    patch_NW = (row_N1 + place_W // columns_N1) * g.grid[1] + column_N1 + place_W % columns_N1
+    hidden_NW = place_W >= rows_N1 * columns_N1
+    prefix_NP = torch.arange(len(g.prefix)).expand(g.patches, -1)
+    key_NS = torch.cat([prefix_NP, (patch_NW + len(g.prefix)).masked_fill(hidden_NW, 0)], 1)
+    return key_NS, torch.cat([torch.zeros_like(prefix_NP, dtype=torch.bool), hidden_NW], 1)
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("vitlab_linear_attention", reason="pip install -e plugins/vitlab-linear-attention")
 
-from vitlab_linear_attention import orthogonal
+from vitlab_linear_attention import orthogonal, windows
 
 from vitlab import lab
 from vitlab.data.torchvision_import import torchvision
@@ -258,6 +258,39 @@ def test_windowed_is_softmax_over_window(
         torch.testing.assert_close(attention.maps(x, rotation_of(g), bias), weights, rtol=1e-10, atol=1e-12)
         out = attention(x, rotation_of(g), bias)
         torch.testing.assert_close(out, projected(attention, weights, v), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2])
+@pytest.mark.parametrize("window", [2, 3, 4, 5, 12])
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("grid", [*GRIDS, (9, 14), (8, 12)])
+def test_windows_equal_comparison_of_all_pairs(
+    grid: tuple[int, int], prefix: tuple[str, ...], window: int, shift: int
+) -> None:
+    """Tokens of the same window in order, then fillers with index 0."""
+    g = geometry(grid, prefix)
+    key_NS, hidden_NS = windows(g, window, shift)
+    shifts = [shift if window < length else 0 for length in grid]
+    numbers = [
+        [(at - by) // window for at, by in zip(divmod(patch, grid[1]), shifts, strict=True)]
+        for patch in range(g.patches)
+    ]
+    most = len(prefix) + min(window, grid[0]) * min(window, grid[1])
+    for patch, number in enumerate(numbers):
+        same = [*range(len(prefix)), *(len(prefix) + i for i, other in enumerate(numbers) if other == number)]
+        assert key_NS[patch].tolist() == same + [0] * (most - len(same))
+        assert hidden_NS[patch].tolist() == [False] * len(same) + [True] * (most - len(same))
+
+
+def test_windowed_block_holds_one_set_of_windows() -> None:
+    net = model.build(vit({"type": "windowed", "window": 3}, depth=3), DATA)
+    assert isinstance(net, ViT)
+    g = geometry((4, 6), ("class",))
+    for index, block in enumerate(net.blocks):
+        buffers = dict(block.attn.named_buffers())
+        key_NS, hidden_NS = windows(g, 3, index % 2)
+        assert buffers.keys() == {"key_NS", "hidden_NS"}
+        assert torch.equal(buffers["key_NS"], key_NS) and torch.equal(buffers["hidden_NS"], hidden_NS)
 
 
 @pytest.mark.parametrize("window", [2, 3])
