@@ -467,6 +467,30 @@ def test_moderation_needs_arms_and_seeds_and_spread():
     assert "differ too much" in st.moderate(wild[:6], wild[6])
 
 
+def test_errors_of_many_studies_equal_those_of_each():
+    draws = np.random.default_rng(11)
+    values = draws.normal(size=(40, 8, 4))
+    values[10:20, 3] *= 50  # an arm that shares nothing
+    values[20:30, 2:5] *= 50  # too many of them
+    paired = np.ones((40, 7), bool)
+    paired[30:35, 0] = False  # a comparison on which another test decides
+    paired[35:, :3] = False  # too few are left
+    own, se, df, joint = st.study_errors(values, 0.1, paired)
+    assert own == pytest.approx(np.maximum((values[:, 1:] - values[:, :1]).std(axis=2, ddof=1), 0.1) / 2)
+    kinds = []
+    for study in range(40):
+        arms = np.flatnonzero(paired[study])
+        result = st.moderate(values[study, 1 + arms], values[study, 0])
+        expected, expected_df = own[study].copy(), np.full(7, 3.0)
+        if not isinstance(result, str):
+            places = arms[list(result.arms)]
+            expected[places], expected_df[places] = np.maximum(result.se, own[study, places]), result.df
+        assert (se[study], df[study]) == (pytest.approx(expected), pytest.approx(expected_df))
+        assert joint[study] == (not isinstance(result, str) and len(result.arms) == 7)
+        kinds.append(0 if isinstance(result, str) else len(result.arms))
+    assert {0, 6, 7} <= set(kinds)
+
+
 @pytest.mark.parametrize(("spread", "rho"), [("equal", 0.0), ("equal", 0.9), ("alternating 1 and 4", 0.0)])
 def test_moderated_comparisons_keep_alpha_and_find_more(spread, rho):
     """3,000 studies of 3 seeds and 10 arms: at most 5 % and three standard errors of false alarms, power doubled."""

@@ -1,18 +1,18 @@
-"""How often the gate and the report are wrong: simulated studies in which nothing has changed, judged as real ones.
+"""How often the gate is wrong: simulated studies in which nothing has changed, judged as real ones.
 
     python tests/benchmarks/calibration.py --write    # 2,000 studies a line, a few minutes on one core
 
 A simulated study draws the values of its seeds from a Gaussian (standard deviation 1), or anew from those of real
-trainings (``pool.csv``, which ``pool.py`` has made): baseline and candidate without correlation, for that is what is
+trainings (``pool.parquet``, which ``pool.py`` has made): baseline and candidate without correlation, for that is what is
 left of equal seeds once any rounding has changed.  It is judged by the code that judges real ones, margins included.
 Printed are
 
-- for the gate and for the report, the share of studies in which nothing differs and something is found all the same;
-- for the gate, the share of studies that pass whole, and of cells that are found which have lost 1 or 2 standard
-  deviations, beside the share by a simulation of its own, in terms of scipy alone;
-- for the gate with a second stage, the same false alarms;
+- the share of studies in which nothing differs and something is found all the same, and of studies that pass whole;
+- the share of cells that are found which have lost 1 or 2 standard deviations, beside the share by a simulation of its
+  own, in terms of scipy alone;
+- the same false alarms with a second stage;
 - over repeats of the study of the pool itself, each with seeds of its own for baseline and candidate, all verdicts;
-- the verdicts of the gate by the number of seeds and by what has changed, the table of docs/pages/statistics.md;
+- the verdicts by the number of seeds and by what has changed, the table of docs/pages/statistics.md;
 - for each bug of ``bugs.py``, its effect over all its seeds and the verdicts on it.
 
 The exit code is 1 if a share of false alarms is above 5 % and two standard errors, or a bug whose effect exceeds the
@@ -22,37 +22,32 @@ margin passes.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+from bugs import BUGS
 from numpy.typing import NDArray
 from scipy import stats
+from sources import pool as pool_of
 from verdicts import table as markdown
 from verdicts import write_section
 
 from vitlab import statistics
-from vitlab.plan.values import Arm, Looks, Plan
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import Cell, overall
 from vitlab.regression.gate import statistical
-from vitlab.report import comparison
-from vitlab.report.verdict import decide
-from vitlab.spec import Analysis, Study
+from vitlab.spec import Study
 
 SEEDS, ARMS, ALPHA = (3, 5, 10), (1, 5, 20), 0.05
 BUGGED, MARGINS = (5, 10, 20), (None, 0.03)  #: seeds, and margins, by which bugs are judged; None is the default
 LOOKS = ((3, 6), (5, 10))  #: seeds of the first look, and of the second
 METRIC = "val/accuracy"
-POOL = Path(__file__).parent / "pool.csv"
+STUDIED = ("learned", "no_position")  #: arms of the pool that are judged as one study
 
 Floats = NDArray[np.float64]
 Source = Callable[[int, int], Floats]
@@ -72,15 +67,11 @@ def resampled(pool: Sequence[Floats], draws: np.random.Generator) -> Source:
     return lambda arms, seeds: np.stack([draws.choice(pool[arm % len(pool)], seeds) for arm in range(arms)])
 
 
-def read_pool(file: Path) -> dict[str, dict[str, Floats]]:
+def read_pool() -> dict[str, dict[str, Floats]]:
     """Return the values of seeds in order, by code (``sound``, or a bug) and arm."""
-    pool: dict[str, dict[str, dict[int, float]]] = {}
-    with open(file, encoding="utf-8") as text:
-        for row in csv.DictReader(text):
-            pool.setdefault(row["code"], {}).setdefault(row["arm"], {})[int(row["seed"])] = float(row[METRIC])
+    codes = ("sound", *BUGS)
     return {
-        code: {arm: np.array([seeds[seed] for seed in sorted(seeds)]) for arm, seeds in arms.items()}
-        for code, arms in pool.items()
+        code: {str(arm): values.dropna().to_numpy() for arm, values in pool_of(code)[METRIC].items()} for code in codes
     }
 
 
@@ -118,62 +109,6 @@ def _values(sources: Floats, quantum: float) -> Values:
     return Values.model_construct(
         device="cpu", data=data, metrics={METRIC: arms}, quanta={METRIC: quantum}, diverged={}, behind={}
     )
-
-
-def report(sources: Floats) -> bool:
-    """Return whether a report would claim a difference of any arm from the first."""
-    first, *others = (dict(enumerate(row)) for row in sources.tolist())
-    return min(statistics.adjust_p_values([statistics.compare(other, first, ALPHA).p for other in others])) <= ALPHA
-
-
-def report_itself(sources: Floats) -> bool:
-    """As :func:`report`, by the report's own functions, which compute much more."""
-    return bool({"better", "worse"} & set(_verdicts(sources, None).values()))
-
-
-def report_twice(sources: Floats, first: int) -> tuple[bool, bool]:
-    """Apply :func:`report` in two stages; also return whether the second stage was needed."""
-    arms, all_ = len(sources) - 1, sources.shape[1]
-    shares = _shares(first, all_, arms)
-    p = np.array([[_p(sources, arm, seeds) for arm in range(1, arms + 1)] for seeds in (first, all_)])
-    early = np.array(statistics.adjust_p_values(p[0].tolist(), share=shares[0])) <= ALPHA
-    late = np.array(statistics.adjust_p_values(np.where(early, 1.0, p[1]).tolist(), share=shares[1])) <= ALPHA
-    return bool(early.any() or late.any()), not early.all()
-
-
-def report_twice_itself(sources: Floats, first: int) -> bool:
-    """As :func:`report_twice`, by the report's own functions."""
-    sizes = first, sources.shape[1]
-    looks = Looks((tuple(range(first)), tuple(range(sizes[1]))), _shares(*sizes, len(sources) - 1))
-    early = _verdicts(sources, looks)
-    open_ = tuple(arm for arm, decision in early.items() if decision == "cannot tell")
-    return bool({"better", "worse"} & set(_verdicts(sources, replace(looks, open=(open_,))).values()))
-
-
-def _shares(first: int, all_: int, arms: int) -> tuple[float, ...]:
-    """Return the level of each of two looks, as a share of alpha."""
-    return tuple(level / ALPHA for level in statistics.sequential_levels((first, all_), ALPHA, arms))
-
-
-def _p(sources: Floats, arm: int, seeds: int) -> float:
-    other, first = (dict(enumerate(sources[row, :seeds].tolist())) for row in (arm, 0))
-    return statistics.compare(other, first, ALPHA).p
-
-
-def _verdicts(sources: Floats, looks: Looks | None) -> dict[str, str]:
-    values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(sources.tolist())}
-    compared = dict.fromkeys([*values][1:], "0")
-    analysis = Analysis(metric=METRIC, variance="own")  # verdicts.py has both kinds
-    arms = tuple(Arm(arm, {}, compared.get(arm)) for arm in values)
-    rows = comparison.judge(
-        Plan("s", "", arms, (), analysis, looks=looks), compared, values, {}, {}, dict.fromkeys(compared, 0)
-    )
-    return {arm: str(decide(_row(arm, row), analysis)) for arm, row in rows.items()}
-
-
-def _row(arm: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    cells = {"arm": arm, "baseline": "0", "p_equal_corrected": None, **row}
-    return {name: None if isinstance(cell, float) and math.isnan(cell) else cell for name, cell in cells.items()}
 
 
 def independent(count: int, seeds: int, arms: int, drop: float, draws: np.random.Generator) -> float:
@@ -284,29 +219,6 @@ def look_rows(source: Source, quantum: float, count: int, worst: list[float]) ->
             yield f"{first}, then {second}", arms, alarms_of(verdicts, worst), f"{passed:.1%}", f"{again:.0%}"
 
 
-def report_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
-    """Print the report's results on arms that do not differ from the first."""
-    for seeds in SEEDS:
-        for arms in ARMS:
-            sources = [source(arms + 1, seeds) for _ in range(count)]
-            claims = [report(values) for values in sources]
-            if [report_itself(values) for values in sources[:10]] != claims[:10]:
-                raise RuntimeError("the report itself says something else")
-            yield seeds, arms, alarms_of(["regressed" if claim else "" for claim in claims], worst)
-
-
-def report_look_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
-    """Print :func:`report_rows` with a second stage for inconclusive arms."""
-    for first, second in LOOKS:
-        for arms in ARMS:
-            sources = [source(arms + 1, second) for _ in range(count)]
-            claims = [report_twice(values, first) for values in sources]
-            if [report_twice_itself(values, first) for values in sources[:10]] != [claim for claim, _ in claims[:10]]:
-                raise RuntimeError("the report itself says something else")
-            alarms = alarms_of(["regressed" if claim else "" for claim, _ in claims], worst)
-            yield f"{first}, then {second}", arms, alarms, f"{np.mean([again for _, again in claims]):.0%}"
-
-
 def repeat_rows(
     pool: Floats, quantum: float, count: int, worst: list[float], draws: np.random.Generator
 ) -> Iterator[Sequence[object]]:
@@ -349,7 +261,6 @@ def main() -> int:
     parser.add_argument("--studies", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pool", type=Path, default=POOL)
     parser.add_argument("--only", choices=("gaussian", "real", "page"), help="these tables alone; they draw the same")
     parser.add_argument(
         "--write", action="store_true", help="write the table of the page into docs/pages/statistics.md"
@@ -357,8 +268,8 @@ def main() -> int:
     arguments = parser.parse_args()
     count, repeats, worst = arguments.studies, arguments.repeats, list[float]()
     print(f"{count} studies a line; false alarms may reach {bound(count):.2%}, over {repeats} {bound(repeats):.2%}")
-    heads, compared = ("seeds", "arms", "false alarms", "pass unchanged"), ("seeds", "compared", "false alarms")
-    looks, twice = (*heads, "second stage"), (*compared, "second stage")
+    heads = ("seeds", "arms", "false alarms", "pass unchanged")
+    looks = (*heads, "second stage")
     if arguments.only in (None, "page"):
         text = gate_page(count, np.random.default_rng([arguments.seed, 5]), worst)
         print(f"\n{text}")
@@ -370,21 +281,18 @@ def main() -> int:
         columns = ("found at 1 sd (scipy)", "found at 2 sd (scipy)")
         table("The gate, Gaussian", (*heads, *columns), gate_rows(noise, 0.0, count, worst, draws))
         table("The gate, Gaussian, two looks", looks, look_rows(noise, 0.0, count, worst))
-        table("The report, Gaussian", compared, report_rows(noise, count, worst))
-        noise = gaussian(np.random.default_rng([arguments.seed, 3]))
-        table("The report, Gaussian, two looks", twice, report_look_rows(noise, count, worst))
     if arguments.only in (None, "real"):
-        draws, pool = np.random.default_rng([arguments.seed, 1]), read_pool(arguments.pool)
-        sound = [*pool["sound"].values()]
+        draws, pool = np.random.default_rng([arguments.seed, 1]), read_pool()
+        sound = [pool["sound"][arm] for arm in STUDIED]
         quantum = float(np.diff(np.unique(np.concatenate(sound))).min())
-        spread = [f"{arm} {100 * x.mean():.1f} % (sd {100 * x.std(ddof=1):.2f})" for arm, x in pool["sound"].items()]
+        spread = [
+            f"{arm} {100 * x.mean():.1f} % (sd {100 * x.std(ddof=1):.2f})"
+            for arm, x in zip(STUDIED, sound, strict=True)
+        ]
         print(f"\npool: {len(sound[0])} seeds of each arm, {METRIC}: {', '.join(spread)}")
-        seeds, first = resampled(sound, draws), resampled(sound[:1], draws)
+        seeds = resampled(sound, draws)
         table("The gate, real seeds", heads, gate_rows(seeds, quantum, count, worst, None))
         table("The gate, real seeds, two looks", looks, look_rows(seeds, quantum, count, worst))
-        table("The report, real seeds", compared, report_rows(first, count, worst))
-        first = resampled(sound[:1], np.random.default_rng([arguments.seed, 4]))
-        table("The report, real seeds, two looks", twice, report_look_rows(first, count, worst))
         shares = ("seeds", "regressed", "pass", "inconclusive")
         rows = repeat_rows(np.stack(sound), quantum, repeats, worst, draws)
         table("The study of the pool, repeated", shares, rows)

@@ -1,115 +1,71 @@
-"""How often verdicts are wrong, and what they find: simulated studies of many kinds, with each kind of variance.
+"""How often verdicts are wrong, and what they find: real trainings and simulated studies of many kinds.
 
-    python tests/benchmarks/verdicts.py --write       # 10,000 studies a cell; the tables of docs/pages/statistics.md
+    python tests/benchmarks/verdicts.py --write       # the tables of docs/pages/statistics.md
 
-Nothing differs in the mean of any arm of the studies of the first table, and a study is a false alarm if any arm is
-called better or worse.  Simultaneous intervals miss 0 in the same studies, so their coverage is the rest.  The second
-table has the difference that is found in 80 % of studies, in standard deviations of a seed, also if arms were known to
-spread alike.  The third has false alarms of studies that are tested again while seeds are added, and the fourth the
-seeds that such studies need, and how often the intervals hold that they report at their end.  Standard errors, critical
-values, families and levels are those of ``vitlab.statistics``, along all studies at once.
+Sources are synthetic, or draw from the final values of real trainings without replacement (``sources.py``).  Studies are
+judged as the report does, with each kind of variance (``judging.py``).  The tables are
 
-The exit code is 1 if false alarms with moderated variances, the default, exceed 5 % and three standard errors, in a
-kind of studies for which error rates are claimed."""
+- ``pool``: the shapes of the real values;
+- ``errors``: false alarms of studies in which no mean differs, with one look and with several; intervals that hold at
+  once miss 0 in the same studies.  Also the difference that is found in 80 % of studies;
+- ``claims``: every verdict of the report, with a margin, and the coverage of intervals (``claims.py``);
+- ``looks``: the seeds that studies need until they are decided, and the intervals at their end.
+
+The exit code is 1 if false alarms exceed 5 % and three standard errors, in a kind of studies for which error rates are
+claimed."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import claims
 import numpy as np
+from judging import ALPHA, first_step
 from numpy.typing import NDArray
+from scipy import stats
+from sources import METRICS, SYNTHETIC, Source, collapses, pool, real
 
 from vitlab import statistics
 from vitlab.statistics import moderation
 from vitlab.statistics.stopping import stagewise_p
 
 Floats = NDArray[np.float64]
-ALPHA = 0.05
 CELLS = ((3, 1), (3, 3), (3, 5), (3, 10), (3, 20), (5, 5), (5, 10), (10, 5), (10, 10), (20, 20))
 """Seeds and comparisons."""
-LOOKS = (((5, 10), 1), ((5, 10), 10), ((3, 6, 9, 12), 1), ((3, 6, 9, 12), 5), (tuple(range(3, 13)), 5))
+EVERY_SEED = tuple(range(3, 13))
+LOOKS = (((5, 10), 1), ((5, 10), 10), ((3, 6, 9, 12), 1), ((3, 6, 9, 12), 5), (EVERY_SEED, 1), (EVERY_SEED, 5))
 LOOKS += ((tuple(range(3, 31, 3)), 1), (tuple(range(3, 31, 3)), 10))
 """Seeds at each look, and comparisons."""
 FUTILITY = 0.1  #: as in ``seeds: {until: decided}``
+FEW = 1000  #: studies where the sign-flip test of many seeds takes long
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics.md"
-UNCLAIMED = ("arms lognormal, baseline tight", "only arms collapse (10 %)")
-"""Kinds of studies for which error rates are not claimed."""
-STEPS = "steps of 1/360"  #: kinds whose metric has a step, 1 in their units
 END = "<!-- end -->"
 
 
-def families(draws: np.random.Generator, shape: tuple[int, int, int]) -> Iterator[tuple[str, Callable[[], Floats]]]:
-    """Yield kinds of studies: name, and a function that draws values."""
-    arms = shape[1]
-
-    def gaussian(spread: Floats | float = 1.0, rho: float = 0.0) -> Floats:
-        noise = draws.standard_normal(shape)
-        if rho:
-            seeds = draws.standard_normal((shape[0], 1, shape[2]))
-            noise = math.sqrt(1 - rho) * noise + math.sqrt(rho) * seeds
-        return np.asarray(noise * np.reshape(np.broadcast_to(spread, arms), (arms, 1)))
-
-    def spread(where: slice | int, size: float) -> Floats:
-        values = np.ones(arms)
-        values[where] = size
-        return values
-
-    def skewed() -> Floats:
-        return np.asarray(math.sqrt(math.e) - np.exp(draws.standard_normal(shape)))
-
-    def collapsing(share: float = 0.1, depth: float = 50.0) -> Floats:
-        return np.where(draws.random(shape) < share, -depth, draws.standard_normal(shape)) + share * depth
-
-    def only_arms(values: Floats) -> Floats:
-        return np.concatenate([0.1 * draws.standard_normal((shape[0], 1, shape[2])), values[:, 1:]], axis=1)
-
-    yield "Gaussian", gaussian
-    yield "Gaussian, seeds correlated 0.5", lambda: gaussian(rho=0.5)
-    yield "Gaussian, seeds correlated 0.9", lambda: gaussian(rho=0.9)
-    yield "t with 3 df", lambda: draws.standard_t(3, shape)
-    yield "lognormal, all arms alike", skewed
-    yield "10 % collapse, all arms alike", collapsing
-    yield "steps of 1/360, sd 7 steps", lambda: np.round(7 * gaussian() + 0.3)
-    yield "steps of 1/360, sd 1 step", lambda: np.round(gaussian() + 0.3)
-    yield "baseline spreads 2 x", lambda: gaussian(spread(0, 2))
-    yield "baseline spreads 4 x", lambda: gaussian(spread(0, 4))
-    yield "one arm spreads 2 x", lambda: gaussian(spread(1, 2))
-    yield "one arm spreads 4 x", lambda: gaussian(spread(1, 4))
-    yield "one arm spreads 10 x", lambda: gaussian(spread(1, 10))
-    yield "one arm spreads 100 x", lambda: gaussian(spread(1, 100))
-    yield "every other arm spreads 4 x", lambda: gaussian(spread(slice(1, None, 2), 4))
-    yield "the same, seeds correlated 0.5", lambda: gaussian(spread(slice(1, None, 2), 4), 0.5)
-    yield "every other arm spreads 10 x", lambda: gaussian(spread(slice(1, None, 2), 10))
-    yield "spreads from 1 to 4", lambda: gaussian(np.geomspace(1, 4, arms))
-    yield "arms lognormal, baseline tight", lambda: only_arms(skewed())
-    yield "only arms collapse (10 %)", lambda: only_arms(collapsing())
-
-
-def judge(values: Floats, quantum: float = 0.0, alpha: float = ALPHA) -> dict[str, tuple[Floats, Floats]]:
-    """Return the differences of every study and the bounds they have to exceed, for each kind of variance."""
-    mean = (values[:, 1:] - values[:, :1]).mean(axis=2)
-    own, moderated = statistics.detection_bounds(values, alpha, quantum / math.sqrt(6))
-    return {"own": (mean, own), "moderated": (mean, moderated)}
+def limit(studies: int) -> float:
+    """Return the largest share of false alarms that chance explains."""
+    return ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
 
 
 def false_alarms(studies: int, seed: int) -> tuple[list[list[str]], bool]:
-    """Return the first table, and whether every rate that is claimed holds."""
-    rows: dict[str, list[str]] = {}
-    valid, bound = True, ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
-    for n, m in CELLS:
-        draws = np.random.default_rng([seed, n, m])
-        for name, draw in families(draws, (studies, m + 1, n)):
-            judged = judge(draw(), float(name.startswith(STEPS))).values()
-            rates = [float((np.abs(mean) > limit).any(axis=1).mean()) for mean, limit in judged]
-            rows.setdefault(name, [name]).append(" / ".join(f"{100 * rate:.1f}" for rate in rates))
-            valid &= name in UNCLAIMED or rates[-1] <= bound
-            print(f"{n} seeds, {m} comparisons, {name}: {rows[name][-1]}", flush=True)
-    return [*rows.values()], valid
+    """Return the table of false alarms, and whether every rate that is claimed holds."""
+    rows, valid = [], True
+    for source in (*SYNTHETIC, *real()):
+        row = [source.name]
+        for n, m in CELLS:
+            draws = np.random.default_rng([seed, n, m, *source.name.encode()])
+            values = source.draw(draws, (studies, m + 1, n))
+            judged = first_step(values, source.quantum, source.sign).values()
+            rates = [float((np.abs(mean) > bound).any(axis=1).mean()) for mean, bound in judged]
+            row.append(" / ".join(f"{100 * rate:.1f}" for rate in rates))
+            valid &= not source.claimed or max(rates) <= limit(studies)
+        rows.append(row)
+        print(" | ".join(row), flush=True)
+    return rows, valid
 
 
 def detectable(studies: int, seed: int) -> list[list[str]]:
@@ -118,10 +74,10 @@ def detectable(studies: int, seed: int) -> list[list[str]]:
     for n, m in CELLS:
         draws = np.random.default_rng([seed, 7, n, m])
         values = draws.standard_normal((studies, m + 1, n))
-        judged = judge(values)
+        judged = first_step(values, 0.0)
         with mock.patch.object(moderation, "lower_prior_df", known_alike):
-            judged["known to be alike"] = judge(values)["moderated"]
-        sizes = [float(np.quantile(limit[:, 0] - mean[:, 0], 0.8)) for mean, limit in judged.values()]
+            judged["known to be alike"] = first_step(values, 0.0)["moderated"]
+        sizes = [float(np.quantile(bound[:, 0] - mean[:, 0], 0.8)) for mean, bound in judged.values()]
         rows.append([str(n), str(m), *(f"{size:.2f}" for size in sizes)])
         rows[-1] += [f"{sizes[0] / size:.2f}" for size in sizes[1:]]
     return rows
@@ -133,23 +89,30 @@ def known_alike(variances: Floats, n: int) -> Floats:
 
 
 def false_alarms_of_looks(studies: int, seed: int) -> tuple[list[list[str]], bool]:
-    """Return the third table, and whether every rate that is claimed holds."""
-    rows: dict[str, list[str]] = {}
-    valid, bound = True, ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
-    for sizes, m in LOOKS:
-        levels = statistics.sequential_levels(sizes, ALPHA, m)
-        draws = np.random.default_rng([seed, 11, m, *sizes])
-        for name, draw in families(draws, (studies, m + 1, sizes[-1])):
-            values, quantum = draw(), float(name.startswith(STEPS))
-            found = {kind: np.zeros(studies, bool) for kind in ("own", "moderated")}
-            for size, level in zip(sizes, levels, strict=True):
-                for kind, (mean, limit) in judge(values[:, :, :size], quantum, level).items():
-                    found[kind] |= (np.abs(mean) > limit).any(axis=1)
-            rates = [float(some.mean()) for some in found.values()]
-            rows.setdefault(name, [name]).append(" / ".join(f"{100 * rate:.1f}" for rate in rates))
-            valid &= name in UNCLAIMED or rates[-1] <= bound
-            print(f"looks at {sizes}, {m} comparisons, {name}: {rows[name][-1]}", flush=True)
-    return [*rows.values()], valid
+    """Return the table of false alarms of several looks, and whether every rate that is claimed holds."""
+    rows, valid = [], True
+    for source in (*SYNTHETIC, *real()):
+        row = [source.name]
+        for sizes, m in LOOKS:
+            count = FEW if source.collapses and sizes[-1] > 12 else studies
+            rates = _rates_of_looks(source, sizes, m, count, seed)
+            row.append(" / ".join(f"{100 * rate:.1f}" for rate in rates))
+            valid &= not source.claimed or max(rates) <= limit(count)
+        rows.append(row)
+        print(" | ".join(row), flush=True)
+    return rows, valid
+
+
+def _rates_of_looks(source: Source, sizes: tuple[int, ...], m: int, studies: int, seed: int) -> list[float]:
+    levels = statistics.sequential_levels(sizes, ALPHA, m)
+    draws = np.random.default_rng([seed, 11, m, *sizes, *source.name.encode()])
+    values = source.draw(draws, (studies, m + 1, sizes[-1]))
+    found = {kind: np.zeros(studies, bool) for kind in claims.KINDS}
+    for size, level in zip(sizes, levels, strict=True):
+        rest = np.flatnonzero(~np.logical_and.reduce([*found.values()]))
+        for kind, (mean, bound) in first_step(values[rest, :, :size], source.quantum, source.sign, level).items():
+            found[kind][rest] |= (np.abs(mean) > bound).any(axis=1)
+    return [float(some.mean()) for some in found.values()]
 
 
 def seeds_of_looks(studies: int, seed: int) -> list[list[str]]:
@@ -192,7 +155,7 @@ def seeds_of_looks(studies: int, seed: int) -> list[list[str]]:
 
 
 def errors_and_power(studies: int, seed: int) -> tuple[str, bool]:
-    """Return the first three tables as text, and whether every rate that is claimed holds."""
+    """Return the tables of false alarms and of detectable differences, and whether every rate that is claimed holds."""
     rows, valid = false_alarms(studies, seed)
     error = 100 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
     text = (
@@ -208,8 +171,56 @@ def errors_and_power(studies: int, seed: int) -> tuple[str, bool]:
     text += table(heads, detectable(studies, seed))
     more_rows, holds = false_alarms_of_looks(studies, seed)
     heads = [f"{sizes[0]} to {sizes[-1]} by {sizes[1] - sizes[0]}, x {m}" for sizes, m in LOOKS]
-    text += "\n\nThe first table for studies that are tested again while seeds are added, at a level for each look:\n\n"
+    text += (
+        "\n\nThe first table for studies that are tested again while seeds are added, at a level for each look (where "
+        f"seeds collapse, {FEW:,} studies of 30 seeds, standard error {100 * math.sqrt(ALPHA * (1 - ALPHA) / FEW):.1f}):\n\n"
+    )
     return text + table(["", *heads], more_rows), valid and holds
+
+
+def every_verdict(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the tables of all verdicts, and whether wrong claims are as rare as claimed."""
+    studies, valid, parts = max(1, studies // 5), True, []
+    for name, sizes in claims.DESIGNS.items():
+        rows = []
+        for source in (*SYNTHETIC, *real()):
+            numbers = claims.row(source, sizes, studies, seed)
+            rows.append([source.name, *claims.cells(numbers)])
+            valid &= not source.claimed or max(some[0] for some in numbers.values()) <= 100 * limit(studies)
+            print(" | ".join(rows[-1]), flush=True)
+        keep = [at for at in range(len(claims.HEADS) + 1) if at <= len(claims.HEADS) - (len(sizes) == 1)]
+        heads = ["", *claims.HEADS]
+        parts.append(f"{name}:\n\n" + table([heads[at] for at in keep], [[row[at] for at in keep] for row in rows]))
+    error = 100 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
+    text = (
+        f"Every verdict, in percent: own / moderated, {studies:,} studies a row (standard error of 5 %: {error:.1f}). Five "
+        "arms are compared with a baseline, with a margin of two standard deviations of a seed. Four are equal to it, and "
+        "one is better by just the margin. A study makes a *wrong claim* if an equal arm is called better or worse, or the "
+        "other one equivalent, the same or worse. *Intervals hold* if all five contain the true differences. Other "
+        "columns are shares of comparisons.\n\n"
+    )
+    return text + "\n\n".join(parts), valid
+
+
+def shapes(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the table of the real values; it draws nothing."""
+    rows = []
+    frame = pool()
+    for arm in pool()["val/accuracy"].columns:
+        row = [str(arm), f"{frame[METRICS[0], arm].count():,}"]
+        for metric in METRICS:
+            values = frame[metric, arm].dropna().to_numpy(dtype=float)
+            scale = 1 if metric == "val/loss" else 100
+            lost = collapses(values, -1 if metric == "val/loss" else 1).mean()
+            numbers = [scale * values.mean(), scale * values.std(ddof=1), stats.skew(values), stats.kurtosis(values)]
+            row.append(", ".join(f"{number:.3g}" for number in numbers) + f", {100 * lost:.1f} %")
+        rows.append(row)
+    text = (
+        f"The pool: {sum(frame[METRICS[0]].count()):,} trainings. Mean, "
+        "standard deviation, skewness, excess kurtosis, and the share of collapsed seeds (10 robust standard deviations "
+        "beyond the median); accuracies in percent.\n\n"
+    )
+    return text + table(["setting", "seeds", *METRICS], rows), True
 
 
 def looks(studies: int, seed: int) -> tuple[str, bool]:
@@ -232,7 +243,7 @@ def looks(studies: int, seed: int) -> tuple[str, bool]:
     return text + table(heads, seeds_of_looks(studies, seed)), True
 
 
-SECTIONS = {"errors": errors_and_power, "looks": looks}
+SECTIONS = {"pool": shapes, "errors": errors_and_power, "claims": every_verdict, "looks": looks}
 """Parts of the page, each between a comment with its name and the next comment."""
 
 

@@ -35,10 +35,12 @@ from vitlab.statistics.family import power as power
 from vitlab.statistics.family import simultaneous_alpha as simultaneous_alpha
 from vitlab.statistics.moderation import Moderated as Moderated
 from vitlab.statistics.moderation import detection_bounds as detection_bounds
+from vitlab.statistics.moderation import first_step_bounds as first_step_bounds
 from vitlab.statistics.moderation import max_t_p as max_t_p
 from vitlab.statistics.moderation import max_t_quantile as max_t_quantile
 from vitlab.statistics.moderation import moderate as moderate
 from vitlab.statistics.moderation import step_down as step_down
+from vitlab.statistics.moderation import study_errors as study_errors
 from vitlab.statistics.replicates import BCA_FROM as BCA_FROM
 from vitlab.statistics.replicates import Contrast as Contrast
 from vitlab.statistics.replicates import Mean as Mean

@@ -33,7 +33,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from vitlab.statistics.replicates import NAN, Floats, finite, root, rounding_of, t_quantile
+from vitlab.statistics.replicates import NAN, Floats, finite, root, rounding_of
 
 MIN_ARMS = 5  #: with fewer comparisons, false alarms exceed alpha where spreads differ tenfold
 MIN_SHARING = 4  #: fewest arms that share once others are left out
@@ -41,6 +41,7 @@ MIN_SEEDS = 3  #: two seeds say too little about an arm's spread
 MAX_WILD = 0.25  #: largest share of arms that are left out; one arm may always be
 WILD_LEVEL = 1e-3  #: chance that an arm is left out whose spread is that of most arms
 PRIOR_CONFIDENCE = 0.98  #: confidence that ``prior_df`` is at least what is used
+MIN_SPREAD = 1e-9  #: of differences in simulated studies; those below it do not scatter
 DRAWS = 4000  #: simulated studies from which the quantile of the spread of log variances is taken
 
 
@@ -121,6 +122,44 @@ def moderated_errors(values: Floats, reference: Floats) -> tuple[Floats, Floats,
     return np.sqrt(np.maximum(total, differences) / n), df.min(axis=-1), loadings, prior_df[..., 0]
 
 
+def study_errors(
+    values: Floats, spread: float = 0.0, paired: npt.NDArray[np.bool_] | None = None
+) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
+    """Return the standard errors of differences from the baseline in simulated studies, as :func:`moderate` does.
+
+    Args:
+        values: of studies along the first axis, of the baseline and the arms along the second, at seeds.
+        spread: least standard deviation of a difference, that of rounding.
+        paired: comparisons of each study that may share; by default all whose differences scatter.
+
+    Returns:
+        Own and moderated standard errors of each comparison, the degrees of freedom of the latter, and whether all
+        comparisons of a study share.
+    """
+    m, n = values.shape[1] - 1, values.shape[2]
+    own_sd = (values[:, 1:] - values[:, :1]).std(axis=2, ddof=1)
+    own = np.maximum(own_sd, spread) / math.sqrt(n)
+    se, df, joint = own.copy(), np.full(own.shape, n - 1.0), np.zeros(len(own), bool)
+    usable = own_sd > MIN_SPREAD if paired is None else paired & (own_sd > MIN_SPREAD)
+    for count in range(MIN_ARMS, m + 1) if n >= MIN_SEEDS else ():
+        studies = np.flatnonzero(usable.sum(axis=1) == count)
+        places = np.argsort(~usable[studies], axis=1, kind="stable")[:, :count]
+        shares = ~wild_arms(values[studies[:, None], 1 + places]) if len(studies) else np.zeros((0, count), bool)
+        for size in range(max(MIN_SHARING, count - max(1, int(MAX_WILD * count))), count + 1):
+            some = np.flatnonzero(shares.sum(axis=1) == size)
+            if not len(some):
+                continue
+            within = np.argsort(~shares[some], axis=1, kind="stable")[:, :size]
+            rows, columns = studies[some][:, None], np.take_along_axis(places[some], within, axis=1)
+            with np.errstate(divide="ignore", invalid="ignore"):  # an arm without residuals
+                shared, shared_df, _, _ = moderated_errors(values[rows, 1 + columns], values[rows[:, 0], 0])
+            known = np.isfinite(shared) & np.isfinite(shared_df)[:, None]
+            se[rows, columns] = np.where(known, np.maximum(shared, own[rows, columns]), own[rows, columns])
+            df[rows, columns] = np.where(known, shared_df[:, None], n - 1.0)
+            joint[rows[:, 0]] = known.all(axis=1) & (size == m)
+    return own, se, df, joint
+
+
 def detection_bounds(values: Floats, alpha: float, spread: float = 0.0) -> tuple[Floats, Floats]:
     """Return the size that each difference from the baseline has to exceed, with own and with moderated variances.
 
@@ -128,31 +167,29 @@ def detection_bounds(values: Floats, alpha: float, spread: float = 0.0) -> tuple
     correlate by 0.5.  Differences without spread have an infinite bound, as the sign-flip test decides on them.
 
     Args:
-        values: of simulated studies along the first axis, of the baseline and the arms along the second, at seeds.
+        values: see :func:`study_errors`.
         alpha: family-wise level.
-        spread: least standard deviation of a difference, that of rounding.
+        spread: see :func:`study_errors`.
     """
-    m, n = values.shape[1] - 1, values.shape[2]
-    own_sd = (values[:, 1:] - values[:, :1]).std(axis=2, ddof=1)
-    without_spread = own_sd <= 1e-9
-    own_se = np.maximum(own_sd, spread) / math.sqrt(n)
-    own = np.where(without_spread, np.inf, own_se * t_quantile(1 - alpha / 2 / m, n - 1))
-    bounds = own.copy()
-    if m < MIN_ARMS or n < MIN_SEEDS:
-        return own, bounds
-    shares = ~wild_arms(values[:, 1:])
-    shares[without_spread.any(axis=1)] = False
-    for arms in range(max(MIN_SHARING, m - max(1, int(MAX_WILD * m))), m + 1):
-        studies = np.flatnonzero(shares.sum(axis=1) == arms)
-        if len(studies):
-            places = np.argsort(~shares[studies], axis=1, kind="stable")[:, :arms]
-            with np.errstate(divide="ignore", invalid="ignore"):  # an arm without residuals
-                se, df, _, _ = moderated_errors(values[studies[:, None], 1 + places], values[studies, 0])
-            together = _critical_values(m, alpha) if arms == m else _critical_values(1, alpha / m)
-            limits = np.maximum(se, own_se[studies[:, None], places]) * np.exp(np.interp(1 / df, *together))[:, None]
-            alone = own[studies[:, None], places]
-            bounds[studies[:, None], places] = np.where(np.isfinite(limits), limits, alone)
-    return own, bounds
+    own, se, df, joint = study_errors(values, spread)
+    without_spread = (values[:, 1:] - values[:, :1]).std(axis=2, ddof=1) <= MIN_SPREAD
+    alone = first_step_bounds(own, np.full(own.shape, values.shape[2] - 1.0), np.zeros(len(own), bool), alpha)
+    shared = first_step_bounds(se, df, joint, alpha)
+    return np.where(without_spread, np.inf, alone), np.where(without_spread, np.inf, shared)
+
+
+def first_step_bounds(se: Floats, df: Floats, joint: npt.NDArray[np.bool_], alpha: float) -> Floats:
+    """Return the size that each difference has to exceed at the first step of the correction, see :func:`study_errors`.
+
+    It is that of the largest of correlated t statistics where all comparisons of a study share, else Bonferroni's.
+    """
+    from scipy.special import stdtrit
+
+    m = se.shape[1]
+    bounds = se * stdtrit(df, 1 - alpha / 2 / m)
+    if joint.any():
+        bounds[joint] = se[joint] * np.exp(np.interp(1 / df[joint], *_critical_values(m, alpha)))
+    return np.asarray(bounds)
 
 
 @lru_cache
