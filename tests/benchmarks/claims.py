@@ -26,10 +26,11 @@ COMPARISONS = 5
 DESIGNS = {"10 seeds": (10,), "3 to 12 seeds, a look after every one": tuple(range(3, 13))}
 MARGIN_SD = 2.0  #: margin in standard deviations of a seed
 CHECKED = 1  #: studies of each row whose verdicts are compared with the report's own
+OF_MEAN = "interval of a mean holds"
 HEADS = (
     "wrong claims",
     "intervals hold",
-    "interval of a mean holds",
+    OF_MEAN,
     "equal: better or worse",
     "equal: equivalent",
     "equal: same",
@@ -134,6 +135,6 @@ def _numbers(outcome: Outcome, of_mean: NDArray[np.bool_]) -> list[float]:
 
 
 def cells(numbers: Mapping[str, list[float]]) -> list[str]:
-    """Return the cells of a row: own / moderated."""
-    both = zip(*(numbers[kind] for kind in KINDS), strict=True)
-    return [" / ".join("-" if math.isnan(one) else f"{one:.1f}" for one in pair) for pair in both]
+    """Return the cells of a row: own / moderated, or one number where the variance does not matter."""
+    both = zip(HEADS, *(numbers[kind] for kind in KINDS), strict=True)
+    return [f"{own:.1f}" if head == OF_MEAN else f"{own:.1f} / {shared:.1f}" for head, own, shared in both]

@@ -176,7 +176,7 @@ def real() -> tuple[Source, ...]:
         _of_pool("stable arms, mixed", "val/accuracy", STABLE),
         _of_pool("stable arms, mixed, test", "test/accuracy", STABLE),
         _of_pool("stable arms, mixed, loss", "val/loss", STABLE),
-        _of_pool("all arms, mixed", "val/accuracy", (*STABLE, *RISKY)),
+        _of_pool("all arms, mixed", "val/accuracy", (*STABLE, *RISKY), claimed=False),
         _of_pool("baseline long, arms sgd_high_rate", "val/accuracy", ("long", *["sgd_high_rate"] * 20), claimed=False),
         _of_pool(
             "baseline long, arms sgd_higher_rate", "val/accuracy", ("long", *["sgd_higher_rate"] * 20), claimed=False

@@ -42,6 +42,7 @@ LOOKS += ((tuple(range(3, 31, 3)), 1), (tuple(range(3, 31, 3)), 10))
 """Seeds at each look, and comparisons."""
 FUTILITY = 0.1  #: as in ``seeds: {until: decided}``
 FEW = 1000  #: studies where the sign-flip test of many seeds takes long
+DETECTED = 10_000  #: least number of studies from which the detectable difference is taken, a quantile
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics.md"
 END = "<!-- end -->"
 
@@ -110,6 +111,8 @@ def _rates_of_looks(source: Source, sizes: tuple[int, ...], m: int, studies: int
     found = {kind: np.zeros(studies, bool) for kind in claims.KINDS}
     for size, level in zip(sizes, levels, strict=True):
         rest = np.flatnonzero(~np.logical_and.reduce([*found.values()]))
+        if not len(rest):
+            break
         for kind, (mean, bound) in first_step(values[rest, :, :size], source.quantum, source.sign, level).items():
             found[kind][rest] |= (np.abs(mean) > bound).any(axis=1)
     return [float(some.mean()) for some in found.values()]
@@ -168,7 +171,7 @@ def errors_and_power(studies: int, seed: int) -> tuple[str, bool]:
         "not correlated):\n\n"
     )
     heads = ["seeds", "comparisons", "own", "moderated", "known to be alike", "own / moderated", "own / known"]
-    text += table(heads, detectable(studies, seed))
+    text += table(heads, detectable(max(studies, DETECTED), seed))
     more_rows, holds = false_alarms_of_looks(studies, seed)
     heads = [f"{sizes[0]} to {sizes[-1]} by {sizes[1] - sizes[0]}, x {m}" for sizes, m in LOOKS]
     text += (
