@@ -47,7 +47,7 @@ SEEDS, ARMS, ALPHA = (3, 5, 10), (1, 5, 20), 0.05
 BUGGED, MARGINS = (5, 10, 20), (None, 0.03)  #: seeds, and margins, by which bugs are judged; None is the default
 LOOKS = ((3, 6), (5, 10))  #: seeds of the first look, and of the second
 METRIC = "val/accuracy"
-STUDIED = ("learned", "no_position")  #: arms of the pool that are judged as one study
+STUDIED = ("gate", "gate_no_position")  #: arms of the pool that are judged as one study
 
 Floats = NDArray[np.float64]
 Source = Callable[[int, int], Floats]
