@@ -138,6 +138,26 @@ def test_interval_after_stopping_has_its_level(effect: float) -> None:
     assert (p < 0.5).mean() == pytest.approx(0.5, abs=0.06), "the estimate is the median"
 
 
+def test_interval_after_stopping_contains_the_mean_if_earlier_looks_had_larger_errors() -> None:
+    """With t = 30, earlier looks would have been significant, had their errors been like that of the last."""
+    sizes = tuple(range(3, 13))
+    levels = tuple(level / 5 for level in sequential_levels(sizes, 0.05, 5))
+    estimate, low, high = after_stopping(3.0, 0.1, 6.0, sizes, levels, 4)
+    half = 0.1 * stats.t.isf(levels[4] / 2, 6)
+    assert (estimate, low, high) == (3.0, pytest.approx(3 - half), pytest.approx(3 + half))
+
+    # Differences of 3 whose error is judged four times too large until 5 pairs are there, and then as it is.
+    draws, covered = np.random.default_rng(2), 0
+    for values in 3 + 0.3 * draws.standard_normal((300, 12)):
+        for look, size in enumerate(sizes):
+            mean, se = values[:size].mean(), stats.sem(values[:size]) * (4 if size < 6 else 1)
+            if abs(mean) > stats.t.isf(levels[look] / 2, size - 1) * se or size == 12:
+                _, low, high = after_stopping(mean, se, size - 1, sizes, levels, look)
+                covered += low <= 3 <= high
+                break
+    assert covered / 300 >= 0.99 - 3 * math.sqrt(0.01 * 0.99 / 300)
+
+
 def test_seeds_until_decided_have_their_forms() -> None:
     def seeds(value: Any) -> Any:
         base = {"data": "digits", "model": "vit", "train": {"steps": 1}}

@@ -90,8 +90,12 @@ def _holds(
         inside = np.zeros(len(se), bool)
         for one, (d, error, free, shift) in enumerate(zip(difference, se, np.round(df, 1), true, strict=True)):
             if error > 0:
-                p = stagewise_p(sizes, alone, look, (d - shift) / error, shift / error, free)
-                inside[one] = abs(p - 0.5) < 0.5 - _half_level(sizes, alone, free)
+                to_truth, to_mean = (
+                    abs(stagewise_p(sizes, alone, look, (d - at) / error, at / error, free) - 0.5) for at in (shift, d)
+                )
+                reach = 0.5 - _half_level(sizes, alone, free)
+                of_look = abs(d - shift) <= statistics.t_quantile(1 - alone[look] / 2, free) * error
+                inside[one] = to_truth < reach if to_mean < reach else of_look
     return np.where(compared.exact[ends], math.nan, inside)
 
 

@@ -36,7 +36,9 @@ def after_stopping(
 ) -> tuple[float, float, float]:
     """Return the median-unbiased estimate of a difference after looks, and the lower and upper end of its interval.
 
-    The interval has the level of all looks together.
+    The interval has the level of all looks together.  If it does not contain the mean difference, the comparison would
+    have ended earlier, had its standard error been that of this look; it was larger, as variances were shared then.
+    The estimate is then the mean, and the interval that of the test at this look, which holds at all looks at once.
 
     Args:
         difference: mean difference of the pairs at the look at which the comparison ended.
@@ -62,7 +64,11 @@ def after_stopping(
             width *= 2
         return se * root(excess, t - width, t + width)
 
-    return difference_at(0.5), difference_at(level / 2), difference_at(1 - level / 2)
+    low, high = difference_at(level / 2), difference_at(1 - level / 2)
+    if not low <= difference <= high:
+        half = t_quantile(1 - levels[look] / 2, df) * se
+        return difference, difference - half, difference + half
+    return difference_at(0.5), low, high
 
 
 def stagewise_p(
