@@ -128,6 +128,13 @@ class Model(nn.Module):
         return dict(state)
 
 
+def head_names(model: Model) -> set[str]:
+    """Return the names of the entries of a model's state in its last layer."""
+    layers = {name: model.layer_of(name) for name in model.state_dict()}
+    last = max(layers.values())
+    return {name for name, layer in layers.items() if layer == last}
+
+
 def digest(state: State) -> str:
     """Return the SHA-256 over names, dtypes, shapes and bytes, sorted by name."""
     sha256 = hashlib.sha256()

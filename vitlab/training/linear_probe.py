@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, head_names
 from vitlab.training.features import classifiers, inputs_of
-from vitlab.weights.transfer import head_names
 
 MIN_STD = 1e-5
 """Added to the deviation of every feature, to avoid division by zero for constant features."""

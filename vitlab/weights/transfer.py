@@ -25,7 +25,7 @@ from vitlab.components.position.contract import resample_grid
 from vitlab.components.position.together import Together
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry, Pair
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, head_names
 from vitlab.registry import ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
@@ -72,13 +72,6 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     if how.freeze == "body":
         model.freeze(head_names(model))
     return _option_differences(model, source, how)
-
-
-def head_names(model: Model) -> set[str]:
-    """Return the names of the entries of a model's state in its last layer."""
-    layers = {name: model.layer_of(name) for name in model.state_dict()}
-    last = max(layers.values())
-    return {name for name, layer in layers.items() if layer == last}
 
 
 def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:

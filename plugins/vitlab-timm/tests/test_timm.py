@@ -19,12 +19,13 @@ from vitlab.driver.smoke import smoke
 from vitlab.errors import OptionError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models import model
+from vitlab.models.contract import head_names
 from vitlab.models.cost import cost_of
 from vitlab.runner.models import load_model
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.testing import check_component
-from vitlab.weights.transfer import head_names, start_from
+from vitlab.weights.transfer import start_from
 
 torchvision()
 import timm  # noqa: E402  # what it imports needs help first

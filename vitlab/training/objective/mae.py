@@ -25,14 +25,13 @@ from vitlab.data.batches import Batch
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models.anatomy import Anatomy
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, head_names
 from vitlab.models.vit import ViT
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
 from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weights, objective
-from vitlab.weights.transfer import head_names
 
 VARIANCE_EPS = 1e-6
 """Added to the variance of a patch's pixels, as in the authors' code."""
