@@ -212,9 +212,8 @@ def options() -> list[Any]:
                 choice = small.get(entry.name, entry.name)
                 cases.append(pytest.param({**plain, name: choice}, {}, id=f"{name}-{entry.name}"))
         if name == "block":
-            plain["depth"] = (
-                1  # of the other parts, only windows and the factor of differential attention vary with depth
-            )
+            # Of the other parts, only windows and the factor of differential attention vary with depth.
+            plain["depth"] = 1
     if "windowed" in slot("attention").names():  # a grid of 4 x 4 has smaller windows, which differ between blocks
         shifted = {"attention": {"type": "windowed", "window": 3}, "patch_size": 2, "depth": 2}
         cases.append(pytest.param({**plain, **shifted}, {}, id="windows-shifted"))
