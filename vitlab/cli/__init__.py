@@ -85,9 +85,6 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not context.resilient_parsing:
             raise click.UsageError(f"no command called '{args[0]}'.{nearest(args[0], COMMANDS)}", context)
-        if args and args[0] in READING and garbage.isenabled():
-            garbage.disable()
-            context.call_on_close(garbage.enable)
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -102,12 +99,14 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the ``vitlab`` command and exit with its code."""
+    """Run the ``vitlab`` command of this process and exit with its code."""
     if "_VITLAB_COMPLETE" in os.environ:  # VARIABLE of vitlab.cli.completion
         from vitlab.cli import completion
 
         completion.answer()
         return
+    if sys.argv[1:] and sys.argv[1] in READING:
+        garbage.disable()  # for the rest of the process; enabling it would collect once more at the end
     try:
         code = cli.main(standalone_mode=False)  # the argument of Context.exit, which click returns
     except click.ClickException as error:
