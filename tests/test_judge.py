@@ -23,6 +23,7 @@ from vitlab.plan.values import Looks
 from vitlab.report import render_between
 from vitlab.report.comparison import summary
 from vitlab.report.external import judge
+from vitlab.report.external_table import read_table
 from vitlab.spec import Analysis
 
 GALLERY = Path(__file__).parents[1] / "docs" / "pages" / "gallery"
@@ -40,7 +41,7 @@ def long(arms: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 
 def notes_of(path: Path, **options: Any) -> str:
-    return "\n".join(judge(path, **{"metric": "acc", "arm": "model", "seed": "run", **options}).notes)
+    return "\n".join(judge(read_table(path), **{"metric": "acc", "arm": "model", "seed": "run", **options}).notes)
 
 
 def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
         tmp_path / "wide.csv", index=False
     )
     for name, arm in (("r.parquet", "arm"), ("r.jsonl", "arm"), ("wide.csv", None)):
-        again = judge(tmp_path / name, metric="val/accuracy", arm=arm, seed="seed").document()
+        again = judge(read_table(tmp_path / name), metric="val/accuracy", arm=arm, seed="seed").document()
         assert again["answers"] == own["answers"]
         assert [row["p"] for row in again["arms"]] == [row["p"] for row in judged["arms"]]
 
@@ -88,11 +89,11 @@ def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> Non
     own = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     file, metric = tmp_path / "results.csv", own["analysis"]["metric"]
     pd.read_parquet(folder / "results.parquet").to_csv(file, index=False)
-    judged = judge(file, metric=metric, arm="arm", seed="seed", baselines="baseline").document()
+    judged = judge(read_table(file), metric=metric, arm="arm", seed="seed", baselines="baseline").document()
     assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
     baselines = [row["arm"] for row in own["arms"] if row["baseline"] is None]
     if len(baselines) == 1:
-        again = judge(file, metric=metric, arm="arm", seed="seed", baseline=baselines[0]).document()
+        again = judge(read_table(file), metric=metric, arm="arm", seed="seed", baseline=baselines[0]).document()
         assert again["arms"] == judged["arms"]
 
 
@@ -107,7 +108,9 @@ def test_shipped_study_of_tuned_arms_is_judged_to_last_digit_but_for_the_tuning(
     file = tmp_path / "results.csv"
     frame.to_csv(file, index=False)
     analysis = plan.analysis
-    judged = judge(file, metric=analysis.metric, arm="arm", seed="seed", baselines="baseline", margin=analysis.margin)
+    judged = judge(
+        read_table(file), metric=analysis.metric, arm="arm", seed="seed", baselines="baseline", margin=analysis.margin
+    )
     assert equal_but_for(own, judged.document()["arms"], {"exploratory"})
     assert any(row["test"] == "moderated t" for row in own)
 
@@ -120,7 +123,7 @@ def test_baselines_may_be_numbers_beside_empty_cells(tmp_path: Path, suffix: str
         frame.to_json(file, orient="records", lines=True)
     else:
         frame.to_csv(file, index=False) if suffix == "csv" else frame.to_parquet(file)
-    arms = judge(file, metric="acc", arm="depth", seed="seed", baselines="of").document()["arms"]
+    arms = judge(read_table(file), metric="acc", arm="depth", seed="seed", baselines="of").document()["arms"]
     assert [row["baseline"] for row in arms] == [None, "6"]
 
 
@@ -149,7 +152,9 @@ def test_study_of_many_arms_or_with_margin_is_judged_to_last_digit(tmp_path: Pat
         own = document(plan, store)
         file = tmp_path / "results.csv"
         file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
-        judged = judge(file, metric="val/accuracy", arm="arm", seed="seed", margin=analysis.margin).document()
+        judged = judge(
+            read_table(file), metric="val/accuracy", arm="arm", seed="seed", margin=analysis.margin
+        ).document()
         assert {row["correction"] for row in own["arms"] if row["baseline"]} == {correction}
         assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
 
@@ -161,7 +166,7 @@ def test_study_until_decided_is_judged_to_last_digit(tmp_path: Path) -> None:
     own = document(plan, store)
     file = tmp_path / "results.csv"
     file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
-    judged = judge(file, metric="val/accuracy", arm="arm", seed="seed").document()
+    judged = judge(read_table(file), metric="val/accuracy", arm="arm", seed="seed").document()
     of_looks = {"look", "looks", "decidable", "p_corrected", "detectable", "seeds_needed", "bca_low", "bca_high"}
     of_looks |= {"difference", "difference_low", "difference_high"}
     [mine, theirs] = [[row for row in doc["arms"] if row["arm"] == "position=sincos2d"] for doc in (own, judged)]
@@ -179,7 +184,7 @@ def test_published_table_with_known_answer(tmp_path: Path) -> None:
     second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
     file = tmp_path / "sleep.csv"
     pd.DataFrame({"ID": range(1, 11), "1": first, "2": second}).to_csv(file, index=False)
-    judged = judge(file, metric="extra", seed="ID", baseline="2").document()
+    judged = judge(read_table(file), metric="extra", seed="ID", baseline="2").document()
     [row] = [row for row in judged["arms"] if row["arm"] == "1"]
     assert row["difference"] == pytest.approx(-1.58, abs=1e-9) and row["pairs"] == 10
     assert (row["difference_low"], row["difference_high"]) == pytest.approx((-2.4598858, -0.7001142), abs=5e-8)
@@ -207,7 +212,7 @@ def test_percent_unequal_seeds_and_missing_values_are_reported(tmp_path: Path) -
     text = notes_of(file)
     assert "'acc' is in percent: values reach 94.1." in text
     assert "seeds 3, 4 have a value in one of the two alone" in text and "no value of b, seed 3." in text
-    doc = judge(file, metric="acc", arm="model", seed="run").document()
+    doc = judge(read_table(file), metric="acc", arm="model", seed="run").document()
     difference = np.mean([94.0 - 93.1, 94.1 - 93.4, 93.7 - 92.8]) / 100
     assert doc["arms"][1]["difference"] == pytest.approx(difference)
     assert "points above a" in doc["answers"][0]
@@ -258,7 +263,7 @@ def test_seeds_of_any_kind_pair_the_arms(tmp_path: Path, seeds: list[Any]) -> No
             for i, seed in enumerate(seeds)]  # fmt: skip
     file = tmp_path / "r.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    arms = judge(file, metric="acc", arm="model", seed="run").document()["arms"]
+    arms = judge(read_table(file), metric="acc", arm="model", seed="run").document()["arms"]
     assert [row["pairs"] for row in arms if row["arm"] == "b"] == [3]
 
 
@@ -285,7 +290,9 @@ def test_report_names_the_metric_as_the_table_does(tmp_path: Path, column: str, 
     """A table does not say which split a column is of, so that the report names none."""
     arms = {"a": BASE, "b": [value - 0.02 for value in BASE[::-1]]}
     rows = [{column if name == "acc" else name: value for name, value in row.items()} for row in long(arms)]
-    text = render_between(judge(table(tmp_path / "r.csv", rows), metric=column, arm="model", seed="run"), "md")
+    text = render_between(
+        judge(read_table(table(tmp_path / "r.csv", rows)), metric=column, arm="model", seed="run"), "md"
+    )
     assert f"| {title} |" in text and not re.search(r"\bval\b", text)
     shown = "metric/params" if column == "params" else column
     assert f"\n{shown}: higher is better." in text

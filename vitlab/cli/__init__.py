@@ -29,7 +29,7 @@ COMMANDS = {
     "studies": "list the studies that have been run, and their versions",
     "report": "print or write the report of a study",
     "compare": "compare the arms of two studies",
-    "judge": "judge a table of results from elsewhere",
+    "judge": "judge a table of results, or an MLflow experiment",
     "logs": "print what a trial wrote",
     "gc": "delete results of older code",
     "list": "list the slots, the components of one, or the studies that come with vitlab",

@@ -1,4 +1,4 @@
-"""``vitlab judge``: a report on a table of results that other programs have trained."""
+"""``vitlab judge``: a report on results that other programs have trained, in a table or in MLflow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from vitlab.cli.compare import FORMATS
 from vitlab.cli.options import format_option
@@ -24,8 +25,13 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+def _complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete the path of a table."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 @click.command()
-@click.argument("table", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("results", shell_complete=_complete_file)
 @click.option("--metric", required=True, help="Column of the metric; of a table with a column per arm, its name.")
 @click.option("--arm", help="Column of the arms. Without it, every column is an arm and every row a seed.")
 @click.option("--seed", help="Column of the seeds, which pair the arms. Without it, long tables are not paired.")
@@ -43,7 +49,7 @@ class FiniteRange(click.FloatRange):
 @click.option("--images", type=click.IntRange(1), help="Images that the metric counts: one is its smallest step.")
 @format_option(FORMATS)
 def command(
-    table: Path,
+    results: str,
     metric: str,
     arm: str | None,
     seed: str | None,
@@ -55,13 +61,27 @@ def command(
     images: int | None,
     form: str,
 ) -> None:
-    """Judge the results in TABLE (.csv, .tsv, .parquet, .jsonl) as 'vitlab report' judges a study's.
+    r"""Judge RESULTS of other programs as 'vitlab report' judges a study's.
 
-    Every row is one training:  vitlab judge results.csv --arm model --seed seed --metric acc
+    RESULTS is a table (.csv, .tsv, .parquet, .jsonl) or an experiment of MLflow. Every row or run is one training:
+
+    \b
+    vitlab judge results.csv --arm model --seed seed --metric acc
+    vitlab judge sqlite:///mlflow.db#EXPERIMENT --arm model --seed seed --metric acc
+    vitlab judge http://HOST:5000/#/experiments/ID --arm model --seed seed --metric acc
+
+    The columns of an experiment are the parameters, tags and metrics of its runs, of which the last values count.
     """
     from vitlab.report import render_between
     from vitlab.report.external import judge
+    from vitlab.report.external_table import read_table, table_of_runs
 
+    if "://" in results:
+        from vitlab.trackers.experiment import read_experiment
+
+        table = table_of_runs(read_experiment(results), metric=metric, arm=arm, seed=seed, baselines=baselines)
+    else:
+        table = read_table(Path(results))
     comparison = judge(
         table,
         metric=metric,

@@ -37,6 +37,7 @@ SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 """Setting for a database file: a connection pool would keep a deleted file open as long as the process lives."""
 
 EMPTY = ("experiments", "runs")  #: tables of a template that have no rows
+ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
 PAGE = 100
 """Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
 
@@ -288,14 +289,20 @@ def experiment(
     return str(existing.experiment_id)
 
 
-def runs(client: Any, experiment_id: str) -> list[Any]:
-    """Return all runs of an experiment that are not deleted, the oldest first."""
+def runs(client: Any, experiment_id: str, selection: str = "", view: int = ACTIVE) -> list[Any]:
+    """Return all runs of an experiment, the oldest first.
+
+    Args:
+        client: MLflow's client.
+        experiment_id: id of the experiment.
+        selection: MLflow's filter.
+        view: MLflow's ``ViewType``; by default that of runs that are not deleted.
+    """
+    order = ["attributes.start_time ASC"]
     results: list[Any] = []
     token = None
     while True:
-        page = client.search_runs(
-            [experiment_id], max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token
-        )
+        page = client.search_runs([experiment_id], selection, view, PAGE, order, token)
         results += page
         token = page.token
         if not token:

@@ -1,0 +1,467 @@
+"""Tests of ``vitlab judge`` on experiments of MLflow, in a database, a folder and behind a server."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+
+import vitlab
+from vitlab.cli.judge import command
+from vitlab.errors import UserError
+from vitlab.report.external import judge
+from vitlab.report.external_table import Table, read_table, table_of_runs
+from vitlab.trackers import server, service
+from vitlab.trackers.experiment import Experiment, read_experiment
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+METRIC = "val/accuracy"
+VALUES = {"vit": [0.91, 0.92, 0.9, 0.93], "rope": [0.94, 0.95, 0.92, None], "none": [0.7, 0.72, 0.71, math.inf]}
+"""Values by arm and seed; one training failed, and one diverged."""
+VALIDATION = 288  #: validation images of the digits
+MANY = 1100  #: more runs than MLflow returns in an answer
+STUDY = """
+study: tiny
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2, position: learned}
+  train: {steps: 4, batch_size: 16, evaluations: 2}
+design: {one_at_a_time: {model.position: [none, sincos2d]}}
+seeds: 3
+run: {executor: inline}
+"""
+
+
+def client_of(uri: str) -> MlflowClient:
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def log_runs(client: MlflowClient, name: str) -> None:
+    """Log an experiment as a user's scripts leave it."""
+    experiment = client.create_experiment(name)
+    clock = itertools.count(1_700_000_000_000, 1000)
+
+    def log(run: str, status: str, values: list[float], parent: str = "", **names: Any) -> str:
+        tags = {"mlflow.parentRunId": parent} if parent else {}
+        identity = client.create_run(experiment, start_time=next(clock), run_name=run, tags=tags).info.run_id
+        for key in names.keys() & {"model"}:
+            client.log_param(identity, key, names[key])
+        for key in names.keys() & {"seed"}:
+            client.set_tag(identity, key, names[key])
+        # The last step counts, not what was logged last.
+        for step, value in sorted(enumerate(values), reverse=True):
+            client.log_metric(identity, METRIC, value, timestamp=next(clock), step=step)
+        if status != "RUNNING":
+            client.set_terminated(identity, status)
+        return str(identity)
+
+    log("prepare the data", "FINISHED", [])
+    sweep = log("sweep", "FINISHED", [0.1], model="vit", seed=0)
+    log("rope 2, out of memory", "FAILED", [0.2], model="rope", seed=2)
+    for arm, values in VALUES.items():
+        for seed, value in enumerate(values):
+            parent = sweep if arm == "vit" else ""
+            status = "FAILED" if value is None else "FINISHED"
+            log(f"{arm} {seed}", status, [0.5, 0.3 if value is None else value], parent, model=arm, seed=seed)
+    log("vit 8", "RUNNING", [0.99], model="vit", seed=8)
+    log("rope 8", "KILLED", [0.01], model="rope", seed=8)
+    log("no seed", "FINISHED", [0.5], model="none")
+    client.delete_run(log("vit 9", "FINISHED", [0.2], model="vit", seed=9))
+
+
+def log_many(client: MlflowClient, database: Path) -> None:
+    """Write copies of a run at once, which MLflow's client would take minutes for."""
+    first = client.create_run(client.create_experiment("many")).info.run_id
+    client.set_terminated(first)
+    runs = [f"{number:032d}" for number in range(MANY)]
+    with closing(sqlite3.connect(database)) as connection, connection:
+        names = [row[1] for row in connection.execute("pragma table_info(runs)")]
+        copied = ", ".join({"run_uuid": ":run", "start_time": ":start"}.get(name, name) for name in names)
+        connection.executemany(
+            f"insert into runs select {copied} from runs where run_uuid = :first",
+            [{"run": run, "start": number, "first": first} for number, run in enumerate(runs)],
+        )
+        connection.execute("delete from runs where run_uuid = ?", (first,))
+        for table, key in (("params", "model"), ("tags", "seed")):
+            rows = [("ab"[number % 2] if key == "model" else str(number // 2), run) for number, run in enumerate(runs)]
+            connection.executemany(
+                f"insert into {table} (key, value, run_uuid) values (?, ?, ?)", [(key, *row) for row in rows]
+            )
+        connection.executemany(
+            "insert into latest_metrics (key, value, timestamp, step, is_nan, run_uuid) values ('acc', ?, 0, 0, 0, ?)",
+            [(0.5 + number / 1e4, run) for number, run in enumerate(runs)],
+        )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an output folder with the database of a trained study and further experiments."""
+    folder = tmp_path_factory.mktemp("judge") / "out"
+    file = folder.with_name("tiny.yaml")
+    file.write_text(STUDY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        assert vitlab.run(file, out=folder).link
+    with service.quiet():
+        client = client_of(f"sqlite:///{folder / 'mlflow.db'}")
+        log_runs(client, "positions")
+        log_many(client, folder / "mlflow.db")
+        client.delete_experiment(client.create_experiment("gone"))
+        client.create_experiment("empty")
+        twice = client.create_experiment("twice")
+        for value in (0.5, 0.6):
+            run = client.create_run(twice, run_name=f"of {value}", tags={"seed": "0"}).info.run_id
+            client.log_param(run, "seed", "1")
+            client.log_param(run, "model", "a")
+            client.log_metric(run, "acc", value)
+            client.set_terminated(run)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def database(folder: Path) -> str:
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """Run MLflow's server on the database."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with server.running(folder, port=port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def mlruns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the URI of a folder that MLflow has written, which it refuses to do without its variable."""
+    folder = tmp_path_factory.mktemp("files") / "ml runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        uri = folder.as_uri()
+        log_runs(client_of(uri), "positions")
+        yield uri
+
+
+def page(address: str, database: str, name: str) -> str:
+    """Return the address of an experiment's page in the browser."""
+    return f"{address}/#/experiments/{client_of(database).get_experiment_by_name(name).experiment_id}"
+
+
+def contents(experiment: Experiment) -> list[tuple[Any, ...]]:
+    """Return runs without what differs between stores: ids, and how infinities are stored."""
+    names = {run.id: run.name for run in experiment.runs}
+    return [
+        (
+            run.name,
+            run.status,
+            run.started,
+            run.is_deleted,
+            dict(run.params),
+            {key: names.get(value, value) for key, value in run.tags.items()},
+            {key: min(value, sys.float_info.max) for key, value in run.metrics.items()},
+        )
+        for run in experiment.runs
+    ]
+
+
+def table_of(uri: str, **options: Any) -> Table:
+    return table_of_runs(read_experiment(uri), **{"metric": METRIC, "arm": "model", "seed": "seed", **options})
+
+
+def call(uri: str, *options: str) -> Result:
+    words = [uri, "--arm", "model", "--seed", "seed", "--metric", METRIC, *options]
+    return CliRunner().invoke(command, words)
+
+
+# -- stores -----------------------------------------------------------------------------------------------------------
+
+
+def test_database_and_folder_are_read_as_by_mlflow(database: str, mlruns: str) -> None:
+    for uri in (database, mlruns):
+        client = client_of(uri)
+        experiment = client.get_experiment_by_name("positions").experiment_id
+        expected = {
+            run.info.run_id: (
+                run.info.run_name,
+                run.info.status,
+                run.info.start_time,
+                run.info.lifecycle_stage == "deleted",
+                *(dict(part) for part in (run.data.params, run.data.tags, run.data.metrics)),
+            )
+            for run in client.search_runs([experiment], run_view_type=ViewType.ALL)
+        }
+        runs = read_experiment(f"{uri}#positions").runs
+        read = {
+            run.id: (
+                run.name,
+                run.status,
+                run.started,
+                run.is_deleted,
+                dict(run.params),
+                dict(run.tags),
+                dict(run.metrics),
+            )
+            for run in runs
+        }
+        assert len(expected) == 19 and read == expected
+        assert [run.started for run in runs] == sorted(run.started for run in runs)
+
+
+def test_every_store_gives_the_same_runs(database: str, mlruns: str, address: str) -> None:
+    reference = contents(read_experiment(f"{database}#positions"))
+    assert contents(read_experiment(f"{mlruns}#positions")) == reference
+    link = page(address, database, "positions")
+    pages = (link, f"{link}/runs?workflowType=machine_learning&viewStateShareKey=x", f"{address}#positions")
+    for uri in (*pages, link.replace(address, database)):
+        experiment = read_experiment(uri)
+        assert contents(experiment) == reference and experiment.name == "positions"
+
+
+def test_more_runs_than_fit_a_page_are_read_to_the_end(database: str, address: str) -> None:
+    for uri in (f"{database}#many", page(address, database, "many")):
+        rows = table_of(uri, metric="acc").rows
+        assert len(rows) == MANY and set(rows["model"]) == {"a", "b"}
+        assert rows["acc"].tolist() == [0.5 + number / 1e4 for number in range(MANY)]
+
+
+def test_filter_of_a_page_selects_its_runs_with_a_note(database: str, address: str) -> None:
+    link = f"{page(address, database, 'positions')}/runs?searchFilter=params.model+%21%3D+%22none%22&orderByKey="
+    table = table_of(link)
+    assert set(table.rows["model"]) == {"vit", "rope"}
+    assert 'Only runs that the filter of the address selects are judged: params.model != "none".' in table.notes
+    with pytest.raises(UserError, match=r"filter .* is applied by servers alone"):
+        read_experiment(link.replace(address, database))
+
+
+def test_older_database_is_read_and_not_upgraded(folder: Path, tmp_path: Path) -> None:
+    """MLflow's client would add the missing table, for which its version below has no name."""
+    file = tmp_path / "older.db"
+    file.write_bytes((folder / "mlflow.db").read_bytes())
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("drop table trace_tags")
+        connection.execute("update alembic_version set version_num = '90e64c465722'")
+    before = hashlib.sha256(file.read_bytes()).hexdigest()
+    file.chmod(0o444)
+    assert len(read_experiment(f"sqlite:///{file}#many").runs) == MANY
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["older.db"]
+
+
+# -- judgements -------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_judged_as_a_table_of_their_values(database: str, tmp_path: Path) -> None:
+    rows = [
+        {"model": arm, "seed": seed, METRIC: None if value is None else value}
+        for arm, values in VALUES.items()
+        for seed, value in enumerate(values)
+    ]
+    file = tmp_path / "results.csv"
+    pd.DataFrame(rows).to_csv(file, index=False)
+    expected = judge(read_table(file), metric=METRIC, arm="model", seed="seed", baseline="vit").document()
+    document = json.loads(call(f"{database}#positions", "--baseline", "vit", "--format", "json").stdout)
+    assert document["study"] == "positions"
+    ended = {"failed", "diverged"}  # a table does not say why a value is missing
+    assert [{key: value for key, value in row.items() if key not in ended} for row in document["arms"]] == [
+        {key: value for key, value in row.items() if key not in ended} for row in expected["arms"]
+    ]
+    assert document["answers"] == expected["answers"]
+    counts = {row["arm"]: (row["done"], row["failed"], row["diverged"]) for row in document["arms"]}
+    assert counts == {"vit": (4, 0, 0), "rope": (3, 1, 0), "none": (3, 0, 1)}
+
+
+def test_runs_that_do_not_count_are_named(database: str) -> None:
+    table = table_of(f"{database}#positions")
+    assert table.notes == (
+        "1 run left out, deleted in MLflow: vit 9.",
+        "Warning: 1 run left out, still running or never ended: vit 8.",
+        "Warning: 1 run left out, stopped before the end: rope 8.",
+        "1 run left out, without 'model': prepare the data.",
+        "1 run left out, without 'seed': no seed.",
+        "1 run left out, in favour of nested runs: sweep.",
+        "1 run left out, failed, and repeated with the same arm and seed: rope 2, out of memory.",
+        "The value of a failed run does not count: rope 3.",
+    )
+    text = call(f"{database}#positions", "--format", "md").stdout
+    assert all(note.removeprefix("Warning: ") in text for note in table.notes)
+    assert "no value of rope, seed 3; none, seed 3. They count as broken seeds." in text
+
+
+def test_unpaired_runs_need_no_seed(database: str) -> None:
+    table = table_of(f"{database}#positions", seed=None)
+    assert len(table.rows) == sum(map(len, VALUES.values())) + 2 and list(table.rows) == ["model", METRIC]
+    assert not any("repeated" in note or "'seed'" in note for note in table.notes)
+
+
+def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, address: str) -> None:
+    own = json.loads((folder / "studies/tiny/report/report.json").read_text(encoding="utf-8"))
+    needs_more = {"split_sd", "new_images_low", "new_images_high", "params", "macs", "wall_s", "images_per_s"}
+    compared = [name for name in own["arms"][0] if name not in needs_more and not name.startswith("test/")]
+    for metric, uri in itertools.product(
+        (METRIC, f"final/{METRIC}"), (f"{database}#tiny", page(address, database, "tiny"))
+    ):
+        table = table_of(uri, metric=metric, arm="arm")
+        assert len(table.rows) == 9 and "1 run left out, no trial of an arm: study tiny." in table.notes
+        document = judge(table, metric=metric, arm="arm", seed="seed", images=VALIDATION).document()
+        assert document["answers"] == own["answers"] or metric != METRIC
+        judged = {row["arm"]: row for row in document["arms"]}
+        assert len(judged) == 3
+        for row, name in itertools.product(own["arms"], compared):
+            value = judged[row["arm"]][name]
+            assert (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value) == row[name], name
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "message"),
+    [
+        ("", {}, "is a store of experiments; name one, as in sqlite:///{file}#NAME. Experiments: Default; "),
+        ("#position", {}, "no experiment 'position'. Did you mean 'positions'? Experiments: Default; "),
+        ("#/experiments/99", {}, "no experiment '99'. Experiments: Default; "),
+        ("#gone", {}, "experiment 'gone' is deleted; restore it in MLflow. Experiments: "),
+        ("#empty", {}, "#empty has no runs"),
+        ("#positions", {"arm": None}, "with --arm. Different between runs: model, seed."),
+        ("#positions", {"arm": "modle"}, "no parameter or tag 'modle'. Did you mean 'model'? Different between runs: "),
+        ("#positions", {"metric": "val/acuracy"}, "no metric 'val/acuracy'. Did you mean 'val/accuracy'? Metrics: "),
+        ("#positions", {"baselines": "of"}, "no parameter or tag 'of'."),
+        ("#twice", {"metric": "acc"}, "'seed' is a parameter and a tag, with different values; write params.seed or"),
+        (
+            "#twice",
+            {"metric": "acc", "seed": "tags.seed"},
+            "2 runs of arm 'a' with seed 0, with different values: of 0",
+        ),
+    ],
+)
+def test_mistake_is_refused_with_sentence(
+    folder: Path, database: str, place: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        table_of(f"{database}{place}", **options)
+    text = str(error.value)
+    assert message.format(file=folder / "mlflow.db") in text and text.startswith(database) and "\n" not in text
+
+
+def test_experiments_of_one_name_are_told_apart_by_their_pages(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}/meta.yaml").write_text(
+            f"experiment_id: '{number}'\nname: same\nlifecycle_stage: active\n"
+        )
+    uri = tmp_path.as_uri()
+    with pytest.raises(UserError) as error:
+        read_experiment(f"{uri}#same")
+    assert f"name one by its number: {uri}#/experiments/1, {uri}#/experiments/2" in str(error.value)
+    assert read_experiment(f"{uri}#/experiments/2") == Experiment("same", f"{uri}#same", ())
+
+
+def test_store_that_cannot_be_read_is_refused_with_sentence(tmp_path: Path, folder: Path, mlruns: str) -> None:
+    foreign, text = tmp_path / "foreign.db", tmp_path / "text.db"
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("create table other (name)")
+    text.write_text("no database")
+    here = folder / "mlflow.db"
+    for results, message in (
+        (f"sqlite:///{tmp_path}/none.db#x", f"{tmp_path}/none.db does not exist"),
+        (f"sqlite:///{foreign}#x", "is not an MLflow database: it holds another program's tables"),
+        (f"sqlite:///{text}#x", "is not an MLflow database: file is not a database"),
+        (f"file://{tmp_path}/none#x", f"file://{tmp_path}/none is not a folder; write file:///FOLDER#NAME"),
+        ("file://mlruns#x", "file://mlruns is read as on the host 'mlruns'; write file:///FOLDER#NAME"),
+        ("postgresql://me:hush@host/db#x", "postgresql://***@host/db: vitlab reads this database through its MLflow"),
+        ("ftp://host/db#x", "begins with 'ftp'"),
+        (f"{here}#tiny", f"For an experiment in MLflow's database, write sqlite:///{here}#tiny."),
+        (str(folder), f"For an experiment in MLflow's folder, write file://{folder}#NAME."),
+    ):
+        done = CliRunner().invoke(command, [results, "--metric", "acc", "--arm", "model"])
+        assert isinstance(done.exception, UserError) and message in str(done.exception)
+        assert "hush" not in str(done.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.db", "text.db"]
+
+
+def test_server_without_answer_is_one_sentence_without_password() -> None:
+    with socket.socket() as silent:  # accepts connections and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for port in (9, silent.getsockname()[1]):
+            with pytest.raises(UserError) as error:
+                read_experiment(f"http://me:hush@127.0.0.1:{port}/#/experiments/1")
+            expected = f"no answer from http://127.0.0.1:{port} within 2 s; check the address, and that the server runs"
+            assert str(error.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (401, "sign in", " refuses access; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or"),
+        (404, "not found", " cannot be read: API request to endpoint /api/2.0/mlflow/experiments/search failed"),
+        (200, "<html>", " cannot be read: API request to endpoint was successful but the response body was not"),
+    ],
+)
+def test_server_that_does_not_answer_as_mlflow_is_one_sentence(status: int, body: str, message: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{other.server_port}"
+        with pytest.raises(UserError) as error:
+            read_experiment(f"{address.replace('//', '//me:hush@')}/#/experiments/1")
+        other.shutdown()
+    text = str(error.value)
+    assert text.startswith(f"{address}{message}") and "hush" not in text and "\n" not in text
+
+
+def test_server_names_its_experiments_by_their_pages(address: str, database: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_experiment(address)
+    assert f"name one, as in {address}/#/experiments/ID. Experiments: 0 (Default); 1 (tiny); " in str(error.value)
+    with pytest.raises(UserError) as error:
+        read_experiment(f"{address}/#/models")
+    assert f"{address}#/models is not the page of an experiment; open the experiment in the browser" in str(error.value)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_command_imports_neither_torch_nor_mlflow_for_files(failing: bool, folder: Path) -> None:
+    uri = f"sqlite:///{folder / 'mlflow.db'}#{'position' if failing else 'positions'}"
+    code = (
+        "import sys; from vitlab import cli; "
+        f"sys.argv = ['vitlab', 'judge', {uri!r}, '--arm', 'model', '--seed', 'seed', '--metric', '{METRIC}']\n"
+        "try: cli.main()\n"
+        "finally: print('imported:', sorted({'torch', 'mlflow', 'sqlalchemy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "imported: []" in done.stdout and "Traceback" not in done.stderr
+    if failing:
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "Did you mean" in done.stderr
+    else:
+        assert done.returncode == 0 and "rope is " in done.stdout
