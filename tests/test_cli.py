@@ -22,7 +22,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from vitlab import lab, registry, report, spec
+from vitlab import interrupts, lab, registry, report, spec
+from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, READING, main, options, sync, validate
 from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
@@ -148,6 +149,20 @@ def test_garbage_is_collected_except_while_a_command_reads(tmp_path: Path, monke
         monkeypatch.setattr(module.command, "callback", lambda **_: enabled.append(gc.isenabled()))
     assert call("validate", "quickstart")[0] == call("sync", tmp_path)[0] == 0
     assert enabled == [False, True]
+
+
+def test_other_commands_collect_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports of MLflow and torch make millions of objects."""
+    thresholds: list[int] = []
+    before = gc.get_threshold()
+    monkeypatch.setattr(interrupts, "install", lambda: None)
+    monkeypatch.setattr(interrupts.state, "code", None)
+    monkeypatch.setattr("vitlab.cli.main", lambda: thresholds.append(gc.get_threshold()[0]))
+    try:
+        run_command()
+    finally:
+        gc.set_threshold(*before)
+    assert gc.isenabled() and thresholds[0] >= 100 * before[0]
 
 
 def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

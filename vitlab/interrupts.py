@@ -29,6 +29,7 @@ class _State:
     left = 0  #: how many more raise KeyboardInterrupt
     raised = False  #: whether one has
     reported = False  #: whether the user has been told
+    code: int | None = None  #: exit code of a command that has ended
 
 
 state = _State()
@@ -67,19 +68,22 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _finish() -> None:
-    """Ignore Ctrl-C while the interpreter shuts down, because it restores the default handler, which kills the process.
+    """End the process of a command that has ended, without the interpreter's shutdown.
 
-    An interrupted process ends here.  Where Ctrl-C came while ``exec`` ran code from text, as dataclasses do, CPython
-    would end ``python -m`` as killed by a signal, whatever its exit code.
+    That takes a second once torch has been imported, and restores the default handler of Ctrl-C, which kills the
+    process.  Where Ctrl-C came while ``exec`` ran code from text, as dataclasses do, CPython would end ``python -m`` as
+    killed by a signal, whatever its exit code.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if state.reported:
-        from contextlib import suppress
-
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
-                stream.flush()
-        os._exit(EXIT_CODE)
+    if state.code is None:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more, or it is closed
+            if not state.reported:
+                return  # Python reports it
+    os._exit(state.code)
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

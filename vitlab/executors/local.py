@@ -126,7 +126,7 @@ class Local(Executor):
         if _server() is None:
             with without_main():
                 start_server()
-            atexit.register(_end_unused, _server())
+            atexit.register(_end_server)
 
     @property
     def slots(self) -> int:
@@ -234,7 +234,6 @@ class Local(Executor):
         try:
             with without_main():
                 start_server()
-                _used.add(_server())
                 process.start()
         except (EOFError, ConnectionError):
             ours.close()
@@ -344,12 +343,10 @@ def _server() -> int | None:
     return server
 
 
-_used: set[int | None] = set()  # fork servers that have started workers
-
-
-def _end_unused(server: int | None) -> None:
-    """End a fork server that has started no worker; it may still be importing, and would keep our output open."""
-    if server is not None and server not in _used and _server() == server:
+def _end_server() -> None:
+    """End the fork server unless it has workers: it may still be importing, and keeps our output open meanwhile."""
+    server = _server()
+    if server is not None and not multiprocessing.active_children():
         with suppress(OSError):
             os.kill(server, signal.SIGKILL)
 

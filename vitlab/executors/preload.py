@@ -16,6 +16,8 @@ from contextlib import suppress
 from vitlab.plan.key import read_ahead
 from vitlab.registry import BUILT_IN, SLOT_MODULES, listing, slot
 
+gc.disable()  # a collection during imports takes time and finds nothing
+
 # Ctrl-C is sent to the whole foreground group, and a scheduler's signals to all processes of a job; only the driver
 # handles them.  Workers inherit this.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -52,5 +54,5 @@ for entry in (entry for name in SLOTS for entry in listing(name) if entry.origin
 with suppress(Exception):  # as above
     importlib.import_module("vitlab.runner.circumstances").rehearse()
 
-gc.collect()
 gc.freeze()  # otherwise each worker's collector would visit all of the above and so copy its memory pages
+gc.enable()
