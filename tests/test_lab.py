@@ -29,7 +29,7 @@ import vitlab
 from vitlab import lab, plan, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
-from vitlab.driver.scheduler import Watch, prepare_executor
+from vitlab.driver.scheduler import Watch, prepare_run
 from vitlab.errors import SpecError, UserError
 from vitlab.executors import Inline
 from vitlab.lab import Answer
@@ -160,7 +160,7 @@ def test_executor_starts_early_unless_nothing_is_left_to_train(
 
     def is_started(file: Path, store: Path, **changes: Any) -> bool:
         started.clear()
-        prepare_executor(file, changes, Store(store))
+        prepare_run(file, changes, Store(store))
         return bool(started)
 
     assert not is_started(file, out)

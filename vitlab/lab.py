@@ -17,7 +17,7 @@ from vitlab.driver import stored_answer
 from vitlab.driver.missing import cached_trials, next_stage, require_arm, train
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.planning import read_data, with_decisions
-from vitlab.driver.scheduler import Watch, prepare_executor, sole_driver
+from vitlab.driver.scheduler import Watch, prepare_run, sole_driver
 from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import write_plan
 from vitlab.plan.versions import begin_run
@@ -69,7 +69,7 @@ def run(
     file = study_file(study_path(file), out, watch.say)
     request = stored_answer.Request.of(file, out, changes, plugins)
     store = Store(Path(out).resolve())
-    prepare_executor(file, changes, store)
+    prepare_run(file, changes, store)
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     study, plan = make()
     require_arm(plan, only)
@@ -111,6 +111,7 @@ def run(
 
                 measure_arms(plan, store, study.run, plugins, watch.say)
         finally:
+            tracker.update()  # while the report is written
             watch.say("writing the report")
             files = report.write(plan, store, store.study(plan.study) / "report")
             link = tracker.close(files)

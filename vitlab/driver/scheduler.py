@@ -118,8 +118,8 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
         raise Interrupted("stopped following; the other driver is still running") from None
 
 
-def prepare_executor(file: str | Path, changes: Mapping[str, Any], store: Store) -> None:
-    """Have the executor of a study start up while the study is planned, unless its last run left nothing to train."""
+def prepare_run(file: str | Path, changes: Mapping[str, Any], store: Store) -> None:
+    """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
     with suppress(VitlabError, OSError, LookupError, TypeError):
         study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known(path)})
         if study is None or problems:
@@ -128,6 +128,7 @@ def prepare_executor(file: str | Path, changes: Mapping[str, Any], store: Store)
         plan = read_json(folder / "plan.json", mapping) or {}
         same = (folder / "study.yaml").is_file() and (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
         if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
+            registry.slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
             registry.slot("executor").get(study.run.executor.type).prepare()
 
 

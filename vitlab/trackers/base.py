@@ -90,6 +90,11 @@ class Tracker(ABC):
         """
         return ""
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Start what every delivery needs, without waiting for it, before trials are known.  By default do nothing."""
+        return
+
     @abstractmethod
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Deliver what is new in the journals.  May raise any exception.

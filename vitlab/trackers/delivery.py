@@ -17,6 +17,7 @@ from vitlab.spec.changes import MASK, public
 from vitlab.store.folders import Store
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.base import tracker as trackers
+from vitlab.trackers.process import aside
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
         UserError: if its options cannot work.
     """
     built: Tracker = trackers.build(run.tracker, plan, store, run)
-    return BackgroundTracker(built) if built.title else built
+    return BackgroundTracker(aside(built)) if built.title else built
 
 
 def sync(
@@ -66,7 +67,7 @@ def sync(
         if choice is None:
             links.append((plan.study, None))
             continue
-        delivery = tracker_of(plan, store, run.model_copy(update={"tracker": choice}))
+        delivery: Tracker = trackers.build(choice, plan, store, run)
         if delivery.title:
             links.append((plan.study, delivery.sync(sorted((file.parent / "report").glob("*")))))
     if unreadable:
@@ -93,6 +94,7 @@ class BackgroundTracker(Tracker):
         self.tracker = tracker
         self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
         self._thread: threading.Thread | None = None
+        self._due = False  #: whether there is an update that the delivery in progress may not have
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Deliver through the tracker, while the thread waits."""
@@ -103,9 +105,10 @@ class BackgroundTracker(Tracker):
         return self.tracker.files()
 
     def update(self) -> None:
-        """Start a delivery unless one is in progress."""
+        """Start a delivery; if one is in progress, another one follows it."""
+        self._due = True
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self.tracker.update, name=f"to {self.title}", daemon=True)
+            self._thread = threading.Thread(target=self._deliver, name=f"to {self.title}", daemon=True)
             self._thread.start()
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
@@ -113,10 +116,10 @@ class BackgroundTracker(Tracker):
         self._join()
         return self.tracker.close(report)
 
-    def sync(self, report: Sequence[Path] = ()) -> str | None:
-        """Wait for the thread, then deliver everything again."""
-        self._join()
-        return self.tracker.sync(report)
+    def _deliver(self) -> None:
+        while self._due:
+            self._due = False
+            self.tracker.update()
 
     def _join(self) -> None:
         """Wait for the delivery that is under way."""

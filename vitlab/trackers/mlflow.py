@@ -24,7 +24,7 @@ from vitlab.plan.versions import git
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.folders import Store
-from vitlab.trackers import arms, dashboard, description, records, service
+from vitlab.trackers import arms, dashboard, description, process, records, service
 from vitlab.trackers.address import comparison_link, locate, unconfirmed, without_user
 from vitlab.trackers.base import tracker
 from vitlab.trackers.models import Models, select_trials
@@ -82,6 +82,11 @@ class MlflowTracker(Replay):
         self._viewed: Any = None  #: metrics and images in the saved views
         self._final = self._verifies = False  #: whether this is the last delivery, and whether it checks every run
         service.configure(self.address)
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Start a process that imports MLflow and delivers beside the driver."""
+        process.start()
 
     @classmethod
     def unconfirmed(cls, option: str, value: Any, root: Path) -> str:

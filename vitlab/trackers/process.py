@@ -1,0 +1,173 @@
+"""Deliveries by a process of their own, which imports MLflow and writes to it while the driver trains and reports.
+
+Only the command line starts one, by a fork before it has threads, which a fork does not copy, or has imported torch.
+Other programs, such as notebooks, deliver in the driver's process, as does a driver whose delivering process has died.
+
+The process ends with its driver, at once, as a thread would; the next delivery continues from the record of the last.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from vitlab.interrupts import is_command
+from vitlab.plan.plan_file import read_plan
+from vitlab.spec import RunSpec
+from vitlab.store.folders import Store
+from vitlab.trackers.base import Tracker
+from vitlab.trackers.base import tracker as trackers
+
+
+class _Request(NamedTuple):
+    """A call of a method of the tracker of a study whose plan is stored."""
+
+    study: str
+    store: Store
+    run: RunSpec
+    number: int  #: of the driver's tracker; a new one may have another plan
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class _Answer(NamedTuple):
+    """The result of the method."""
+
+    link: str | None
+
+
+class TrackerProcess:
+    """The driver's end of a process that delivers."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = Pipe()
+        self._lock = threading.Lock()
+        if not os.fork():
+            self._pipe.close()
+            _serve(theirs)
+        theirs.close()
+
+    def call(self, request: _Request) -> str | None:
+        """Return what the method returns, and log what it logs.
+
+        Raises:
+            EOFError, OSError: if the process has died.
+        """
+        with self._lock:
+            try:
+                self._pipe.send(request)
+                while isinstance(answer := self._pipe.recv(), logging.LogRecord):
+                    logging.getLogger(answer.name).handle(answer)
+            except BaseException:
+                self._pipe.close()  # an answer that nobody has read would be taken for that of the next request
+                raise
+        assert isinstance(answer, _Answer)
+        return answer.link
+
+
+_process: TrackerProcess | None = None
+
+
+def start() -> None:
+    """Start the process in a command that has no threads yet."""
+    global _process
+    if _process is None and is_command() and sys.platform == "linux" and threading.active_count() == 1:
+        _process = TrackerProcess()
+
+
+def aside(tracker: Tracker) -> Tracker:
+    """Return a tracker that delivers in the process as ``tracker`` does here; itself if there is no process."""
+    return tracker if _process is None else RemoteTracker(tracker, _process)
+
+
+class RemoteTracker(Tracker):
+    """Tracker that delivers in another process, and in this one once that has died."""
+
+    _number = 0
+
+    def __init__(self, tracker: Tracker, process: TrackerProcess) -> None:
+        RemoteTracker._number += 1
+        self.tracker = tracker
+        self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
+        self._process = process
+
+    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+        """Deliver in this process."""
+        return self.tracker.deliver(final=final, until=until, report=report)
+
+    def files(self) -> Sequence[Path] | None:
+        """Return the files of the tracker."""
+        return self.tracker.files()
+
+    def update(self) -> None:
+        """Deliver the current content of the journals."""
+        self._call("update")
+
+    def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Deliver everything."""
+        return self._call("close", report)
+
+    def _call(self, method: str, *arguments: Any) -> str | None:
+        of = self.tracker
+        try:
+            return self._process.call(_Request(of.plan.study, of.store, of.run, self._number, method, arguments))
+        except (EOFError, OSError):
+            link: str | None = getattr(of, method)(*arguments)
+            return link
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def _serve(driver: Connection) -> NoReturn:
+    """Answer the driver's requests until it dies."""
+    try:
+        for ignored in (signal.SIGINT, signal.SIGTERM):  # the driver handles them
+            signal.signal(ignored, signal.SIG_IGN)
+        requests = queue.SimpleQueue[_Request]()
+        threading.Thread(target=_listen, args=(driver, requests), daemon=True).start()
+        logging.getLogger().addHandler(_Handler(driver))
+        tracker, number = None, 0
+        while True:
+            request = requests.get()
+            if tracker is None or request.number != number:
+                plan = read_plan(request.store.study(request.study) / "plan.json")
+                tracker = trackers.build(request.run.tracker, plan, request.store, request.run)
+                number = request.number
+            driver.send(_Answer(getattr(tracker, request.method)(*request.arguments)))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _listen(driver: Connection, requests: queue.SimpleQueue[_Request]) -> None:
+    """Pass requests on, and end this process when the driver has died."""
+    try:
+        while True:
+            requests.put(driver.recv())
+    finally:
+        os._exit(0)
+
+
+class _Handler(logging.handlers.QueueHandler):
+    """Sends records of the log to the driver, whose display they would otherwise disturb."""
+
+    def __init__(self, driver: Connection) -> None:
+        super().__init__(queue.SimpleQueue())
+        self._driver = driver
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Send a record."""
+        self._driver.send(record)
