@@ -82,10 +82,19 @@ class TrialRuns:
         store: the store of its trials.
         root: identifies this output folder among those that deliver to the same server.
         source: tags of the delivering user and commit.
+        database: the SQLite file, if that is the destination.
     """
 
     def __init__(
-        self, client: Any, experiment: str, plan: Plan, store: Store, *, root: str, source: Mapping[str, str]
+        self,
+        client: Any,
+        experiment: str,
+        plan: Plan,
+        store: Store,
+        *,
+        root: str,
+        source: Mapping[str, str],
+        database: Path | None,
     ) -> None:
         self.client = client
         self.experiment = experiment
@@ -93,6 +102,7 @@ class TrialRuns:
         self.store = store
         self.root = root
         self.source = source
+        self.database = database
         self.metrics: set[str] = set()  #: names of all metrics in the runs
         self.created = False  #: True if a run was created since the last :meth:`settle`
         self.lost = False  #: True if the last :meth:`settle` found that MLflow lacks something that was delivered
@@ -306,12 +316,13 @@ class TrialRuns:
         self.client.set_terminated(mark.run, mark.status, end_time=end.t or None)
 
     def _send(self, mark: RunMark, batch: _Batch) -> None:
-        """Send points, tags and parameters in one request, unless there are too many."""
+        """Send points, tags and parameters in one request, unless there are too many; points into a file by SQL."""
         from mlflow.entities import Metric, Param, RunTag
 
+        is_stored = self.database is not None and service.insert_points(self.database, mark.run, batch.points)
         self.client.log_batch(
             mark.run,
-            metrics=[Metric(point.name, point.value, point.t, point.step) for point in batch.points],
+            metrics=[Metric(point.name, point.value, point.t, point.step) for point in batch.points if not is_stored],
             tags=[RunTag(name, value) for name, value in batch.tags.items()],
             params=[Param(name, value) for name, value in batch.params.items()],
         )
