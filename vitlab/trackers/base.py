@@ -1,7 +1,8 @@
 """Contract of trackers, which show the trials of a study during and after a run.
 
-The trials' journals are the source of truth.  Only the driver uses trackers: it replays the journals into one, so an
-unreachable tracker delays and loses nothing, and an old study can be shown in a new tracker.
+The trials' journals are the source of truth.  Only the driver, or a process of its own for that, uses trackers: it
+replays the journals into one, so an unreachable tracker delays and loses nothing, and an old study can be shown in a
+new tracker.
 
 A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
 defines two methods; four more have defaults:

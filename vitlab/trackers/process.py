@@ -146,6 +146,8 @@ def _serve(driver: Connection) -> NoReturn:
                 tracker = trackers.build(request.run.tracker, plan, request.store, request.run)
                 number = request.number
             driver.send(_Answer(getattr(tracker, request.method)(*request.arguments)))
+    except BrokenPipeError:
+        pass  # the driver has died
     except BaseException:
         traceback.print_exc()
     finally:
