@@ -823,13 +823,26 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     assert "collapsed seeds of other splits leave no test" in phrasing.answers(rows, plan.analysis, {})[0]
 
 
-def test_infinite_prior_is_null_in_json_and_inf_in_frame(tmp_path: Path) -> None:
+def test_infinite_prior_is_text_in_json_and_inf_in_frame(tmp_path: Path) -> None:
     spread = [0.0, 0.01, 0.03, 0.02, 0.04]  # each arm has these at other seeds, so that all variances are equal
     arms = {f"arm{index}": [0.6 + 0.01 * index + x for x in spread[index:] + spread[:index]] for index in range(5)}
     plan, _, results, table = outcome(tmp_path, {"baseline": [0.5, 0.51, 0.49, 0.5, 0.52], **arms})
     rows = comparison.summary(results, plan)
-    assert [(row["test"], row["prior_df"]) for row in rows[1:]] == [("moderated t", None)] * 5
+    assert [(row["test"], row["prior_df"]) for row in rows[1:]] == [("moderated t", "inf")] * 5
     assert table["prior_df"].tolist()[1:] == [math.inf] * 5 and math.isnan(table["prior_df"].iloc[0])
+
+
+def test_infinite_test_metric_is_shown_as_such(tmp_path: Path) -> None:
+    plan, _, results, _ = outcome(tmp_path, {"baseline": BASE, "b": NONE})
+    results.loc[results["arm"].eq("b"), "test/accuracy"] = math.inf
+    rows = comparison.summary(results, plan)
+    json.dumps(rows, allow_nan=False)
+    assert [row["test/accuracy"] for row in rows] == [pytest.approx(np.mean(BASE) - 0.01), "inf"]
+    assert comparison.summary_frame(rows)["test/accuracy"].tolist()[1] == math.inf
+    [column] = [
+        column for column in tables.columns(rows, plan.analysis, {}) if column.title.startswith("test accuracy")
+    ]
+    assert column.cells[1] == "inf"
 
 
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:

@@ -85,7 +85,8 @@ def summary(
     """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
     Columns are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard
-    deviation (``test/NAME``, ``test/NAME_sd``), if there is one.  What is missing or not finite is None.
+    deviation (``test/NAME``, ``test/NAME_sd``), if there is one.  What is missing is None; infinities are the texts
+    ``inf`` and ``-inf``, because JSON has no number for them.
 
     Args:
         frame: see :func:`vitlab.report.frame.results`.
@@ -122,7 +123,8 @@ def summary(
         row["verdict"] = decide(dict.fromkeys(MEANINGS) | row, analysis)
         if test in rows:
             tested = rows.loc[rows["seed"].isin(list(values[arm])), test]
-            row |= {test: tested.mean(), f"{test}_sd": tested.std()}
+            with np.errstate(invalid="ignore"):  # infinite values have no deviation
+                row |= {test: tested.mean(), f"{test}_sd": tested.std()}
         summary_rows.append({name: _json_value(row.get(name), _type(name)) for name in columns})
     return summary_rows
 
@@ -132,10 +134,7 @@ def summary_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     columns = list(rows[0] if rows else MEANINGS)
-    frame = pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
-    # JSON has no number for what arms add that are all alike.
-    frame.loc[frame["test"].eq("moderated t") & frame["prior_df"].isna(), "prior_df"] = math.inf
-    return frame
+    return pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
 
 
 def _type(column: str) -> str:
@@ -144,11 +143,13 @@ def _type(column: str) -> str:
 
 
 def _json_value(value: Any, kind: str) -> str | int | float | None:
-    """Return a value of a column of a type as a JSON value; None if it is missing or not finite."""
+    """Return a value of a column of a type as a JSON value, see :func:`summary`."""
     if value is None or kind == "string":
         return None if value is None else str(value)
-    if not math.isfinite(value):
+    if math.isnan(value):
         return None
+    if math.isinf(value):
+        return str(float(value))
     return float(value) if kind == "float64" else int(value)
 
 

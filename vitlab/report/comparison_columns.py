@@ -49,7 +49,10 @@ MEANINGS = {
         "string",
         "why the variance is that of this comparison alone, where the analysis asks to share it",
     ),
-    "prior_df": ("float64", "degrees of freedom that the other arms add to its variance, of a moderated t"),
+    "prior_df": (
+        "float64",
+        "degrees of freedom that the other arms add to its variance, of a moderated t; infinite if all are alike",
+    ),
     "look": ("Int64", "the look that the comparison was judged at: 2 if the first was inconclusive, and so on"),
     "looks": ("Int64", "looks that share alpha: more than 1 if the study adds seeds to inconclusive comparisons"),
     "decidable": (

@@ -90,7 +90,7 @@ class Scale:
         """Format a value without its unit; a dash if it is missing."""
         if value is None:
             return DASH
-        text = f"{self.factor * value:{'+' if sign else ''}.{decimals}f}"
+        text = f"{self.factor * float(value):{'+' if sign else ''}.{decimals}f}"  # JSON has infinities as text
         if float(text) == 0:
             text = f"{0:.{decimals}f}"
         return text.replace("-", MINUS)
