@@ -153,7 +153,7 @@ def _python() -> Iterator[str]:
     yield from _function("compare")
     yield (
         "Also `summary.csv` of a report. One row per arm. Shares are between 0 and 1 where the report shows percent. "
-        "The mean and the standard deviation of `test/NAME` follow these columns if it was measured.\n"
+        "The mean and the standard deviation of `test/NAME` follow these columns.\n"
     )
     yield from _meanings_of(comparison_columns.MEANINGS)
     yield "The column `verdict` has the word used in the sentences and tables of the report:\n"

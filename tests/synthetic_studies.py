@@ -118,7 +118,7 @@ def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.Dat
 
 
 def arms_table(results: pd.DataFrame, plan: Plan) -> pd.DataFrame:
-    return comparison.summary_frame(comparison.summary(results, plan)).set_index("arm")
+    return comparison.summary_frame(comparison.summary(results, plan), plan.analysis).set_index("arm")
 
 
 def document(plan: Plan, store: Store) -> dict[str, Any]:

@@ -49,7 +49,19 @@ from vitlab.plan import palette, registration
 from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
-from vitlab.report import captions, comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
+from vitlab.report import (
+    captions,
+    comparison,
+    comparison_columns,
+    curves,
+    drawing,
+    figures,
+    frame,
+    labels,
+    phrasing,
+    tables,
+    verdict,
+)
 from vitlab.report.notebook import Comparison
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
@@ -318,7 +330,7 @@ def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
     expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
     assert expected[1:] == list(verdict.Verdict) == list(verdict.MEANINGS)
-    summary = comparison.summary_frame(comparison.summary(frame.results(plan, store), plan))
+    summary = comparison.summary_frame(comparison.summary(frame.results(plan, store), plan), plan.analysis)
     assert summary["verdict"].dtype == "string" and summary["verdict"].isna().tolist() == [True, *[False] * 6]
     assert summary["verdict"].tolist()[1:] == expected[1:]
     assert summary["refused"].notna().tolist() == [*[False] * 6, True]
@@ -832,13 +844,24 @@ def test_infinite_prior_is_text_in_json_and_inf_in_frame(tmp_path: Path) -> None
     assert table["prior_df"].tolist()[1:] == [math.inf] * 5 and math.isnan(table["prior_df"].iloc[0])
 
 
+@pytest.mark.parametrize("values", [{}, {"baseline": [None]}, {"baseline": BASE}, {"baseline": BASE, "b": NONE}])
+def test_columns_of_comparison_are_same_for_every_study(tmp_path: Path, values: dict[str, list[Any]]) -> None:
+    plan, store, _, table = outcome(tmp_path, values)
+    columns = [*comparison_columns.COLUMNS, "test/accuracy", "test/accuracy_sd"]
+    assert ["arm", *table.columns] == columns and len(table) == len(values)
+    assert list(Comparison.of_study(plan, store).columns) == columns
+    assert table["test/accuracy"].dtype == "float64" and table["test/accuracy"].notna().all() == (
+        values != {"baseline": [None]}
+    )
+
+
 def test_infinite_test_metric_is_shown_as_such(tmp_path: Path) -> None:
     plan, _, results, _ = outcome(tmp_path, {"baseline": BASE, "b": NONE})
     results.loc[results["arm"].eq("b"), "test/accuracy"] = math.inf
     rows = comparison.summary(results, plan)
     json.dumps(rows, allow_nan=False)
     assert [row["test/accuracy"] for row in rows] == [pytest.approx(np.mean(BASE) - 0.01), "inf"]
-    assert comparison.summary_frame(rows)["test/accuracy"].tolist()[1] == math.inf
+    assert comparison.summary_frame(rows, plan.analysis)["test/accuracy"].tolist()[1] == math.inf
     [column] = [
         column for column in tables.columns(rows, plan.analysis, {}) if column.title.startswith("test accuracy")
     ]

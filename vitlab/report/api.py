@@ -91,8 +91,9 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     """Return the comparison of a study's arms as a frame, one row per arm, or that of two studies.
 
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The columns are
-    those of ``MEANINGS`` in :mod:`vitlab.report.comparison_columns`, whatever the study.  In a notebook the frame shows
-    the answers first; ``.answers`` holds them as text, and ``.notes`` the caveats.
+    those of ``MEANINGS`` in :mod:`vitlab.report.comparison_columns`, followed by mean and standard deviation of the
+    test metric of the same name.  In a notebook the frame shows the answers first; ``.answers`` holds them as text,
+    and ``.notes`` the caveats.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.

@@ -27,7 +27,7 @@ from vitlab import statistics
 from vitlab.plan.values import Plan
 from vitlab.report.comparison_columns import MEANINGS, contrast_columns, image_columns, seed_columns
 from vitlab.report.family import Family, Values, correct
-from vitlab.report.frame import STATUSES, joint_overlap, usable
+from vitlab.report.frame import GROUPS, STATUSES, joint_overlap, usable
 from vitlab.report.image_values import ImageValues
 from vitlab.report.verdict import Verdict, decide
 from vitlab.spec import Analysis
@@ -84,9 +84,8 @@ def summary(
 ) -> list[dict[str, Any]]:
     """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
-    Columns are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard
-    deviation (``test/NAME``, ``test/NAME_sd``), if there is one.  What is missing is None; infinities are the texts
-    ``inf`` and ``-inf``, because JSON has no number for them.
+    Columns are those of :func:`column_names`, whatever has been measured.  What is missing is None; infinities are the
+    texts ``inf`` and ``-inf``, because JSON has no number for them.
 
     Args:
         frame: see :func:`vitlab.report.frame.results`.
@@ -103,9 +102,9 @@ def summary(
     judgements = judge(
         plan, compared, values, broken_seeds(frame, analysis), refused, pending, quantum, images, overlap
     )
-    test = f"test/{analysis.metric.partition('/')[2]}"
     collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
-    columns = [*MEANINGS, *([test, f"{test}_sd"] if test in frame else [])]
+    columns = column_names(analysis)
+    test = next(iter(columns[len(MEANINGS) :]), None)
     summary_rows = []
     for arm, rows in grouped.items():
         counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
@@ -121,7 +120,7 @@ def summary(
         row["wall_s"] = rows["wall_s"].sum()
         row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
         row["verdict"] = decide(dict.fromkeys(MEANINGS) | row, analysis)
-        if test in rows:
+        if test is not None and test in rows:
             tested = rows.loc[rows["seed"].isin(list(values[arm])), test]
             with np.errstate(invalid="ignore"):  # infinite values have no deviation
                 row |= {test: tested.mean(), f"{test}_sd": tested.std()}
@@ -129,11 +128,21 @@ def summary(
     return summary_rows
 
 
-def summary_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def column_names(analysis: Analysis) -> list[str]:
+    """Return the columns of :func:`summary`, which depend on the study's metric alone.
+
+    They are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard deviation
+    (``test/NAME``, ``test/NAME_sd``), unless a table of other programs does not say which split its metric is of.
+    """
+    split, _, name = analysis.metric.partition("/")
+    return [*MEANINGS, *([f"test/{name}", f"test/{name}_sd"] if split in GROUPS else [])]
+
+
+def summary_frame(rows: Sequence[Mapping[str, Any]], analysis: Analysis) -> pd.DataFrame:
     """Return the rows of :func:`summary` as a frame."""
     import pandas as pd
 
-    columns = list(rows[0] if rows else MEANINGS)
+    columns = column_names(analysis)
     return pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
 
 

@@ -69,7 +69,7 @@ class Comparison(pd.DataFrame):
     @classmethod
     def of(cls, rows: Sequence[phrasing.Row], plan: Plan, notes: tuple[str, ...] = ()) -> Comparison:
         """Return the rows of arms as a comparison with the analysis of its plan and notes."""
-        comparison_frame = cls(comparison.summary_frame(rows))
+        comparison_frame = cls(comparison.summary_frame(rows, plan.analysis))
         comparison_frame.analysis, comparison_frame.units = plan.analysis, plan.units
         comparison_frame.notes = notes
         return comparison_frame

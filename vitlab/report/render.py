@@ -98,7 +98,7 @@ def render_between(comparison: Between, format: str) -> str:
         return _FROM_DOCUMENT[format](comparison.document())
     from vitlab.report.comparison import summary_frame
 
-    return _csv(summary_frame(comparison.rows))
+    return _csv(summary_frame(comparison.rows, comparison.plan.analysis))
 
 
 def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
@@ -160,7 +160,7 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
         FILES["html"]: _html(content, svgs, captions_by_name),
         FILES["latex"]: latex_table(content.doc),
         FILES["csv"]: _csv(content.results),
-        "summary.csv": _csv(summary_frame(content.doc["arms"])),
+        "summary.csv": _csv(summary_frame(content.doc["arms"], plan.analysis)),
         **{f"{name}.svg": wide for name, (wide, _) in svgs.items()},
     }
     frames = {FILES["parquet"]: content.results, "history.parquet": content.history}
