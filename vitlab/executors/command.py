@@ -52,10 +52,6 @@ class WorkerCommand:
         """Request a checkpoint and the end of the worker, whose ending is then ``stopped``."""
         (self._folder / "stop").touch()
 
-    def has_reported(self) -> bool:
-        """Return True if the worker has reported how the job ended; its process ends at once."""
-        return (self._folder / "ending.json").exists()
-
     def end(self, otherwise: str) -> JobEnd:
         """Return how the job ended and remove its files; call it once, after the worker has ended.
 
