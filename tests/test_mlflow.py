@@ -486,6 +486,24 @@ def test_damaged_picture_delays_neither_points_nor_files(runs: Runs, caplog: pyt
     assert "rollout.png" in caplog.text
 
 
+@pytest.mark.parametrize("writer", ["tags", "result_tags"])
+def test_rejected_tag_delays_nothing_else(writer: str, runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
+    """Tags of a run that is found again, and those of a result beside its points and parameters."""
+    if writer == "tags":
+        assert runs.tracker().close()
+    genuine = getattr(records, writer)
+    monkeypatch.setattr(records, writer, lambda *arguments: {**genuine(*arguments), "vitlab.//": "x"})
+    assert runs.tracker().close()
+    holds_all_once(runs)
+    tags = runs.runs()[0].data.tags
+    assert tags["vitlab.status"] == "done" and tags["vitlab.kind"] == "trial" and "vitlab.//" not in tags
+    assert len(runs.runs()[0].data.params) > 10
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(" and has the rest: ")[0] for text in warnings] == [
+        f"{name}: MLflow rejects tag 'vitlab.//'" for name in NAMES
+    ]
+
+
 def test_journal_with_damaged_first_line_has_run(runs: Runs) -> None:
     journal = runs.folder("baseline", 0).path / "events.jsonl"
     lines = journal.read_text().splitlines(keepends=True)

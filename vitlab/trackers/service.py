@@ -39,6 +39,7 @@ SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 """Setting for a database file: a connection pool would keep a deleted file open as long as the process lives."""
 
 EMPTY = ("experiments", "runs")  #: tables of a template that have no rows
+REJECTED = "INVALID_PARAMETER_VALUE"  #: MLflow's code for values that it does not store, however often they are sent
 ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
 COLUMNS = "(key, value, timestamp, step, is_nan, run_uuid) values (?, ?, ?, ?, ?, ?)"
 IF_LATER = (
@@ -323,6 +324,40 @@ def insert_points(database: Path, run: str, points: Sequence[Point]) -> bool:
     except sqlite3.OperationalError:
         return False
     return True
+
+
+def log_values(
+    client: Any, run: str, tags: Mapping[str, str], params: Mapping[str, str], metrics: Sequence[Any]
+) -> dict[str, str]:
+    """Send tags, parameters and metrics to a run, in one request unless there are too many.
+
+    MLflow stores nothing of a request of which it rejects a part.  Metrics are then sent alone, and every tag and
+    parameter by itself.
+
+    Returns:
+        The tags and parameters that MLflow rejects, as ``tag 'NAME'``, with its reason.
+    """
+    from mlflow.entities import Param, RunTag
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tag_list = [RunTag(name, value) for name, value in tags.items()]
+        client.log_batch(run, metrics, [Param(name, value) for name, value in params.items()], tag_list)
+        return {}
+    except MlflowException as error:
+        if error.error_code != REJECTED:
+            raise
+    client.log_batch(run, metrics)
+    rejected = {}
+    for kind, values, send in (("tag", tags, client.set_tag), ("parameter", params, client.log_param)):
+        for name, value in values.items():
+            try:
+                send(run, name, value)
+            except MlflowException as error:
+                if error.error_code != REJECTED:
+                    raise
+                rejected[f"{kind} '{name}'"] = (str(error).splitlines() or [""])[0]
+    return rejected
 
 
 def runs(client: Any, experiment_id: str, selection: str = "", view: int = ACTIVE) -> list[Any]:

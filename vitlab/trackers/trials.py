@@ -7,6 +7,7 @@ retrained, its old run no longer belongs to the study and is marked as supersede
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -26,6 +27,8 @@ from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers import images, records, service
 from vitlab.trackers.records import Point
 from vitlab.trackers.replay import TUNING, Cursor, End, TrackedTrial, TrialUpdate, began_at, identity_of
+
+log = logging.getLogger(__name__)
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 SUPERSEDED = "superseded"
@@ -109,6 +112,7 @@ class TrialRuns:
         self._intact: set[str] = set()  #: runs that hold what was delivered
         self._matching: dict[str, Any] = {}  #: run of each trial, by identity
         self._earlier: dict[str, list[str]] = {}  #: runs of earlier trainings of trials that have not restarted
+        self._rejected: set[tuple[str, str]] = set()  #: tags and parameters of runs that MLflow rejects
         self._colours = records.colours(plan)
 
     def settle(self, runs: Sequence[Any], trials: Sequence[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
@@ -158,9 +162,9 @@ class TrialRuns:
                 self._intact.add(mark.run)
             else:
                 self.lost |= mark is not None
-            for name, value in self._tags(item).items():  # the design may have changed since
-                if run.data.tags.get(name) != value:
-                    self.client.set_tag(run.info.run_id, name, value)
+            tags = self._tags(item).items()  # the design may have changed since
+            if changed := {name: value for name, value in tags if run.data.tags.get(name) != value}:
+                self._log(item, run.info.run_id, changed)
         for duplicates in by_identity.values():
             for run in duplicates:
                 tags = run.data.tags
@@ -211,7 +215,7 @@ class TrialRuns:
                 if place is not None:
                     self._write_files(news, mark, batch, Path(place))
             finally:  # files that cannot be written delay no points
-                self._send(mark, batch)
+                self._send(news.item, mark, batch)
                 if news.end is not None:
                     self._write_end(news.end, news.folder, mark)
             if place is not None:
@@ -315,18 +319,29 @@ class TrialRuns:
         mark.status = {Ending.DONE: FINISHED, Ending.STOPPED: KILLED}.get(end.how, FAILED)
         self.client.set_terminated(mark.run, mark.status, end_time=end.t or None)
 
-    def _send(self, mark: RunMark, batch: _Batch) -> None:
-        """Send points, tags and parameters in one request, unless there are too many; points into a file by SQL."""
-        from mlflow.entities import Metric, Param, RunTag
+    def _send(self, item: TrackedTrial, mark: RunMark, batch: _Batch) -> None:
+        """Send points, tags and parameters; points into a file by SQL."""
+        from mlflow.entities import Metric
 
         is_stored = self.database is not None and service.insert_points(self.database, mark.run, batch.points)
-        self.client.log_batch(
-            mark.run,
-            metrics=[Metric(point.name, point.value, point.t, point.step) for point in batch.points if not is_stored],
-            tags=[RunTag(name, value) for name, value in batch.tags.items()],
-            params=[Param(name, value) for name, value in batch.params.items()],
-        )
+        points = [] if is_stored else batch.points
+        metrics = [Metric(point.name, point.value, point.t, point.step) for point in points]
+        self._log(item, mark.run, batch.tags, batch.params, metrics)
         self.metrics |= {point.name for point in batch.points}
+
+    def _log(
+        self,
+        item: TrackedTrial,
+        run: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, str] = {},
+        metrics: Sequence[Any] = (),
+    ) -> None:
+        """Send values to a run, with one warning on each tag and parameter that MLflow rejects."""
+        for rejected, reason in service.log_values(self.client, run, tags, params, metrics).items():
+            if (run, rejected) not in self._rejected:
+                log.warning("%s: MLflow rejects %s and has the rest: %s", item.name, rejected, reason)
+            self._rejected.add((run, rejected))
 
     def _write_files(self, news: TrialUpdate, mark: RunMark, batch: _Batch, place: Path) -> None:
         """Write the files of an ended trial into ``place``, but for its explanations."""
