@@ -19,7 +19,7 @@ from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.weightstats import ttost_paired
 
 from vitlab import statistics as st
-from vitlab.statistics.moderation import inverse_trigamma, lower_prior_df, moderated_errors
+from vitlab.statistics.moderation import inverse_trigamma, lower_prior_df
 
 A = [0.951, 0.947, 0.958, 0.949, 0.955]
 B = [0.972, 0.969, 0.971, 0.975, 0.968]
@@ -424,7 +424,7 @@ def test_prior_equals_limma(monkeypatch):
 
 
 def test_moderated_error_of_equal_arms_is_exact():
-    """With equal arms the estimate is the sum of two independent mean squares of an analysis of variance."""
+    """With equal arms and another baseline, it is the sum of two independent mean squares of an analysis of variance."""
     draws = np.random.default_rng(3)
     m, n = 6, 4
     base = draws.normal(size=n)
@@ -439,7 +439,7 @@ def test_moderated_error_of_equal_arms_is_exact():
     arms = arms + base
     residual = arms - arms.mean(axis=1, keepdims=True) - arms.mean(axis=0) + arms.mean()
     within = (residual**2).sum() / ((m - 1) * (n - 1))
-    reference = base + draws.normal(size=n)
+    reference = base + 10 * draws.normal(size=n)
     between = np.var(reference - arms.mean(axis=0), ddof=1)
     result = st.moderate(arms, reference)
     assert result.prior_df == math.inf
@@ -448,6 +448,57 @@ def test_moderated_error_of_equal_arms_is_exact():
     own = np.var(reference - arms, axis=1, ddof=1)
     assert np.square(result.se) * n == pytest.approx(np.maximum(total, own))
     assert result.df == pytest.approx(total**2 / (between**2 / (n - 1) + part**2 / ((m - 1) * (n - 1))))
+
+
+def residual_squares(values):
+    """Return the sum of squares that arms and seeds leave, by regression on their indicators."""
+    arms, seeds = np.indices(values.shape)
+    effects = [np.eye(len(values))[arms.ravel()], np.eye(values.shape[1])[seeds.ravel()]]
+    design = np.hstack(effects)
+    return float(np.square(values.ravel() - design @ np.linalg.lstsq(design, values.ravel())[0]).sum())
+
+
+@pytest.mark.parametrize(("n", "level"), [(3, 0.945), (5, 0.845), (12, 0.7)])
+def test_arms_that_look_alike_have_one_variance(n, level):
+    """F tests compare regressions with and without an arm; Bartlett's limit is that of scipy over equal arms."""
+    draws, m, kinds = np.random.default_rng([21, n]), 6, set()
+    equal = draws.normal(size=(20_000, m, n))
+    equal = (
+        equal - equal.mean(axis=2, keepdims=True) - (equal - equal.mean(axis=2, keepdims=True)).mean(axis=1)[:, None]
+    )
+    limit = np.quantile(stats.bartlett(*equal.transpose(1, 0, 2), axis=1).statistic, 0.975)
+    for study in range(60):
+        scale = np.ones((m + 1, 1))
+        scale[study % (m + 1)] = draws.choice([1, 3, 10])
+        values = draws.normal(size=(m + 1, n)) * scale + 3 * draws.normal(size=n)
+        squares, df = residual_squares(values[1:]), (m - 1) * (n - 1)
+        others = [residual_squares(np.delete(values[1:], arm, axis=0)) for arm in range(m)]
+        f = [(squares - rest) / (n - 1) / (rest / (df - n + 1)) for rest in others]
+        baseline = (residual_squares(values) - squares) / (n - 1) / (squares / df)
+        residuals = values[1:] - values[1:].mean(axis=1, keepdims=True)
+        bartlett = stats.bartlett(*(residuals - residuals.mean(axis=0))).statistic
+        if abs(bartlett / limit - 1) < 0.05:
+            continue  # the limits are simulated
+        alike = min(stats.f.sf(f, n - 1, df - n + 1)) >= 0.025 / m and stats.f.sf(baseline, n - 1, df) >= 0.05
+        alike = bool(alike and bartlett < limit)
+        result = st.moderate(values[1:], values[0])
+        kinds.add(alike)
+        if alike:
+            total = squares / df * (1 + stats.f.ppf(level, n - 1, df))
+            own = (values[1:] - values[0]).var(axis=1, ddof=1)
+            assert np.square(result.se) * n == pytest.approx(np.maximum(total, own))
+            assert (result.arms, result.df, result.prior_df) == (tuple(range(m)), df, math.inf)
+            assert np.square(result.loadings) == pytest.approx(0.5)
+        elif not isinstance(result, str):
+            assert result.df < df
+    assert kinds == {True, False}
+
+
+def test_baseline_that_scatters_ten_times_as_far_keeps_its_variance():
+    *arms, base = np.random.default_rng(5).normal(size=(11, 5))
+    assert st.moderate(arms, base).df == 36
+    result = st.moderate(arms, 10 * base)
+    assert 4 <= result.df < 4.5 and min(result.se) > 9 * base.std(ddof=1) / math.sqrt(5)
 
 
 def test_moderation_needs_arms_and_seeds_and_spread():
@@ -491,26 +542,24 @@ def test_errors_of_many_studies_equal_those_of_each():
     assert {0, 6, 7} <= set(kinds)
 
 
-@pytest.mark.parametrize(("spread", "rho"), [("equal", 0.0), ("equal", 0.9), ("alternating 1 and 4", 0.0)])
-def test_moderated_comparisons_keep_alpha_and_find_more(spread, rho):
-    """3,000 studies of 3 seeds and 10 arms: at most 5 % and three standard errors of false alarms, power doubled."""
-    draws, studies, n, m = np.random.default_rng([8, int(10 * rho), len(spread)]), 3000, 3, 10
+@pytest.mark.parametrize(("n", "ratio"), [(3, 3.0), (5, 1.5)])
+@pytest.mark.parametrize(
+    ("baseline", "every_other", "rho"), [(1, 1, 0.0), (1, 1, 0.9), (2, 1, 0.0), (4, 1, 0.5), (1, 4, 0.0)]
+)
+def test_moderated_comparisons_keep_alpha_and_find_more(n, ratio, baseline, every_other, rho):
+    """3,000 studies of 10 comparisons: false alarms, and the power for a part of what a comparison alone detects."""
+    draws, studies, m = np.random.default_rng([8, n, baseline, every_other, int(10 * rho)]), 3000, 10
     noise = draws.normal(size=(studies, m + 1, n))
+    noise[:, 0] *= baseline
+    noise[:, 1::2] *= every_other
     noise = math.sqrt(1 - rho) * noise + math.sqrt(rho) * draws.normal(size=(studies, 1, n))
-    if spread != "equal":
-        noise[:, 1::2] *= 4
-    se, df, _, _ = moderated_errors(noise[:, 1:], noise[:, 0])
-    grid = np.linspace(1 / 40, 1 / 2, 12)
-    bounds = [math.log(st.max_t_quantile(0.05, 1 / value, [math.sqrt(0.5)] * m)) for value in grid]
-    bound = np.exp(np.interp(1 / df, grid, bounds))[:, None]
+    _, bounds = st.detection_bounds(noise, 0.05)
     difference = noise[:, 1:].mean(axis=2) - noise[:, :1].mean(axis=2)
-    alarms = (np.abs(difference) / se > bound).any(axis=1).mean()
+    alarms = (np.abs(difference) > bounds).any(axis=1).mean()
     assert alarms <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
-    if spread == "equal":
-        effect = 4 * math.sqrt(1 - rho)
-        found = (np.abs(difference + effect) / se > bound)[:, 0].mean()
-        own = stats.ttest_rel(noise[:, 1] + effect, noise[:, 0], axis=1).pvalue <= 0.05 / m
-        assert found > 2 * own.mean()
+    if baseline == every_other == 1:
+        effect = st.detectable_difference(math.sqrt(2 * (1 - rho) / n), n - 1, 0.05 / m) / ratio
+        assert (np.abs(difference + effect) > bounds)[:, 0].mean() >= 0.8 - 3 * math.sqrt(0.8 * 0.2 / studies)
 
 
 def test_interaction_equals_repeated_measures_anova():

@@ -20,7 +20,6 @@ import argparse
 import math
 import sys
 from pathlib import Path
-from unittest import mock
 
 import claims
 import numpy as np
@@ -30,7 +29,7 @@ from scipy import stats
 from sources import METRICS, SYNTHETIC, Source, collapses, pool, real
 
 from vitlab import statistics
-from vitlab.statistics import moderation
+from vitlab.statistics.moderation import residual_variances
 from vitlab.statistics.stopping import stagewise_p
 
 Floats = NDArray[np.float64]
@@ -76,17 +75,18 @@ def detectable(studies: int, seed: int) -> list[list[str]]:
         draws = np.random.default_rng([seed, 7, n, m])
         values = draws.standard_normal((studies, m + 1, n))
         judged = first_step(values, 0.0)
-        with mock.patch.object(moderation, "lower_prior_df", known_alike):
-            judged["known to be alike"] = first_step(values, 0.0)["moderated"]
+        judged["known to be alike"] = (judged["own"][0], dunnett_bounds(values))
         sizes = [float(np.quantile(bound[:, 0] - mean[:, 0], 0.8)) for mean, bound in judged.values()]
         rows.append([str(n), str(m), *(f"{size:.2f}" for size in sizes)])
         rows[-1] += [f"{sizes[0] / size:.2f}" for size in sizes[1:]]
     return rows
 
 
-def known_alike(variances: Floats, n: int) -> Floats:
-    """Return infinite prior degrees of freedom, in place of what the spread of variances tells."""
-    return np.full(variances.shape[:-1], math.inf)
+def dunnett_bounds(values: Floats) -> Floats:
+    """Return the bounds of Dunnett's test, for arms and a baseline that are known to have one variance."""
+    m, n = values.shape[1] - 1, values.shape[2]
+    se = np.sqrt(2 * residual_variances(values).mean(axis=1) / n)
+    return np.asarray(se[:, None] * statistics.max_t_quantile(ALPHA, m * (n - 1), [math.sqrt(0.5)] * m))
 
 
 def false_alarms_of_looks(studies: int, seed: int) -> tuple[list[list[str]], bool]:

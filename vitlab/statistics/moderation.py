@@ -1,8 +1,20 @@
 """Comparisons of several arms with one baseline, with variances that are estimated over all arms together.
 
 With three seeds, the variance of one comparison has two degrees of freedom.  The arms of a study, trained with the same
-code on the same data, scatter nearly alike, and together they have many.  Let every arm have values at the same n
-seeds, and value = mean of the arm + effect of the seed + error, the error with a variance of the arm's own:
+code on the same data, scatter nearly alike, and together they have many.  Let each of m arms have values at the same n
+seeds, and value = mean of the arm + effect of the seed + error, the error with a variance of the arm's own.
+
+Arms and baseline *look alike* if no test of level ``NOT_ALIKE`` says otherwise: Bartlett's test of the arms, F tests of
+each arm against the other arms, and an F test of the baseline against the arms, which finds only larger variances (the
+arms have half of the level for Bartlett's test, and half for all F tests).  Then all comparisons have one variance:
+
+- That of the arms is the mean square of their residuals, without the means of arms and of seeds, with (m - 1) (n - 1)
+  degrees of freedom.
+- That of the baseline is this mean square times the quantile of the F distribution at ``baseline_level``, however small
+  it was found: with few seeds, a baseline that scatters several times as far can look alike, and it is in every
+  comparison.
+
+Otherwise each arm has a variance of its own, which the others make more certain:
 
 - The residuals of the m arms, without the means of arms and of seeds, give each arm a variance of n - 1 degrees of
   freedom, and all of them a mean variance.
@@ -12,15 +24,17 @@ seeds, and value = mean of the arm + effect of the seed + error, the error with 
 - The baseline is in every comparison, and its variance is not borrowed: the variance of the baseline less the mean of
   the arms, with n - 1 degrees of freedom, stands for it.  The degrees of freedom of the sum are Satterthwaite's.
 - An arm whose residuals, around the median of all arms at a seed, are far larger than those of most arms shares
-  nothing.  If more than a quarter of the arms are like that, or fewer than four are left, none shares.
-- No comparison has a standard error below its own.  Sharing adds degrees of freedom; it never turns a comparison that
-  scatters into one that does not, whatever the other arms do.
+  nothing.  If more than a quarter of the arms are like that, or fewer than four are left, none shares in either case.
+
+In neither case does a comparison have a standard error below its own.  Sharing adds degrees of freedom; it never turns
+a comparison that scatters into one that does not, whatever the other arms do.
 
 Comparisons with one baseline are correlated.  Their p values and intervals are those of the largest of correlated t
 statistics, which for equal variances is Dunnett's test, in steps from the smallest p value.
 
-References: Smyth (2004), Stat. Appl. Genet. Mol. Biol. 3, 3 (moderated t; the estimate of the prior).  Dunnett (1955),
-J. Am. Stat. Assoc. 50, 1096-1121.  Satterthwaite (1946), Biometrics Bulletin 2, 110-114.
+References: Bartlett (1937), Proc. R. Soc. A 160, 268-282.  Smyth (2004), Stat. Appl. Genet. Mol. Biol. 3, 3 (moderated
+t; the estimate of the prior).  Dunnett (1955), J. Am. Stat. Assoc. 50, 1096-1121.  Satterthwaite (1946), Biometrics
+Bulletin 2, 110-114.
 """
 
 from __future__ import annotations
@@ -41,8 +55,12 @@ MIN_SEEDS = 3  #: two seeds say too little about an arm's spread
 MAX_WILD = 0.25  #: largest share of arms that are left out; one arm may always be
 WILD_LEVEL = 1e-3  #: chance that an arm is left out whose spread is that of most arms
 PRIOR_CONFIDENCE = 0.98  #: confidence that ``prior_df`` is at least what is used
+NOT_ALIKE = 0.05  #: level of the tests of whether arms and baseline scatter alike
+BASELINE_LEVEL = 0.945  #: with three seeds, share of baselines like the arms whose variance is smaller than counted
+LEVEL_STEP = 0.05  #: by which this share falls with each further seed, as unlike baselines are told apart more often
+MIN_BASELINE_LEVEL = 0.7  #: from eight seeds on
 MIN_SPREAD = 1e-9  #: of differences in simulated studies; those below it do not scatter
-DRAWS = 4000  #: simulated studies from which the quantile of the spread of log variances is taken
+DRAWS = 4000  #: simulated studies from which quantiles of the spread of variances are taken
 
 
 @dataclass(frozen=True)
@@ -77,11 +95,60 @@ def moderate(arms: Sequence[Sequence[float]] | Floats, baseline: Sequence[float]
     spread = rounding_of(values, reference)
     if (residual_variances(values) <= spread**2).any() or ((values - reference).std(axis=1, ddof=1) <= spread).any():
         return "an arm has no spread of its own"
-    places = np.flatnonzero(~wild_arms(values))
-    if len(places) < max(MIN_SHARING, len(values) - max(1, int(MAX_WILD * len(values)))):
+    places, (m, n) = np.flatnonzero(~wild_arms(values)), values.shape
+    if len(places) < fewest_sharing(m):
         return "the arms differ too much in spread"
+    se, alike = pooled_errors(values, reference)
+    if alike:
+        return Moderated(tuple(range(m)), tuple(se.tolist()), (m - 1.0) * (n - 1), (math.sqrt(0.5),) * m, math.inf)
     se, df, loadings, prior_df = moderated_errors(values[places], reference)
     return Moderated(tuple(places.tolist()), tuple(se.tolist()), float(df), tuple(loadings.tolist()), float(prior_df))
+
+
+def fewest_sharing(m: int) -> int:
+    """Return how many of ``m`` arms have to be left once those that spread far more than most are left out."""
+    return max(MIN_SHARING, m - max(1, int(MAX_WILD * m)))
+
+
+def pooled_errors(values: Floats, reference: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Return the standard errors of differences if arms and baseline look alike, and whether they do.
+
+    Args:
+        values: of studies along the leading axes, of arms along the last but one, at seeds along the last.
+        reference: of the baseline at the seeds.
+    """
+    from scipy.special import fdtri
+
+    m, n = values.shape[-2:]
+    own = residual_variances(values)
+    of_arms, largest = own.mean(axis=-1), own.max(axis=-1)
+    of_others = ((m - 1) * of_arms - largest) / (m - 2)
+    of_baseline = (reference - values.mean(axis=-2)).var(axis=-1, ddof=1) / (1 + 1 / m)
+    df = n - 1, (m - 1) * (n - 1)
+    alike = largest <= fdtri(n - 1, (m - 2) * (n - 1), 1 - NOT_ALIKE / 2 / m) * of_others
+    alike &= of_baseline <= fdtri(*df, 1 - NOT_ALIKE) * of_arms
+    with np.errstate(divide="ignore", invalid="ignore"):  # an arm without residuals
+        alike &= log_ratio_of_means(own) <= _quantile_of_log_ratio(m, n)
+    total = (1 + fdtri(*df, baseline_level(n))) * of_arms
+    differences = (values - reference[..., None, :]).var(axis=-1, ddof=1)
+    return np.sqrt(np.maximum(total[..., None], differences) / n), alike
+
+
+def log_ratio_of_means(variances: Floats) -> Floats:
+    """Return the log of the arithmetic mean over the geometric one, along the last axis: Bartlett's statistic."""
+    return np.asarray(np.log(variances.mean(axis=-1)) - np.log(variances).mean(axis=-1))
+
+
+@lru_cache
+def _quantile_of_log_ratio(m: int, n: int) -> float:
+    """Return the largest :func:`log_ratio_of_means` with which ``m`` equal arms look alike."""
+    variances = residual_variances(np.random.default_rng([m, n]).normal(size=(DRAWS, m, n)))
+    return float(np.quantile(log_ratio_of_means(variances), 1 - NOT_ALIKE / 2))
+
+
+def baseline_level(n: int) -> float:
+    """Return the level of the quantile that the variance of a baseline counts as, for ``n`` seeds."""
+    return max(MIN_BASELINE_LEVEL, BASELINE_LEVEL - LEVEL_STEP * (n - MIN_SEEDS))
 
 
 def wild_arms(values: Floats) -> npt.NDArray[np.bool_]:
@@ -100,7 +167,7 @@ def wild_arms(values: Floats) -> npt.NDArray[np.bool_]:
 
 
 def moderated_errors(values: Floats, reference: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the fields of :class:`Moderated` for studies along the leading axes.
+    """Return the fields of :class:`Moderated` for studies along the leading axes, in which arms do not look alike.
 
     Args:
         values: of arms, along the last axis but one, at seeds, along the last.
@@ -144,8 +211,16 @@ def study_errors(
     for count in range(MIN_ARMS, m + 1) if n >= MIN_SEEDS else ():
         studies = np.flatnonzero(usable.sum(axis=1) == count)
         places = np.argsort(~usable[studies], axis=1, kind="stable")[:, :count]
-        shares = ~wild_arms(values[studies[:, None], 1 + places]) if len(studies) else np.zeros((0, count), bool)
-        for size in range(max(MIN_SHARING, count - max(1, int(MAX_WILD * count))), count + 1):
+        if not len(studies):
+            continue
+        shares = ~wild_arms(values[studies[:, None], 1 + places])
+        pooled, alike = pooled_errors(values[studies[:, None], 1 + places], values[studies, 0])
+        alike &= shares.sum(axis=1) >= fewest_sharing(count)
+        rows, columns = studies[alike, None], places[alike]
+        se[rows, columns] = np.maximum(pooled[alike], own[rows, columns])
+        df[rows, columns], joint[studies[alike]] = (count - 1.0) * (n - 1), count == m
+        studies, places, shares = studies[~alike], places[~alike], shares[~alike]
+        for size in range(fewest_sharing(count), count + 1):
             some = np.flatnonzero(shares.sum(axis=1) == size)
             if not len(some):
                 continue
@@ -255,7 +330,7 @@ def max_t_p(t: float, df: float, loadings: Sequence[float]) -> float:
     from scipy.special import gammaln, ndtr
 
     nodes, weights = _normal_grid()
-    size = np.abs(np.asarray(loadings, dtype=float))
+    size, counts = np.unique(np.abs(np.asarray(loadings, dtype=float)), return_counts=True)
     alone = np.sqrt(1 - size**2)
     if math.isfinite(df):
         width = 8 / math.sqrt(2 * df)
@@ -269,7 +344,7 @@ def max_t_p(t: float, df: float, loadings: Sequence[float]) -> float:
     bound = abs(t) * scale[:, None, None]
     shift = size * nodes[None, :, None]
     inside = ndtr((bound - shift) / alone) - ndtr((-bound - shift) / alone)
-    outside = 1 - np.prod(inside, axis=2)
+    outside = 1 - np.prod(inside**counts, axis=2)
     return float(min(1.0, max(0.0, shares @ (outside @ weights))))
 
 
