@@ -155,7 +155,7 @@ class MlflowTracker(Replay):
         tags = {"vitlab.study": name}
         experiment = service.experiment(client, name, self.address, f"{name}/trials", tags, first)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
-        runs = TrialRuns(client, experiment, self.plan, self.store, root=self._root, source=source, database=database)
+        runs = TrialRuns(client, experiment, self.plan, self.store, root=self._root, source=source)
         runs.settle(service.runs(client, experiment), self.trials, parsed)
         if self._final and (self._verifies or runs.lost):
             runs.verify(parsed.values())

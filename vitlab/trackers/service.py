@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import shutil
 import sqlite3
@@ -20,7 +19,6 @@ from vitlab.store.damage import set_aside
 from vitlab.store.files import temporary, user_cache
 from vitlab.trackers.address import Address
 from vitlab.trackers.base import lock
-from vitlab.trackers.records import Point
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +39,6 @@ SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 EMPTY = ("experiments", "runs")  #: tables of a template that have no rows
 REJECTED = "INVALID_PARAMETER_VALUE"  #: MLflow's code for values that it does not store, however often they are sent
 ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
-COLUMNS = "(key, value, timestamp, step, is_nan, run_uuid) values (?, ?, ?, ?, ?, ?)"
-IF_LATER = (
-    "on conflict (key, run_uuid) do update set value = excluded.value, timestamp = excluded.timestamp, "
-    "step = excluded.step, is_nan = excluded.is_nan "
-    "where (excluded.step, excluded.timestamp, excluded.value) > "
-    "(latest_metrics.step, latest_metrics.timestamp, latest_metrics.value)"
-)
-"""MLflow's rule of the latest value of a metric."""
-LOCKED_S = 20.0  #: time to wait for other writers of a database
 PAGE = 100
 """Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
 
@@ -299,31 +288,6 @@ def experiment(
         if existing.tags.get(key) != value:
             client.set_experiment_tag(existing.experiment_id, key, value)
     return str(existing.experiment_id)
-
-
-def insert_points(database: Path, run: str, points: Sequence[Point]) -> bool:
-    """Insert the points of a run into MLflow's SQLite file as ``log_batch`` does, without an object for each of them.
-
-    Points that are stored already are left as they are.
-
-    Returns:
-        False, with nothing stored, if the run was deleted or the tables are not those of MLflow 3.
-    """
-    rows = [
-        (name, 0.0 if math.isnan(value) else value, t, step, math.isnan(value), run) for name, value, t, step in points
-    ]
-    try:
-        file = f"file:{quote(str(database))}?mode=rw"
-        with closing(sqlite3.connect(file, timeout=LOCKED_S, uri=True)) as connection, connection:
-            if not connection.execute(
-                "select 1 from runs where run_uuid = ? and lifecycle_stage = 'active'", [run]
-            ).fetchone():
-                return False
-            connection.executemany(f"insert or ignore into metrics {COLUMNS}", rows)
-            connection.executemany(f"insert into latest_metrics {COLUMNS} {IF_LATER}", rows)
-    except sqlite3.OperationalError:
-        return False
-    return True
 
 
 def log_values(

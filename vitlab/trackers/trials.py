@@ -85,19 +85,10 @@ class TrialRuns:
         store: the store of its trials.
         root: identifies this output folder among those that deliver to the same server.
         source: tags of the delivering user and commit.
-        database: the SQLite file, if that is the destination.
     """
 
     def __init__(
-        self,
-        client: Any,
-        experiment: str,
-        plan: Plan,
-        store: Store,
-        *,
-        root: str,
-        source: Mapping[str, str],
-        database: Path | None,
+        self, client: Any, experiment: str, plan: Plan, store: Store, *, root: str, source: Mapping[str, str]
     ) -> None:
         self.client = client
         self.experiment = experiment
@@ -105,7 +96,6 @@ class TrialRuns:
         self.store = store
         self.root = root
         self.source = source
-        self.database = database
         self.metrics: set[str] = set()  #: names of all metrics in the runs
         self.created = False  #: True if a run was created since the last :meth:`settle`
         self.lost = False  #: True if the last :meth:`settle` found that MLflow lacks something that was delivered
@@ -320,12 +310,10 @@ class TrialRuns:
         self.client.set_terminated(mark.run, mark.status, end_time=end.t or None)
 
     def _send(self, item: TrackedTrial, mark: RunMark, batch: _Batch) -> None:
-        """Send points, tags and parameters; points into a file by SQL."""
+        """Send points, tags and parameters."""
         from mlflow.entities import Metric
 
-        is_stored = self.database is not None and service.insert_points(self.database, mark.run, batch.points)
-        points = [] if is_stored else batch.points
-        metrics = [Metric(point.name, point.value, point.t, point.step) for point in points]
+        metrics = [Metric(point.name, point.value, point.t, point.step) for point in batch.points]
         self._log(item, mark.run, batch.tags, batch.params, metrics)
         self.metrics |= {point.name for point in batch.points}
 
