@@ -244,7 +244,7 @@ def disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
             )
         if low <= 0 <= high:
             lines.append(
-                f"{row['arm']}: significant by Holm's method, although its simultaneous interval, which is wider, "
+                f"{row['arm']}: significant as corrected in steps, although its simultaneous interval, which is wider, "
                 "contains 0."
             )
         elif row["bca_low"] is not None and row["bca_low"] <= 0 <= row["bca_high"]:
