@@ -79,7 +79,8 @@ def _finish() -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None:  # as it is if its descriptor was closed when Python started
+                stream.flush()
         except (OSError, ValueError):  # nobody reads it any more, or it is closed
             if not state.reported:
                 return  # Python reports it
