@@ -390,6 +390,7 @@ def test_store_that_cannot_be_read_is_refused_with_sentence(tmp_path: Path, fold
         ("file://mlruns#x", "file://mlruns is read as on the host 'mlruns'; write file:///FOLDER#NAME"),
         ("postgresql://me:hush@host/db#x", "postgresql://***@host/db: vitlab reads this database through its MLflow"),
         ("ftp://host/db#x", "begins with 'ftp'"),
+        ("http://me:hush@[::1#x", "http://***@[::1 is not a URI; write sqlite:///FILE"),
         (f"{here}#tiny", f"For an experiment in MLflow's database, write sqlite:///{here}#tiny."),
         (str(folder), f"For an experiment in MLflow's folder, write file://{folder}#NAME."),
     ):

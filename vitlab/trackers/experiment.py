@@ -141,7 +141,10 @@ def _open(address: str, shown: str) -> Iterator[_Store]:
     Raises:
         UserError: if it cannot be opened or read.
     """
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        raise UserError(f"{shown} is not a URI; write sqlite:///FILE, file:///FOLDER or http://HOST:PORT") from None
     dialect = parts.scheme.partition("+")[0]
     if parts.scheme == "file":
         folder = Path(unquote(parts.path))
