@@ -8,6 +8,7 @@ The process ends with its driver, at once, as a thread would; the next delivery 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import logging.handlers
 import os
@@ -94,10 +95,10 @@ def aside(tracker: Tracker) -> Tracker:
 class RemoteTracker(Tracker):
     """Tracker that delivers in another process, and in this one once that has died."""
 
-    _number = 0
+    _numbers = itertools.count(1)
 
     def __init__(self, tracker: Tracker, process: TrackerProcess) -> None:
-        RemoteTracker._number += 1
+        self._number = next(self._numbers)
         self.tracker = tracker
         self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
         self._process = process
