@@ -77,6 +77,13 @@ class Spy:
                 log.write(f"{name} {os.getpid()}\\n")
 sys.meta_path.insert(0, Spy())
 """
+KILL = """
+class Kill:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mlflow" and open(os.environ["IMPORTS"]).read().count("mlflow") == 1:
+            os.kill(os.getpid(), 9)
+sys.meta_path.insert(1, Kill())
+"""
 
 
 def study_file(folder: Path, name: str = "tiny", executor: str = "inline") -> Path:
@@ -221,6 +228,24 @@ def test_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Ru
     assert len({process for name, process in imports if name == "torch"}) > 1, "the spy saw no worker"
     assert not [process for name, process in imports if name == "mlflow"]
     holds_all_once(delivered)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_command_delivers_beside_its_driver(dies: bool, runs: Runs, tmp_path: Path) -> None:
+    """The driver imports MLflow only if the process that delivers has died, here by its first import."""
+    (tmp_path / "sitecustomize.py").write_text(SPY + (KILL if dies else ""))
+    shutil.rmtree(runs.folder("baseline", 0).path)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "IMPORTS": str(tmp_path / "imports"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vitlab", "run", str(runs.file), "--out", str(runs.out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    imports = [line.split() for line in (tmp_path / "imports").read_text().splitlines()]
+    torch, mlflow = (
+        list(dict.fromkeys(pid for name, pid in imports if name == which)) for which in ("torch", "mlflow")
+    )
+    assert len(torch) == 1 and (mlflow[1:] == torch if dies else torch != mlflow and len(mlflow) == 1)
+    holds_all_once(runs)
 
 
 def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, monkeypatch: Patch) -> None:

@@ -30,6 +30,9 @@ from vitlab.store.folders import Store
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.base import tracker as trackers
 
+HANDLED_BY_DRIVER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are sent to all processes of a terminal or of a scheduler's job."""
+
 
 class _Request(NamedTuple):
     """A call of a method of the tracker of a study whose plan is stored."""
@@ -54,9 +57,12 @@ class TrackerProcess:
     def __init__(self) -> None:
         self._pipe, theirs = Pipe()
         self._lock = threading.Lock()
+        # A signal right after the fork would be handled in the process as in the driver.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_DRIVER)
         if not os.fork():
             self._pipe.close()
-            _serve(theirs)
+            _serve(theirs, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
 
     def call(self, request: _Request) -> str | None:
@@ -131,14 +137,16 @@ class RemoteTracker(Tracker):
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
-def _serve(driver: Connection) -> NoReturn:
-    """Answer the driver's requests until it dies."""
+def _serve(driver: Connection, blocked: set[int]) -> NoReturn:
+    """Answer the driver's requests until it dies; ``blocked`` are the signals that were blocked before the fork."""
     try:
-        for ignored in (signal.SIGINT, signal.SIGTERM):  # the driver handles them
+        for ignored in HANDLED_BY_DRIVER:
             signal.signal(ignored, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         requests = queue.SimpleQueue[_Request]()
         threading.Thread(target=_listen, args=(driver, requests), daemon=True).start()
-        logging.getLogger().addHandler(_Handler(driver))
+        sending = threading.Lock()
+        logging.getLogger().addHandler(_Handler(driver, sending))
         tracker, number = None, 0
         while True:
             request = requests.get()
@@ -146,7 +154,9 @@ def _serve(driver: Connection) -> NoReturn:
                 plan = read_plan(request.store.study(request.study) / "plan.json")
                 tracker = trackers.build(request.run.tracker, plan, request.store, request.run)
                 number = request.number
-            driver.send(_Answer(getattr(tracker, request.method)(*request.arguments)))
+            answer = _Answer(getattr(tracker, request.method)(*request.arguments))
+            with sending:
+                driver.send(answer)
     except BrokenPipeError:
         pass  # the driver has died
     except BaseException:
@@ -167,10 +177,11 @@ def _listen(driver: Connection, requests: queue.SimpleQueue[_Request]) -> None:
 class _Handler(logging.handlers.QueueHandler):
     """Sends records of the log to the driver, whose display they would otherwise disturb."""
 
-    def __init__(self, driver: Connection) -> None:
+    def __init__(self, driver: Connection, sending: threading.Lock) -> None:
         super().__init__(queue.SimpleQueue())
-        self._driver = driver
+        self._driver, self._sending = driver, sending
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Send a record."""
-        self._driver.send(record)
+        with self._sending:
+            self._driver.send(record)
