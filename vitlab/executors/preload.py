@@ -54,5 +54,6 @@ for entry in (entry for name in SLOTS for entry in listing(name) if entry.origin
 with suppress(Exception):  # as above
     importlib.import_module("vitlab.runner.circumstances").rehearse()
 
+gc.collect()  # without this count of the objects that stay, each worker would collect all of its own too often
 gc.freeze()  # otherwise each worker's collector would visit all of the above and so copy its memory pages
 gc.enable()
