@@ -376,6 +376,15 @@ def test_experiments_of_one_name_are_told_apart_by_their_pages(tmp_path: Path) -
     assert read_experiment(f"{uri}#/experiments/2") == Experiment("same", f"{uri}#same", ())
 
 
+@pytest.mark.parametrize("status", ["9", "[3]", "'?'"])
+def test_run_of_unknown_status_is_refused_with_sentence(status: str, tmp_path: Path) -> None:
+    (tmp_path / "1" / "run").mkdir(parents=True)
+    (tmp_path / "1" / "meta.yaml").write_text("experiment_id: '1'\nname: some\nlifecycle_stage: active\n")
+    (tmp_path / "1" / "run" / "meta.yaml").write_text(f"run_id: run\nstatus: {status}\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_experiment(f"{tmp_path.as_uri()}#some")
+
+
 def test_store_that_cannot_be_read_is_refused_with_sentence(tmp_path: Path, folder: Path, mlruns: str) -> None:
     foreign, text = tmp_path / "foreign.db", tmp_path / "text.db"
     with closing(sqlite3.connect(foreign)) as connection:

@@ -183,7 +183,7 @@ def _column(name: str, runs: Sequence[Run], source: str) -> dict[str, str]:
     params = {run.id: run.params[name] for run in runs if run.params.get(name)}
     tags = {run.id: run.tags[name] for run in runs if run.tags.get(name)}
     if not params and not tags and kind in ("params", "tags"):
-        values = {run.id: getattr(run, kind)[rest] for run in runs if rest in getattr(run, kind)}
+        values = {run.id: getattr(run, kind)[rest] for run in runs if getattr(run, kind).get(rest)}
         if values:
             return values
     if any(params[run] != tags[run] for run in params.keys() & tags.keys()):

@@ -17,7 +17,7 @@ from vitlab.spec.changes import MASK, public
 from vitlab.store.folders import Store
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.base import tracker as trackers
-from vitlab.trackers.process import aside
+from vitlab.trackers.process import remote
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
         UserError: if its options cannot work.
     """
     built: Tracker = trackers.build(run.tracker, plan, store, run)
-    return BackgroundTracker(aside(built)) if built.title else built
+    return BackgroundTracker(remote(built)) if built.title else built
 
 
 def sync(

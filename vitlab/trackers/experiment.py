@@ -153,7 +153,7 @@ def _open(address: str, shown: str) -> Iterator[_Store]:
             raise UserError(f"{shown} {problem}; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
         try:
             yield _Folder(folder)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, LookupError, TypeError, ValueError, yaml.YAMLError) as error:  # the files may hold anything
             raise UserError(f"{shown} cannot be read: {_first_line(error)}") from None
         return
     if dialect in PORTS:  # MLflow's client would upgrade the tables of a database that an older server uses

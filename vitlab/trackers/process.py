@@ -93,7 +93,7 @@ def start() -> None:
         _process = TrackerProcess()
 
 
-def aside(tracker: Tracker) -> Tracker:
+def remote(tracker: Tracker) -> Tracker:
     """Return a tracker that delivers in the process as ``tracker`` does here; itself if there is no process."""
     return tracker if _process is None else RemoteTracker(tracker, _process)
 

@@ -311,7 +311,8 @@ def log_values(
     except MlflowException as error:
         if error.error_code != REJECTED:
             raise
-    client.log_batch(run, metrics)
+    if metrics:
+        client.log_batch(run, metrics)
     rejected = {}
     for kind, values, send in (("tag", tags, client.set_tag), ("parameter", params, client.log_param)):
         for name, value in values.items():
