@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -345,12 +346,42 @@ def test_external_errors_have_exit_codes(tmp_path: Path, error: BaseException, c
     assert ("a wire came loose" in err and "Traceback" in err) == (code == 3)
 
 
-def test_closed_pipe_ends_quietly(ran: tuple[Path, Path]) -> None:
-    """``vitlab plan | head -1`` closes the pipe early; there is neither a traceback nor an error."""
-    file, out = ran
-    command = f"{sys.executable} -m vitlab plan {file} --out {out} --full | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0" and done.stderr == ""
+def process(command: str, *arguments: object, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command line of bash in which ``vitlab`` stands for the command and $0, $1 ... for the arguments."""
+    line = command.replace("vitlab", f"{sys.executable} -m vitlab")
+    words = ["bash", "-c", f"set -o pipefail; {line}", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize("command", ["plan $0 --out $1 --full", "report $0 --out $1 --format html", "list"])
+def test_closed_pipe_ends_quietly(ran: tuple[Path, Path], command: str) -> None:
+    """``vitlab plan | head -0`` closes the pipe early; there is neither a traceback nor an error."""
+    done = process(f"vitlab {command} | head -0", *ran)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"), [("validate $0", ""), ("report $0 --out $1 --format html", ""), ("list", "1")]
+)
+@pytest.mark.parametrize(
+    ("target", "reason"), [("&-", "bad file descriptor"), ("/dev/full", "no space left on device")]
+)
+def test_unwritable_stdout_is_one_sentence(
+    ran: tuple[Path, Path], command: str, target: str, reason: str, unbuffered: str
+) -> None:
+    done = process(f"vitlab {command} >{target}", *ran, unbuffered=unbuffered)
+    message = f"standard output: {reason}. Write it elsewhere; what a command stores is kept.\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
+def test_closed_standard_streams_leave_their_descriptors_to_no_file(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("import os\nprint(os.open(os.devnull, os.O_RDONLY))\n")
+    done = process("vitlab list patch --plugin $0 <&- 2>&-", plugin)
+    assert done.returncode == 0 and int(done.stdout.splitlines()[0]) > 2
+    done = process("vitlab report none <&- 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 # -- looking at a study -----------------------------------------------------------------------------------------------

@@ -93,12 +93,6 @@ def test_interrupt_during_own_imports_prints_one_line(tmp_path: Path, command: t
     assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
 
 
-def test_command_with_closed_stdout_ends_silently(tmp_path: Path) -> None:
-    command = ["sh", "-c", 'exec "$0" -m vitlab validate quickstart >&-', sys.executable]
-    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_library_use_keeps_default_interrupt_handler(tmp_path: Path) -> None:
     """A program that uses vitlab as a library keeps its own handling, though it is called vitlab as well."""
     script = tmp_path / "vitlab"

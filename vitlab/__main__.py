@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 
 from vitlab import interrupts
 
@@ -13,6 +15,7 @@ collections take a tenth of the time of a command that imports torch."""
 
 def main() -> None:
     """Run the command line."""
+    open_standard_streams()
     interrupts.install()
     gc.set_threshold(ALLOCATIONS)
     from vitlab.cli import main as run_command
@@ -27,6 +30,18 @@ def main() -> None:
         raise
     finally:
         interrupts.state.left = 0
+
+
+def open_standard_streams() -> None:
+    """Open the standard streams that are closed, so that no file of the command gets their descriptors.
+
+    Input is then empty and messages are dropped; output cannot be written, which fails as in coreutils.
+    """
+    for name, flags, mode in (("stdin", os.O_RDONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, flags)  # the lowest that is free, and so that of the stream
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 if __name__ == "__main__":

@@ -79,10 +79,9 @@ def _finish() -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:  # as it is if its descriptor was closed when Python started
-                stream.flush()
+            stream.flush()
         except (OSError, ValueError):  # nobody reads it any more, or it is closed
-            if not state.reported:
+            if not state.code:
                 return  # Python reports it
     os._exit(state.code)
 

@@ -76,7 +76,9 @@ class _Commands(click.Group):
 
     def invoke(self, context: click.Context) -> object:
         try:
-            return super().invoke(context)
+            value = super().invoke(context)
+            sys.stdout.flush()  # fails here, where errors are reported, if the output cannot be written
+            return value
         except KeyboardInterrupt:  # click would print an empty line
             raise Interrupted("interrupted") from None
 
@@ -138,6 +140,10 @@ def _unexpected(error: Exception) -> int:
     if interrupts.state.raised:  # a library has converted Ctrl-C to its own error
         click.echo("interrupted", err=True)
         return interrupts.EXIT_CODE
+    if isinstance(error, OSError) and not error.filename and not _is_stdout_writable():
+        reason = (error.strerror or str(error)).lower()
+        click.echo(f"standard output: {reason}. Write it elsewhere; what a command stores is kept.", err=True)
+        return UserError.exit_code
     if isinstance(error, OSError) and error.errno in DISK:
         place = f"{error.filename}: " if error.filename else ""
         click.echo(
@@ -156,3 +162,12 @@ def _unexpected(error: Exception) -> int:
     traceback.print_exception(error)
     click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
     return VitlabError.exit_code
+
+
+def _is_stdout_writable() -> bool:
+    """Return False if not even an empty line can be written to the standard output."""
+    try:
+        os.write(1, b"\n")
+    except OSError:
+        return False
+    return True
