@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import math
 import socket
 import sqlite3
@@ -398,7 +399,10 @@ def test_store_that_cannot_be_read_is_refused_with_sentence(tmp_path: Path, fold
         (f"file://{tmp_path}/none#x", f"file://{tmp_path}/none is not a folder; write file:///FOLDER#NAME"),
         ("file://mlruns#x", "file://mlruns is read as on the host 'mlruns'; write file:///FOLDER#NAME"),
         ("postgresql://me:hush@host/db#x", "postgresql://***@host/db: vitlab reads this database through its MLflow"),
-        ("ftp://host/db#x", "begins with 'ftp'"),
+        ("ftp://host/db#x", "begins with 'ftp'. Allowed: sqlite, file, http, https, databricks; or a table."),
+        ("htp://me:hush@host#x", "htp://***@host begins with 'htp'. Did you mean 'http'?"),
+        ("s3://bucket/results.csv", "begins with 's3'"),
+        ("://host#x", "begins with ''"),
         ("http://me:hush@[::1#x", "http://***@[::1 is not a URI; write sqlite:///FILE"),
         (f"{here}#tiny", f"For an experiment in MLflow's database, write sqlite:///{here}#tiny."),
         (str(folder), f"For an experiment in MLflow's folder, write file://{folder}#NAME."),
@@ -449,6 +453,19 @@ def test_server_that_does_not_answer_as_mlflow_is_one_sentence(status: int, body
         other.shutdown()
     text = str(error.value)
     assert text.startswith(f"{address}{message}") and "hush" not in text and "\n" not in text
+
+
+def test_databricks_without_credentials_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setattr(logging.getLogger("mlflow"), "propagate", True)  # to caplog
+    with pytest.raises(UserError) as error:
+        read_experiment("databricks://some#x")
+    text = str(error.value)
+    assert text.startswith("databricks://some cannot be read: ") and "\n" not in text and len(text) < 300
+    assert text.endswith("; set DATABRICKS_HOST and DATABRICKS_TOKEN, or name a profile of ~/.databrickscfg")
+    assert not caplog.records
 
 
 def test_server_names_its_experiments_by_their_pages(address: str, database: str) -> None:

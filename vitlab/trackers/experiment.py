@@ -24,12 +24,14 @@ import yaml
 from vitlab.errors import UserError, nearest
 from vitlab.spec.changes import public
 from vitlab.trackers import service
-from vitlab.trackers.address import PORTS, PROBE_S, Address, locate, without_user
+from vitlab.trackers.address import PORTS, PROBE_S, SERVERS, Address, locate, without_user
 
+SCHEMES = ("sqlite", "file", *SERVERS)
 MAX_LISTED = 20  #: experiments that a message lists
 STATUSES = ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
 """MLflow's statuses of runs; files store their places, counted from 1."""
 _PAGE = re.compile(r"/experiments/([^/?]+)[^?]*(?:\?(.*))?")
+ACCESS = "; set DATABRICKS_HOST and DATABRICKS_TOKEN, or name a profile of ~/.databrickscfg"
 _REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
@@ -154,10 +156,14 @@ def _open(address: str, shown: str) -> Iterator[_Store]:
         try:
             yield _Folder(folder)
         except (OSError, LookupError, TypeError, ValueError, yaml.YAMLError) as error:  # the files may hold anything
-            raise UserError(f"{shown} cannot be read: {_first_line(error)}") from None
+            raise UserError(f"{shown} cannot be read: {_first_sentence(error)}") from None
         return
     if dialect in PORTS:  # MLflow's client would upgrade the tables of a database that an older server uses
         raise UserError(f"{shown}: vitlab reads this database through its MLflow server; give the server's address")
+    if dialect not in SCHEMES:
+        raise UserError(
+            f"{shown} begins with '{dialect}'.{nearest(dialect, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table."
+        )
     location = locate(address, Path.cwd())
     if location.database is not None:
         with _database(location.database, shown) as database:
@@ -177,14 +183,16 @@ def _open(address: str, shown: str) -> Iterator[_Store]:
                 f"{shown} refuses access; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
                 "MLFLOW_TRACKING_TOKEN"
             ) from None
-        raise UserError(f"{shown} cannot be read: {_first_line(error)}") from None
+        access = ACCESS if dialect == "databricks" else ""
+        raise UserError(f"{shown} cannot be read: {_first_sentence(error)}{access}") from None
     finally:
         service.restore()
 
 
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without secrets."""
-    return public((str(error).splitlines() or [type(error).__name__])[0])
+def _first_sentence(error: Exception) -> str:
+    """Return the first sentence of an error's message, without secrets."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return public(line.partition(". ")[0])
 
 
 # -- database ---------------------------------------------------------------------------------------------------------

@@ -42,9 +42,10 @@ ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
 PAGE = 100
 """Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
 
-# MLflow logs a traceback of every database error, although the exception is raised as well.
+# MLflow logs errors of databases, and missing credentials of Databricks, although it raises them as well.
 LOGGERS = {
     "mlflow.store.db.utils": logging.CRITICAL,
+    "mlflow.utils.databricks_utils": logging.ERROR,
     "mlflow": logging.WARNING,
     "alembic": logging.WARNING,
     "urllib3": logging.ERROR,
