@@ -647,9 +647,21 @@ def test_slot() -> None:
     assert isinstance(registry.slot("executor").build(Choice("inline"), RunSpec()), Inline)
 
 
-def test_unused_fork_server_ends_with_its_driver() -> None:
-    code = "from vitlab.executors import local; local.Local.prepare(); local.Local.prepare(); print(local._server())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+ENDLESS = "import time; time.sleep(20); print('the fork server went on without its driver', flush=True)"
+
+
+@pytest.mark.parametrize("start", ["Local.prepare(); local.Local.prepare()", "start_server()"])
+def test_unused_fork_server_ends_with_its_driver(tmp_path: Path, start: str) -> None:
+    """One that is still importing does not notice that its driver has ended, so that it is killed."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    code = (
+        "import multiprocessing; from vitlab.executors import local; context = multiprocessing.get_context('forkserver')"
+        "; context.set_forkserver_preload(['endless']); local._context = lambda: context; "
+        f"local.{start}; print(local._server())"
+    )
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) > 0 and done.stderr == ""
     until(lambda: not alive(int(done.stdout)))
 

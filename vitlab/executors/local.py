@@ -123,10 +123,8 @@ class Local(Executor):
     def prepare(cls) -> None:
         """Start the fork server, which takes seconds to import torch; it ends with this process if it is not used."""
         _context()
-        if _server() is None:
-            with without_main():
-                start_server()
-            atexit.register(_end_server)
+        with without_main():
+            start_server()
 
     @property
     def slots(self) -> int:
@@ -322,6 +320,8 @@ def start_server() -> None:
 
     It inherits the signals that are blocked here, and :mod:`vitlab.executors.preload` unblocks them.
     """
+    if _server() is None:
+        atexit.register(_end_server)
     multiprocessing.resource_tracker.ensure_running()  # otherwise the fork server starts it, which unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
