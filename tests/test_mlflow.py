@@ -14,11 +14,13 @@ import math
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import statistics
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -83,6 +85,14 @@ class Kill:
         if name == "mlflow" and open(os.environ["IMPORTS"]).read().count("mlflow") == 1:
             os.kill(os.getpid(), 9)
 sys.meta_path.insert(1, Kill())
+"""
+WAIT = """
+import os, sys, time
+class Wait:
+    def find_spec(self, name, path=None, target=None):
+        while name == "mlflow" and not os.path.exists(os.environ["GO"]):
+            time.sleep(0.02)
+sys.meta_path.insert(0, Wait())
 """
 
 
@@ -245,6 +255,45 @@ def test_command_delivers_beside_its_driver(dies: bool, runs: Runs, tmp_path: Pa
         list(dict.fromkeys(pid for name, pid in imports if name == which)) for which in ("torch", "mlflow")
     )
     assert len(torch) == 1 and (mlflow[1:] == torch if dies else torch != mlflow and len(mlflow) == 1)
+    holds_all_once(runs)
+
+
+@pytest.mark.parametrize(("end", "missing"), [("delivered", 0), ("interrupted", 1), ("killed", 1)])
+def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, tmp_path: Path) -> None:
+    """MLflow is imported only after the answer was read; what an ended driver leaves is delivered by the next run."""
+    (tmp_path / "sitecustomize.py").write_text(WAIT)
+    for seed in range(missing):  # which has a process deliver beside the driver
+        shutil.rmtree(runs.folder("baseline", seed).path)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    go, log, stored = tmp_path / "go", tmp_path / "stderr", runs.out / "studies/tiny/answer.json"
+    environment = {**os.environ, "PYTHONPATH": path, "GO": str(go), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vitlab", "run", str(runs.file), "--out", str(runs.out)]
+    with open(log, "w") as stderr:
+        driver = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+        )
+    assert driver.stdout is not None
+    answer = list(itertools.takewhile(lambda line: not line.startswith("Training "), driver.stdout))
+    assert any("position=none" in line for line in answer) and driver.poll() is None
+    deadline = time.monotonic() + 60
+    while "delivering to MLflow; 4 trials to go\n" not in log.read_text():
+        assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    assert not go.exists() and not stored.exists()
+    if end == "delivered":
+        go.touch()
+    else:
+        os.killpg(driver.pid, signal.SIGINT) if end == "interrupted" else driver.kill()
+    rest, _ = driver.communicate(timeout=60)
+    assert driver.returncode == {"delivered": 0, "interrupted": 130, "killed": -signal.SIGKILL}[end], log.read_text()
+    assert ("4 taken from earlier runs." in rest and "MLflow " in rest) == (end == "delivered") == stored.exists()
+    if end == "interrupted":
+        assert log.read_text().splitlines()[-1].startswith("interrupted; the report is written, and the same command")
+    if end != "delivered":
+        with pytest.raises(AttributeError):  # there is no experiment yet
+            runs.runs()
+        again = vitlab.run(runs.file, out=runs.out)
+        assert (again.trained, again.cached) == (0, 4) and again.link
     holds_all_once(runs)
 
 

@@ -6,7 +6,7 @@ Only this module sees the whole study; every other module receives the part it n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -20,11 +20,12 @@ from vitlab.driver.planning import read_data, with_decisions
 from vitlab.driver.scheduler import Watch, prepare_run, sole_driver
 from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import write_plan
+from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run
 from vitlab.report.answer import Answer as Answer
 from vitlab.report.api import study_path
 from vitlab.store.folders import OUT, Store
-from vitlab.trackers import tracker_of
+from vitlab.trackers import deliver_rest, tracker_of
 
 
 def run(
@@ -38,6 +39,7 @@ def run(
     measure: bool = False,
     versions: Mapping[str, str] = {},
     watch: Watch | None = None,
+    on_report: Callable[[Plan, Store], None] | None = None,
 ) -> Answer:
     """Train the missing trials of a study, track them and write the report.  Running it again trains nothing.
 
@@ -57,11 +59,14 @@ def run(
             versions are stored apart from those without.
         watch: progress display; by default an updating display in a notebook, a live table in a terminal, and plain
             lines on stderr elsewhere.  ``vitlab.driver.scheduler.Watch()`` shows nothing.
+        on_report: called with the plan and the store of its trials once the report of an ended study is written, before
+            the rest is delivered to the tracker.
 
     Raises:
         SpecError: if the file is wrong, with every mistake; nothing is written.
         UserError: if ``file`` is not a path or ``only`` matches no arm; nothing is written.
-        Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
+        Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
+            lacks if the report is already written.
     """
     from vitlab.driver.progress import watch_on
 
@@ -82,7 +87,7 @@ def run(
         plan = begin_run(plan, store, file, changes, plugins, watch.say)
         tracker = tracker_of(plan, store, study.run)
         outcomes: dict[str, str] = {}
-        stages, unexplained = 0, list[str]()
+        stages, unexplained, has_ended = 0, list[str](), False
         try:
             while True:
                 outcomes |= cached_trials(plan, only, store, outcomes)
@@ -110,11 +115,16 @@ def run(
                 from vitlab.driver.benchmark import measure_arms
 
                 measure_arms(plan, store, study.run, plugins, watch.say)
+            has_ended = True
         finally:
             tracker.update()  # while the report is written
             watch.say("writing the report")
             files = report.write(plan, store, store.study(plan.study) / "report")
-            link = tracker.close(files)
+            try:
+                if has_ended and on_report is not None:
+                    on_report(plan, store)
+            finally:
+                link = deliver_rest(tracker, files, watch.say)
         counts = Counter(outcomes.values())
         reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
         untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import NamedTuple
 
 from measuring import Row, in_turns, row, user_environment
 
@@ -171,14 +174,31 @@ def _write_study(folder: Path, arms: int, seeds: int, steps: int) -> Path:
     return file
 
 
-def _command_s(folder: Path, file: Path | str) -> tuple[float, float]:
-    """Return elapsed seconds of ``vitlab run`` and the CPU seconds of its process, without those of workers."""
+class _Times(NamedTuple):
+    """Seconds of one ``vitlab run``."""
+
+    answer: float  #: from the command to the last line of the report's text
+    end: float  #: from the command to its end, after which nothing is left to deliver
+    cpu: float  #: of the driver's process, without workers and the process that delivers
+
+
+def _time_command(folder: Path, file: Path | str) -> _Times:
+    """Return the times of ``vitlab run``, whose output is read as it is printed."""
     line = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(folder / "runs")]
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(line, check=True, capture_output=True, env=user_environment(), cwd=folder)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryFile("w+") as errors:
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        with subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=errors, env=user_environment(), cwd=folder, text=True
+        ) as driver:
+            assert driver.stdout is not None
+            printed = [(text, time.perf_counter() - began) for text in driver.stdout]
+        end, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        if driver.returncode:
+            errors.seek(0)
+            raise RuntimeError(errors.read())
+    after_report = next(place for place, (text, _) in enumerate(printed) if re.match(r"\d+ trained", text))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.perf_counter() - began, cpu
+    return _Times(printed[after_report - 1][1], end, cpu)
 
 
 def _training_s(folder: Path, trials: int) -> float:
@@ -190,38 +210,51 @@ def _training_s(folder: Path, trials: int) -> float:
 
 
 def fixed() -> list[Row]:
-    """P16 and P17: a study's time besides its training, from command to answer, and a finished study's."""
-    rows, finished = [], []
+    """P16 and P17: a study's time besides its training, to the answer and to the command's end, and a finished study's.
+
+    The answer is there once the report's text is printed; until the end, the command delivers the rest to MLflow.
+    """
+    rows, finished = [], list[_Times]()
     for name, (arms, seeds, steps, gate) in STUDIES.items():
-        beside, cpu = [], []
+        times, training = list[_Times](), list[float]()
         for _ in range(3):
             with tempfile.TemporaryDirectory() as place:
                 folder = Path(place)
                 file = _write_study(folder, arms, seeds, steps)
-                passed, worked = _command_s(folder, file)
-                beside.append(passed - _training_s(folder, arms * seeds))
-                cpu.append(worked)
-                finished.append(_command_s(folder, file))
-        rows.append(row("P16", f"{name}, from command to answer, without training", beside, "s", "wall", gate))
-        rows.append(row("P16", "the same, of the driver alone", cpu, "s", "CPU"))
-    rows.append(row("P17", "a finished study again", [passed for passed, _ in finished], "s", "wall", GATE_AGAIN_S))
-    rows.append(row("P17", "the same", [worked for _, worked in finished], "s", "CPU"))
+                times.append(_time_command(folder, file))
+                training.append(_training_s(folder, arms * seeds))
+                finished.append(_time_command(folder, file))
+        rows += _rows_of_study("P16", name, times, training, gate)
+    again = [time.answer for time in finished]
+    rows.append(row("P17", "a finished study again, from command to answer", again, "s", "wall", GATE_AGAIN_S))
+    rows.append(row("P17", "the same", [time.cpu for time in finished], "s", "CPU"))
     return rows
 
 
+def _rows_of_study(
+    goal: str, name: str, times: Sequence[_Times], training: Sequence[float], gate: float | None
+) -> list[Row]:
+    """Return the rows of a study's times besides its training."""
+    answer = [time.answer - trained for time, trained in zip(times, training, strict=True)]
+    end = [time.end - trained for time, trained in zip(times, training, strict=True)]
+    return [
+        row(goal, f"{name}, from command to answer, without training", answer, "s", "wall", gate),
+        row(goal, "the same, to the command's end, when all is delivered to MLflow", end, "s", "wall"),
+        row(goal, "the same, of the driver alone", [time.cpu for time in times], "s", "CPU"),
+    ]
+
+
 def quickstart() -> list[Row]:
-    """P18: the study ``quickstart`` that comes with vitlab, from an empty folder to the answer."""
-    whole, beside, cpu = [], [], []
+    """P18: the study ``quickstart`` that comes with vitlab, from an empty folder to the answer and to the end."""
+    times, training = list[_Times](), list[float]()
     for _ in range(3):
         with tempfile.TemporaryDirectory() as place:
-            passed, worked = _command_s(Path(place), "quickstart")
-            whole.append(passed)
-            beside.append(passed - _training_s(Path(place), QUICKSTART_TRIALS))
-            cpu.append(worked)
+            times.append(_time_command(Path(place), "quickstart"))
+            training.append(_training_s(Path(place), QUICKSTART_TRIALS))
+    whole = [time.answer for time in times]
     return [
         row("P18", "the quickstart, from command to answer", whole, "s", "wall", GATE_QUICKSTART_S),
-        row("P18", "the same, without training", beside, "s", "wall"),
-        row("P18", "the same, of the driver alone", cpu, "s", "CPU"),
+        *_rows_of_study("P18", "the quickstart", times, training, None),
     ]
 
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +28,10 @@ from vitlab.cli.options import (
     study_file,
 )
 from vitlab.errors import TrialFailed, UserError, count
+
+if TYPE_CHECKING:
+    from vitlab.plan.values import Plan
+    from vitlab.store.folders import Store
 
 DETACH = "--detach"
 LOG = "driver.log"  #: of a run that was detached, in the study's folder
@@ -120,19 +125,24 @@ def command(
         retry_failed=retry_failed,
         measure=measure,
         watch=watch,
+        on_report=partial(_print_report, form="json" if as_json else "terminal"),
     )
-    from vitlab import report
-    from vitlab.report.api import logs_command
-
-    form = "json" if as_json else "terminal"
-    click.echo(report.read_report(answer.plan, answer.store, form) or report.render(answer.plan, answer.store, form))
     if not as_json:
         failed = f", {answer.failed} failed" if answer.failed else ""
         click.echo(_epilogue(answer, f"{answer.trained} trained, {answer.cached} taken from earlier runs{failed}."))
     if answer.failed:
+        from vitlab.report.api import logs_command
+
         failures = count(answer.failed, "trial")
         why = logs_command(answer.plan, answer.store)
         raise TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
+
+
+def _print_report(plan: Plan, store: Store, *, form: str) -> None:
+    """Print the report of a study, which has just been written."""
+    from vitlab import report
+
+    click.echo(report.read_report(plan, store, form) or report.render(plan, store, form))
 
 
 def _detach(

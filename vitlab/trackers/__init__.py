@@ -5,6 +5,7 @@ from vitlab.trackers.base import Tracker as Tracker
 from vitlab.trackers.base import Untracked as Untracked
 from vitlab.trackers.base import tracker as tracker
 from vitlab.trackers.delivery import BackgroundTracker as BackgroundTracker
+from vitlab.trackers.delivery import deliver_rest as deliver_rest
 from vitlab.trackers.delivery import tracker_of as tracker_of
 from vitlab.trackers.mlflow import MlflowTracker as MlflowTracker
 from vitlab.trackers.replay import Cursor as Cursor

@@ -116,6 +116,10 @@ class Tracker(ABC):
         """Return the files whose change shows that delivered runs have changed; None if no file shows it."""
         return None
 
+    def undelivered(self) -> int | None:
+        """Return the number of trials that have begun and are not completely delivered; None if it is not recorded."""
+        return None
+
     def update(self) -> None:
         """Deliver the current content of the journals.
 

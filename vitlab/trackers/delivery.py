@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UserError
+from vitlab.errors import Interrupted, UserError, count
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import stored_run_spec
@@ -21,6 +21,8 @@ from vitlab.trackers.process import remote
 
 log = logging.getLogger(__name__)
 
+SILENCE_S, MAX_SILENCE_S = 1.0, 60.0  #: to the first sentence on a delivery, and at most between two of them
+
 
 def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
     """Return the tracker of a study, which delivers in the background.
@@ -30,6 +32,44 @@ def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
     """
     built: Tracker = trackers.build(run.tracker, plan, store, run)
     return BackgroundTracker(remote(built)) if built.title else built
+
+
+def deliver_rest(tracker: Tracker, report: Sequence[Path], say: Callable[[str], None]) -> str | None:
+    """Deliver all that a tracker lacks, and say now and then how much that is.
+
+    Args:
+        tracker: the tracker.
+        report: files of the study's report.
+        say: shows a sentence.
+
+    Returns:
+        The address to open; None if the destination was unreachable.
+
+    Raises:
+        Interrupted: after Ctrl-C; a later delivery continues.
+    """
+    delivered = threading.Event()
+
+    def report_progress() -> None:
+        pause_s = SILENCE_S
+        while not delivered.wait(pause_s):
+            missing = tracker.undelivered()
+            rest = f"; {count(missing, 'trial')} to go" if missing else ""
+            say(f"delivering to {tracker.title}{rest}")
+            pause_s = min(2 * pause_s, MAX_SILENCE_S)
+
+    thread = threading.Thread(target=report_progress, name=f"progress to {tracker.title}", daemon=True)
+    thread.start()
+    try:
+        return tracker.close(report)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; the report is written, and the same command or 'vitlab sync' delivers what {tracker.title} "
+            "lacks"
+        ) from None
+    finally:
+        delivered.set()
+        thread.join()
 
 
 def sync(
@@ -103,6 +143,10 @@ class BackgroundTracker(Tracker):
     def files(self) -> Sequence[Path] | None:
         """Return the files of the tracker."""
         return self.tracker.files()
+
+    def undelivered(self) -> int | None:
+        """Return the number of the tracker."""
+        return self.tracker.undelivered()
 
     def update(self) -> None:
         """Start a delivery; if one is in progress, another one follows it."""

@@ -117,6 +117,10 @@ class RemoteTracker(Tracker):
         """Return the files of the tracker."""
         return self.tracker.files()
 
+    def undelivered(self) -> int | None:
+        """Return the number of the tracker, from its record."""
+        return self.tracker.undelivered()
+
     def update(self) -> None:
         """Deliver the current content of the journals."""
         self._call("update")

@@ -28,6 +28,7 @@ from vitlab.trackers import records
 from vitlab.trackers.base import Tracker
 
 TUNING = "tuning"
+COMMIT_S = 1.0  #: between two records of the progress of a delivery
 
 Cursor: TypeAlias = Any
 """Position of a destination within a trial, such as the name and length of a file: any JSON value but null."""
@@ -79,6 +80,11 @@ class Replay(Tracker):
 
     in_files: ClassVar[bool] = True  #: False if the contract test cannot compare files, as those of a database
     _next = 0  #: index of the trial at which the next delivery begins
+
+    @property
+    def _record(self) -> Path:
+        """The file that records deliveries."""
+        return self.folder / f"{self.title.lower()}-offsets.json"
 
     @cached_property
     def trials(self) -> list[TrackedTrial]:
@@ -142,10 +148,10 @@ class Replay(Tracker):
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Write what the journals have beyond the stored cursors."""
-        account = _Account.load(self.folder / f"{self.title.lower()}-offsets.json", self.place())
+        account = _Account.load(self._record, self.place())
         self.begin({identity: state.mark for identity, state in account.trials.items()})
         first_error: Exception | None = None
-        begin, count = self._next, len(self.trials)
+        begin, count, committed = self._next, len(self.trials), time.monotonic()
         try:
             current = {item.identity for item in self.trials}
             for identity in [name for name in account.trials if name not in current]:
@@ -164,12 +170,25 @@ class Replay(Tracker):
                     raise
                 except Exception as error:
                     first_error = first_error or error
+                if time.monotonic() > committed + COMMIT_S:
+                    account.commit()
+                    committed = time.monotonic()
         finally:
             account.commit()
         link = self.finish(report) if final else None
         if first_error is not None:
             raise first_error
         return link
+
+    def undelivered(self) -> int:
+        """Return the number of trials that have begun and whose end is not delivered, or not all of their journal."""
+        states = _Account.load(self._record, self.place()).trials
+        missing = 0
+        for identity, (_, path, journal) in self._files.items():
+            state = states.get(identity)
+            is_delivered = state is not None and bool(state.end) and state.offset == size_of(journal)
+            missing += not is_delivered and os.path.exists(path)
+        return missing
 
     def _bring_up(self, item: TrackedTrial, account: _Account, final: bool) -> None:
         folder, path, journal = self._files[item.identity]
@@ -282,6 +301,7 @@ class _Account:
         now = {name: asdict(item) for name, item in self.trials.items()}
         if now != self.stored:
             write_json(self.file, {**(read_json(self.file, _ACCOUNTS().validate_python) or {}), self.place: now})
+            self.stored = now
 
 
 _ACCOUNTS = cache(lambda: TypeAdapter(dict[str, dict[str, Any]]))  #: by place
