@@ -297,6 +297,88 @@ def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, t
     holds_all_once(runs)
 
 
+COMPONENTS = """
+from vitlab.data.datasets import dataset
+from vitlab.data.datasets.digits import Digits
+from vitlab.training.metrics import metric
+from vitlab.training.metrics.calibration import Brier
+@dataset.register("own_digits")
+class OwnDigits(Digits):
+    "Digits."
+@metric.register("half_brier")
+class HalfBrier(Brier):
+    "Half of the Brier score."
+    def rows(self, logits, target):
+        return super().rows(logits, target) / 2
+"""
+TRACKER = """
+import os
+from vitlab.trackers.base import tracker
+from vitlab.trackers.mlflow import MlflowTracker
+@tracker.register("own_tracker")
+class OwnTracker(MlflowTracker):
+    "MLflow, with a record of the parents of processes that deliver."
+    def deliver(self, **options):
+        with open(os.environ["PARENTS"], "a") as record:
+            record.write(f"{os.getppid()}\\n")
+        return super().deliver(**options)
+"""
+ENTRY_POINTS = """
+[vitlab.dataset]
+own_digits = own_plugin:OwnDigits
+[vitlab.metric]
+half_brier = own_plugin:HalfBrier
+[vitlab.tracker]
+own_tracker = own_plugin:OwnTracker
+"""
+
+
+@pytest.mark.parametrize(
+    ("tracker", "is_installed", "in_driver"),
+    [("mlflow", False, False), ("own_tracker", True, False), ("own_tracker", False, True)],
+)
+def test_components_of_plugins_are_delivered(
+    tracker: str, is_installed: bool, in_driver: bool, database: Path, tmp_path: Path
+) -> None:
+    """A tracker of a file, which is registered after the delivering process has been forked, delivers in the driver."""
+    plugin, text = tmp_path / "own_plugin.py", COMPONENTS + (TRACKER if tracker == "own_tracker" else "")
+    if is_installed:
+        text = re.sub(r"@.*register.*", "", text)
+        (tmp_path / "own_plugin-1.0.dist-info").mkdir()
+        (tmp_path / "own_plugin-1.0.dist-info/METADATA").write_text("Name: own-plugin\nVersion: 1.0\n")
+        (tmp_path / "own_plugin-1.0.dist-info/entry_points.txt").write_text(ENTRY_POINTS)
+    plugin.write_text(text)
+    (tmp_path / "sitecustomize.py").write_text(SPY)
+    file, out = study_file(tmp_path), tmp_path / "out"
+    content = yaml.safe_load(file.read_text())
+    content["base"]["data"]["type"] = "own_digits"
+    content["base"]["train"]["metrics"] = ["half_brier"]
+    file.write_text(yaml.safe_dump(content | {"seeds": 1}))
+    out.mkdir()
+    shutil.copy(database, out / "mlflow.db")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment |= {"IMPORTS": str(tmp_path / "imports"), "PARENTS": str(tmp_path / "parents")}
+    command = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out)]
+    command += ["--set", f"run.tracker.type={tracker}", *([] if is_installed else ["--plugin", str(plugin)])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    if tracker == "mlflow":
+        imports = set((tmp_path / "imports").read_text().splitlines())
+        assert len({line.split()[1] for line in imports}) == len(imports) == 2, "one process imports both"
+    else:
+        parents = set((tmp_path / "parents").read_text().split())
+        assert len(parents) == 1 and (parents == {str(os.getpid())}) == in_driver
+    uri = f"sqlite:///{out / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id], "tags.`vitlab.kind` = 'trial'")
+    results = [json.loads(file.read_text()) for file in out.glob("trials/*/*/result.json")]
+    final = sorted(result["outcome"]["metrics"]["val/half_brier"] for result in results)
+    for name in ("val/half_brier", "final/val/half_brier"):
+        assert sorted(run.data.metrics[name] for run in runs) == final
+    assert len(final) == 2
+
+
 def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, monkeypatch: Patch) -> None:
     """By default MLflow would retry for four minutes, and again at every update."""
     calls: list[str] = []
