@@ -97,7 +97,7 @@ def no_figures() -> Iterator[None]:
     """
     render = importlib.import_module("vitlab.report.render")  # its package has a function of this name
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render._Content, "figures", lambda self: {})
+        patch.setattr(render.Content, "figures", lambda self: {})
         yield
 
 

@@ -71,7 +71,7 @@ from vitlab.store.folders import Store
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures of reports."""
-    monkeypatch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
+    monkeypatch.setattr(sys.modules["vitlab.report.render"].Content, "figures", lambda self: {})
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     assert summary["refused"].notna().tolist() == [*[False] * 6, True]
     doc = document(plan, store)
     assert [row["verdict"] for row in doc["arms"]] == expected
-    report.write(plan, store, tmp_path / "report")
+    report.write(report.collect(plan, store), tmp_path / "report")
     assert pd.read_csv(tmp_path / "report" / "summary.csv")["verdict"].tolist()[1:] == expected[1:]
     html = text_of(plan, store, "html")
     assert re.findall(r'<td class="verdict"[^>]*>(.*?)</td>', html) == ["", *expected[1:]]
@@ -911,7 +911,7 @@ def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     plan = dataclasses.replace(plan, prerequisites=(teacher,))
     fresh = frame.prerequisites(plan, store)[0]
     assert fresh.status == "missing"
-    report.write(plan, store, store.study(plan.study) / "report")
+    report.write(report.collect(plan, store), store.study(plan.study) / "report")
     store.trial(teacher.key, teacher.code).fail("the worker ran out of memory")
     assert report.read_report(plan, store, "json") is None
     notes = document(plan, store)["notes"]
@@ -999,7 +999,7 @@ def test_write_stores_every_file_and_stored_reads_them(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
     assert report.read_report(plan, store, "md") is None
-    files = report.write(plan, store, folder)
+    files = report.write(report.collect(plan, store), folder)
     assert {file.name for file in files} == {
         *("report.md", "report.html", "report.tex", "report.json", "results.csv", "results.parquet", "history.parquet"),
         *("summary.csv", *(f"{name}.{form}" for name in ("arms", "curves") for form in ("png", "pdf", "svg"))),
@@ -1017,7 +1017,7 @@ def test_write_stores_every_file_and_stored_reads_them(tmp_path):
 
 def test_stored_report_is_stale_after_trial_ends(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
-    report.write(plan, store, store.study(plan.study) / "report")
+    report.write(report.collect(plan, store), store.study(plan.study) / "report")
     assert report.read_report(plan, store, "terminal") is not None
     last = plan.trials[-1].trial
     store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
@@ -1037,7 +1037,7 @@ def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undraw
         return content
 
     monkeypatch.setattr(frame, "gather", then_ends)
-    report.write(plan, store, store.study(plan.study) / "report")
+    report.write(report.collect(plan, store), store.study(plan.study) / "report")
     assert report.read_report(plan, store, "csv") is None
 
 
@@ -1059,7 +1059,7 @@ def test_many_comparisons_start_with_overview(tmp_path, monkeypatch):
 def test_attention_pictures_are_in_page(tmp_path, undrawn):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
-    report.write(plan, store, folder)
+    report.write(report.collect(plan, store), folder)
     assert document(plan, store)["explained"] == [] and "<img" not in text_of(plan, store, "html")
     pixels = b"\x89PNG, or whatever was drawn"
     for arm, image in ((5, 3), (0, 12), (0, 3), (6, 3)):  # the last is no first seed
@@ -1083,7 +1083,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
 
 def test_study_without_results_is_reported(tmp_path):
     plan, store = study(tmp_path, {arm: [None] * 3 for arm in POSITIONS})
-    files = report.write(plan, store, store.study(plan.study) / "report")
+    files = report.write(report.collect(plan, store), store.study(plan.study) / "report")
     assert not [file for file in files if file.suffix == ".png"]
     assert "Preliminary: of 12 trials, 12 missing." in text_of(plan, store, "md")
     skipped = Plan("positions", "", (Arm("a", {}, skip="no"),), (), Analysis())
@@ -1518,7 +1518,7 @@ def test_importing_report_is_light():
 
 def test_stored_report_is_printed_without_pandas(tmp_path, undrawn):
     plan, store = study(tmp_path)
-    report.write(plan, store, store.study(plan.study) / "report")
+    report.write(report.collect(plan, store), store.study(plan.study) / "report")
     code = (
         "import sys\nfrom vitlab import report\nfrom vitlab.plan.values import Plan\n"
         "from vitlab.store.folders import Store, read_json\nfrom pathlib import Path\n"

@@ -12,7 +12,7 @@ from soak import STUDY, Bout, undisturbed
 
 UNDRAWN = """
 import importlib
-importlib.import_module("vitlab.report.render")._Content.figures = lambda self: {}
+importlib.import_module("vitlab.report.render").Content.figures = lambda self: {}
 """
 
 

@@ -20,7 +20,6 @@ from vitlab.driver.planning import read_data, with_decisions
 from vitlab.driver.scheduler import Watch, prepare_run, sole_driver
 from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import write_plan
-from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run
 from vitlab.report.answer import Answer as Answer
 from vitlab.report.api import study_path
@@ -39,7 +38,7 @@ def run(
     measure: bool = False,
     versions: Mapping[str, str] = {},
     watch: Watch | None = None,
-    on_report: Callable[[Plan, Store], None] | None = None,
+    on_report: Callable[[report.Content], None] | None = None,
 ) -> Answer:
     """Train the missing trials of a study, track them and write the report.  Running it again trains nothing.
 
@@ -59,14 +58,14 @@ def run(
             versions are stored apart from those without.
         watch: progress display; by default an updating display in a notebook, a live table in a terminal, and plain
             lines on stderr elsewhere.  ``vitlab.driver.scheduler.Watch()`` shows nothing.
-        on_report: called with the plan and the store of its trials once the report of an ended study is written, before
-            the rest is delivered to the tracker.
+        on_report: called with the content of the report once the study has ended, before the report's files are written
+            and the rest is delivered to the tracker.
 
     Raises:
         SpecError: if the file is wrong, with every mistake; nothing is written.
         UserError: if ``file`` is not a path or ``only`` matches no arm; nothing is written.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
-            lacks if the report is already written.
+            lacks if the report is written.
     """
     from vitlab.driver.progress import watch_on
 
@@ -118,12 +117,13 @@ def run(
             has_ended = True
         finally:
             tracker.update()  # while the report is written
-            watch.say("writing the report")
-            files = report.write(plan, store, store.study(plan.study) / "report")
+            content = report.collect(plan, store)
             try:
                 if has_ended and on_report is not None:
-                    on_report(plan, store)
+                    on_report(content)
             finally:
+                watch.say("writing the report")
+                files = report.write(content, store.study(plan.study) / "report")
                 link = deliver_rest(tracker, files, watch.say)
         counts = Counter(outcomes.values())
         reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}

@@ -178,7 +178,7 @@ class _Times(NamedTuple):
     """Seconds of one ``vitlab run``."""
 
     answer: float  #: from the command to the last line of the report's text
-    end: float  #: from the command to its end, after which nothing is left to deliver
+    end: float  #: from the command to its end, with all files written and all delivered
     cpu: float  #: of the driver's process, without workers and the process that delivers
 
 
@@ -212,7 +212,8 @@ def _training_s(folder: Path, trials: int) -> float:
 def fixed() -> list[Row]:
     """P16 and P17: a study's time besides its training, to the answer and to the command's end, and a finished study's.
 
-    The answer is there once the report's text is printed; until the end, the command delivers the rest to MLflow.
+    The answer is there once the report's text is printed; then the command draws the figures, writes the report's files
+    and delivers the rest to MLflow.
     """
     rows, finished = [], list[_Times]()
     for name, (arms, seeds, steps, gate) in STUDIES.items():
@@ -239,7 +240,7 @@ def _rows_of_study(
     end = [time.end - trained for time, trained in zip(times, training, strict=True)]
     return [
         row(goal, f"{name}, from command to answer, without training", answer, "s", "wall", gate),
-        row(goal, "the same, to the command's end, when all is delivered to MLflow", end, "s", "wall"),
+        row(goal, "the same, to the command's end, with figures and all of MLflow", end, "s", "wall"),
         row(goal, "the same, of the driver alone", [time.cpu for time in times], "s", "CPU"),
     ]
 

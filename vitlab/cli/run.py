@@ -30,8 +30,7 @@ from vitlab.cli.options import (
 from vitlab.errors import TrialFailed, UserError, count
 
 if TYPE_CHECKING:
-    from vitlab.plan.values import Plan
-    from vitlab.store.folders import Store
+    from vitlab.report import Content
 
 DETACH = "--detach"
 LOG = "driver.log"  #: of a run that was detached, in the study's folder
@@ -138,11 +137,9 @@ def command(
         raise TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
 
 
-def _print_report(plan: Plan, store: Store, *, form: str) -> None:
-    """Print the report of a study, which has just been written."""
-    from vitlab import report
-
-    click.echo(report.read_report(plan, store, form) or report.render(plan, store, form))
+def _print_report(content: Content, *, form: str) -> None:
+    """Print the report of a study."""
+    click.echo(content.render(form))
 
 
 def _detach(

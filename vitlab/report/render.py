@@ -47,8 +47,8 @@ FOLDED_FROM = 40  #: from this number of arms on, their picture is folded in a p
 
 
 @dataclass(frozen=True)
-class _Content:
-    """The content shared by all formats, computed once."""
+class Content:
+    """The content of a report, which all formats share."""
 
     plan: Plan
     store: Store
@@ -65,6 +65,19 @@ class _Content:
         wide, narrow = (figures(*data, width=width) for width in (WIDE, NARROW))
         return {name: (figure, narrow[name]) for name, figure in wide.items()}
 
+    def render(self, format: str) -> str | bytes:
+        """Return the report in one format, see :func:`render`."""
+        if format in _FROM_DOCUMENT:
+            return _FROM_DOCUMENT[format](self.doc)
+        if format == "html":
+            pictures_by_name = self.figures()
+            return _html(self, _svgs(pictures_by_name), _captions(self.plan, pictures_by_name))
+        if format == "csv":
+            return _csv(self.results)
+        from vitlab.report.frame import parquet
+
+        return parquet(self.results)
+
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:
     """Render the report of a study in one format; bytes for parquet, otherwise text.
@@ -79,17 +92,19 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
         UserError: if there is no such format.
     """
     _check_format(format)
-    content = _collect(plan, store)
-    if format in _FROM_DOCUMENT:
-        return _FROM_DOCUMENT[format](content.doc)
-    if format == "html":
-        pictures_by_name = content.figures()
-        return _html(content, _svgs(pictures_by_name), _captions(plan, pictures_by_name))
-    if format == "csv":
-        return _csv(content.results)
-    from vitlab.report.frame import parquet
+    return collect(plan, store).render(format)
 
-    return parquet(content.results)
+
+def collect(plan: Plan, store: Store) -> Content:
+    """Return the content of a study's report."""
+    from vitlab.report import comparison, frame
+    from vitlab.report.image_values import image_values
+
+    at = state(plan, store)
+    trials = frame.gather(plan, store)
+    results, history = frame.table(plan, trials), frame.curves(trials)
+    rows = comparison.summary(results, plan, images=image_values(plan, trials))
+    return Content(plan, store, document(plan, store, trials, results, rows, at), results, history)
 
 
 def render_between(comparison: Between, format: str) -> str:
@@ -138,8 +153,8 @@ def warm_up() -> None:
         import_module(name)
 
 
-def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
-    """Write the report into ``folder``: documents, tables and pictures.  Returns the files written.
+def write(content: Content, folder: Path) -> list[Path]:
+    """Write a report into ``folder``: documents, tables and pictures.  Returns the files written.
 
     Files are ``report.md, report.html, report.tex, report.json, results.csv, results.parquet, history.parquet,
     summary.csv`` and those of :func:`vitlab.report.figures.figures` that have something to show, each as ``.png``,
@@ -149,18 +164,17 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     from vitlab.report.drawing import pdf, png
     from vitlab.report.frame import write_parquet
 
-    content = _collect(plan, store)
     pictures_by_name = content.figures()
     svgs = _svgs(pictures_by_name)
     for wide, _ in pictures_by_name.values():
         wide.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
-    captions_by_name = _captions(plan, pictures_by_name)
+    captions_by_name = _captions(content.plan, pictures_by_name)
     texts = {
         FILES["md"]: _markdown(content.doc, captions_by_name),
         FILES["html"]: _html(content, svgs, captions_by_name),
         FILES["latex"]: latex_table(content.doc),
         FILES["csv"]: _csv(content.results),
-        "summary.csv": _csv(summary_frame(content.doc["arms"], plan.analysis)),
+        "summary.csv": _csv(summary_frame(content.doc["arms"], content.plan.analysis)),
         **{f"{name}.svg": wide for name, (wide, _) in svgs.items()},
     }
     frames = {FILES["parquet"]: content.results, "history.parquet": content.history}
@@ -187,17 +201,6 @@ def _captions(plan: Plan, figures: Mapping[str, tuple[Figure, Figure]]) -> dict[
     from vitlab.report.captions import captions
 
     return captions(plan, {name: wide for name, (wide, _) in figures.items()})
-
-
-def _collect(plan: Plan, store: Store) -> _Content:
-    from vitlab.report import comparison, frame
-    from vitlab.report.image_values import image_values
-
-    at = state(plan, store)
-    trials = frame.gather(plan, store)
-    results, history = frame.table(plan, trials), frame.curves(trials)
-    rows = comparison.summary(results, plan, images=image_values(plan, trials))
-    return _Content(plan, store, document(plan, store, trials, results, rows, at), results, history)
 
 
 def _check_format(format: str) -> None:
@@ -310,7 +313,7 @@ def _json(doc: Mapping[str, Any]) -> str:
 # -- HTML -------------------------------------------------------------------------------------------------------------
 
 
-def _html(content: _Content, svgs: Mapping[str, tuple[str, str]], captions_by_name: Mapping[str, str]) -> str:
+def _html(content: Content, svgs: Mapping[str, tuple[str, str]], captions_by_name: Mapping[str, str]) -> str:
     """Return one file without scripts or anything fetched; every text is escaped, figures are inline.
 
     Args:
