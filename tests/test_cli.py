@@ -25,7 +25,7 @@ import yaml
 
 from vitlab import interrupts, lab, registry, report, spec
 from vitlab.__main__ import main as run_command
-from vitlab.cli import COMMANDS, READING, main, options, sync, validate
+from vitlab.cli import COMMANDS, main, options
 from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
 from vitlab.data.datasets.base import NORMALIZATIONS
@@ -76,7 +76,6 @@ def call_bytes(*arguments: object) -> tuple[int, bytes, str]:
         code = int(exit_.code or 0)
     finally:
         signal.signal(signal.SIGTERM, before)
-        gc.enable()
     out.flush()
     return code, out.buffer.getvalue(), err.getvalue()  # type: ignore[attr-defined]
 
@@ -143,16 +142,7 @@ def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     assert "2 trials have the same components as another and are left out." in err
 
 
-def test_garbage_is_collected_except_while_a_command_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(READING) <= COMMANDS.keys() - {"run", "check", "explain", "similarity", "coordinates", "ui", "logs"}
-    enabled: list[bool] = []
-    for module in (validate, sync):
-        monkeypatch.setattr(module.command, "callback", lambda **_: enabled.append(gc.isenabled()))
-    assert call("validate", "quickstart")[0] == call("sync", tmp_path)[0] == 0
-    assert enabled == [False, True]
-
-
-def test_other_commands_collect_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_collect_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Imports of MLflow and torch make millions of objects."""
     thresholds: list[int] = []
     before = gc.get_threshold()

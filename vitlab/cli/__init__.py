@@ -8,7 +8,6 @@ a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive i
 from __future__ import annotations
 
 import errno
-import gc as garbage  # not gc, which is the module of that command once it has been imported
 import importlib
 import os
 import sys
@@ -46,10 +45,6 @@ COMMANDS = {
     "coordinates": "check that a parametrization does not depend on width (mup)",
 }
 """Command to its line in ``vitlab --help``; each command is in the module of its name."""
-
-
-READING = ("plan", "validate", "status", "studies", "report", "compare", "judge", "list", "show", "plugins", "schema")
-"""Commands that read and end.  Garbage collection would take a tenth of their time, and what they import stays."""
 
 EPILOG = (
     "'vitlab list studies' lists the studies that come with vitlab, 'vitlab show study NAME' prints the file of one, "
@@ -107,8 +102,6 @@ def main() -> None:
 
         completion.answer()
         return
-    if sys.argv[1:] and sys.argv[1] in READING:
-        garbage.disable()  # for the rest of the process; enabling it would collect once more at the end
     try:
         code = cli.main(standalone_mode=False)  # the argument of Context.exit, which click returns
     except click.ClickException as error:
