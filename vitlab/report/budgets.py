@@ -106,7 +106,9 @@ def pareto(plan: Plan, rows: Sequence[Row], costs: Sequence[Row] = (), width: fl
             axes.set_axisbelow(True)
         for axes in panels[::across]:
             axes.set_ylabel(scale.title)
-        figure.draw_without_rendering()  # fixes the layout, and so the positions of points
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)  # fixes the positions of points
         for axes, (cost, on_front) in zip(panels, fronts_by_cost.items(), strict=False):
             at = {arm: (float(by_arm[arm][cost]), scale.factor * by_arm[arm]["mean"]) for arm in on_front}
             _name_points(axes, at, sorted(on_front, key=lambda arm: not on_front[arm]), on_front)
