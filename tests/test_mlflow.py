@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import io
 import itertools
 import json
 import math
@@ -697,6 +698,14 @@ def test_confusion_picture_equals_one_drawn_by_matplotlib(size: int) -> None:
     centres = ((np.arange(size) + 0.5) / size * (right - left)).round().astype(int)
     cells = np.ix_(450 - top + centres, left + centres)
     assert np.abs(drawn[cells] - expected[cells]).max() <= 2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (7, 1), (64, 33)])
+def test_picture_file_is_read_back_by_pillow(size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    with Image.open(io.BytesIO(images.png(Image.fromarray(pixels)))) as picture:
+        picture.load()  # checks the sums
+        assert (picture.format, picture.mode) == ("PNG", "RGB") and np.array_equal(np.asarray(picture), pixels)
 
 
 def dump(database: Path) -> list[list[str]]:
