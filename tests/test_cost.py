@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import UserError
@@ -135,6 +136,18 @@ def test_attention_implementations_cost_the_same(attention: str) -> None:
     data = DataInfo(image=(16, 16), channels=3, classes=10)
     usual = cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": "explicit"}, data)
     assert cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": attention}, data) == usual
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("options", [{}, {"attention": "sdpa", "patch": "conv_stem"}, {"position": "conditional"}])
+def test_macs_equal_torchs_counter(device: str, options: dict[str, str]) -> None:
+    info = DataInfo(image=(32, 32), channels=3, classes=10)
+    net = model.build({"type": "vit", "patch_size": 8, "dim": 12, "depth": 2, "heads": 3, **options}, info).eval()
+    x_1CHW = torch.empty((1, 3, 32, 32), device="meta")
+    weights = {name: value.to("meta") for name, value in net.state_dict().items()}
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        torch.func.functional_call(net, weights, (x_1CHW,))
+    assert macs(net.to_empty(device=device), info) == counter.get_total_flops() // 2
 
 
 @pytest.mark.parametrize("dim", [10**10, 4 * 10**18, 10**20])

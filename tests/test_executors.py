@@ -393,6 +393,33 @@ def test_fork_server_has_one_thread_and_no_plugin() -> None:
     assert out.stdout.split() == ["1", "True", "True", "False", "False", "1"]
 
 
+def test_trial_imports_no_compiler(tmp_path: Path) -> None:
+    file = tmp_path / "steps.yaml"
+    file.write_text(
+        "study: steps\nseeds: 2\nbase:\n"
+        "  data: {type: synthetic, image_size: 8, train_images: 64, test_images: 16, validation: 0.25}\n"
+        "  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}\n"
+        "  train: {steps: 1, batch_size: 16}\n"
+    )
+    script = """
+        import sys
+        from pathlib import Path
+        from vitlab.executors import Job, JobTrial, Settings
+        from vitlab.lab import plan_study
+        from vitlab.runner.run import run
+        _, plan = plan_study(sys.argv[1])
+        for engine in ("loop", "vmap"):
+            folders = [Path(sys.argv[1]).parent / engine / item.trial.key / "code" for item in plan.trials]
+            trials = [JobTrial("", folder, item.trial) for folder, item in zip(folders, plan.trials)]
+            outcomes = run(Job(tuple(trials), Settings(engine=engine)))
+            print([outcome.status.value for outcome in outcomes], "torch._dynamo" in sys.modules)
+    """
+    line = [sys.executable, "-c", textwrap.dedent(script), str(file)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}  # without sizes of models
+    out = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+    assert out.stdout.splitlines() == ["['done', 'done'] False"] * 2
+
+
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,18 @@ def test_optimizers_equal_unfused_torch(choice: dict[str, Any], peer: Any) -> No
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("choice", "peer"), [("adamw", "AdamW"), ("adam", "Adam"), ("sgd", "SGD")])
+def test_optimizers_equal_torch_bitwise(choice: str, peer: str) -> None:
+    ours, theirs = model().double(), model().double()
+    component = slot("optimizer").build(choice)
+    optimizer = component.build(decay_groups(ours, component.weight_decay))
+    momentum = {"momentum": component.momentum} if choice == "sgd" else {}
+    groups = decay_groups(theirs, component.weight_decay)
+    reference = getattr(torch.optim, peer)(groups, lr=component.lr, fused=True, **momentum)
+    for mine, other in zip(trained(ours, optimizer), trained(theirs, reference), strict=True):
+        assert torch.equal(mine, other)
+
+
 @pytest.mark.parametrize("choice", ["adamw", "adam", "sgd"])
 def test_update_is_one_kernel(choice: str) -> None:
     component = slot("optimizer").build(choice)

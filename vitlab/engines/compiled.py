@@ -11,7 +11,7 @@ to rounding, except that third-party components that draw from torch's own gener
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,7 +54,10 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
     """
     # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
     torch.compiler.assume_constant_result(stacked)  # type: ignore[no-untyped-call]
-    compiled = torch.compile(training.compute_loss, backend=backend, fullgraph=True, dynamic=False)
+    # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.run.torch_settings` avoids.
+    deterministic: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    options = deterministic if backend == "inductor" else None
+    compiled = torch.compile(training.compute_loss, backend=backend, fullgraph=True, dynamic=False, options=options)
     device = training.feed.device
 
     def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:

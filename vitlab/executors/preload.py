@@ -14,7 +14,8 @@ import signal
 from contextlib import suppress
 
 from vitlab.plan.key import read_ahead
-from vitlab.registry import BUILT_IN, SLOT_MODULES, listing, slot
+from vitlab.registry import SLOT_MODULES, slot
+from vitlab.registry.plugins import points
 
 gc.disable()  # a collection during imports takes time and finds nothing
 
@@ -32,28 +33,32 @@ os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
 SLOTS = [name for name in SLOT_MODULES if name != "tracker"]  # only the driver uses trackers
 
-# torch.optim imports dynamo and the monitor on first use, and files are written by pyarrow and ctypes: importing them
-# here saves each trial a second.
+# What trials import on first use: vmap and the profiler's hooks of torch modules, files pyarrow and ctypes, and
+# optimizers of plugins dynamo.  Importing them here saves each trial up to a second.
 for module in (
     "torch",
-    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
     "torch.profiler._cupti_monitor",
     "numpy.ctypeslib",
     "pyarrow.parquet",
     "vitlab.runner.run",
+    *(("torch._dynamo",) if points("optimizer") else ()),
     *(SLOT_MODULES[name] for name in SLOTS),
 ):
     with suppress(Exception):  # a failing import is repeated, and reported, by the worker that needs it
         importlib.import_module(module)
 
 read_ahead()  # every worker compares the installed code with that of its plan
-for entry in (entry for name in SLOTS for entry in listing(name) if entry.origin.source == BUILT_IN):
-    with suppress(Exception):  # it has options without a default, or shares its name with a plugin
-        slot(entry.slot).resolve(entry.name)
+for components in map(slot, SLOTS):
+    for name in components.imported():
+        with suppress(Exception):  # it has options without a default, or shares its name with a plugin
+            components.resolve(name)
 
 with suppress(Exception):  # as above
     importlib.import_module("vitlab.runner.circumstances").rehearse()
 
-gc.collect()  # without this count of the objects that stay, each worker would collect all of its own too often
-gc.freeze()  # otherwise each worker's collector would visit all of the above and so copy its memory pages
+# Each worker's collector would otherwise visit all of the above and so copy its memory pages.  Frozen objects do not
+# count when Python decides on a full collection, which would be too frequent for a worker's own few objects.
+gc.freeze()
+gc.set_threshold(*gc.get_threshold()[:2], 100)
 gc.enable()

@@ -119,6 +119,10 @@ class Slot(Generic[T]):
         loaded = {name for where, name in self._members.keys() - former if not plugins.is_disabled(where)}
         return sorted(loaded | {point.name for point in plugins.points(self.name)})
 
+    def imported(self) -> list[str]:
+        """Return the names of the built-ins that are imported."""
+        return sorted(name for where, name in self._members if where == BUILT_IN)
+
     def find(self, name: str) -> tuple[type[T], Origin]:
         """Return the component called ``name`` and its origin.
 

@@ -30,7 +30,7 @@ from vitlab._version import __version__
 from vitlab.components.attention import Auto
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
-from vitlab.models.cost import cost_of, macs, parameters
+from vitlab.models.cost import macs, parameters
 from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
 from vitlab.spec import Choice, TrialSpec
@@ -119,13 +119,8 @@ def attention_of(kernels: set[str], model: Choice) -> str:
 def rehearse() -> None:
     """Fill the caches of a process before it is forked.
 
-    The first count of a model's work is slow, since torch's meta device is written in Python, and so is the first use
-    of a type that is validated, whose schema is built then.
+    The first use of a type that is validated is slow, since its schema is built then.
     """
-    cost_of(
-        {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
-        DataInfo(image=(8, 8), channels=1, classes=2),
-    )
     versions()
     TrialSpec.model_rebuild()
     with suppress(ValueError):

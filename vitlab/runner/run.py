@@ -166,8 +166,7 @@ def device_of(name: str) -> torch.device:
 def torch_settings(settings: Settings, device: torch.device) -> Iterator[None]:
     """Apply a trial's torch settings inside the block, and restore those of the process afterwards."""
     threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    debug_mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if settings.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS for deterministic results
@@ -177,13 +176,14 @@ def torch_settings(settings: Settings, device: torch.device) -> Iterator[None]:
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     try:
         torch.set_num_threads(settings.threads)
-        torch.use_deterministic_algorithms(settings.deterministic)
+        # As use_deterministic_algorithms, but that imports torch._inductor, for the engine compiled alone.
+        torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(debug_mode)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 

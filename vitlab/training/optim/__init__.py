@@ -17,6 +17,7 @@ from vitlab.training.optim.contract import Composite as Composite
 from vitlab.training.optim.contract import Group as Group
 from vitlab.training.optim.contract import Optimizer as Optimizer
 from vitlab.training.optim.contract import WeightAverage as WeightAverage
+from vitlab.training.optim.contract import eager as eager
 from vitlab.training.optim.contract import fused as fused
 from vitlab.training.optim.contract import optimizer as optimizer
 from vitlab.training.optim.elementwise import SGD as SGD

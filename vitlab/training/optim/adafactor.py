@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitlab.training.optim.contract import Decay, Group, Optimizer, Rate, Small, optimizer
+from vitlab.training.optim.contract import Decay, Group, Optimizer, Rate, Small, eager, optimizer
 
 
 @optimizer.register("adafactor")
@@ -44,4 +44,4 @@ class Adafactor(Optimizer):
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's Adafactor."""
         eps = (None, self.min_scale)
-        return torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=eps, d=self.clip)
+        return eager(torch.optim.Adafactor)(groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=eps, d=self.clip)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -134,3 +136,17 @@ def fused(groups: Sequence[Group]) -> bool:
     """
     parameters = [item[1] if isinstance(item, tuple) else item for group in groups for item in group["params"]]
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+
+
+@cache
+def eager(kind: type[Any]) -> Callable[..., torch.optim.Optimizer]:
+    """Return an optimizer class without the hooks of ``torch.compile``, which no training applies to an optimizer.
+
+    The first call of a hook imports torch._dynamo, which takes nearly as long as importing torch.
+    """
+    base = torch.optim.Optimizer
+    hooked = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(vars(base)[name]) for name in hooked if getattr(kind, name) is vars(base)[name]}
+    if kind.__module__.startswith("torch.optim."):  # the steps of other libraries have no hook
+        methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)

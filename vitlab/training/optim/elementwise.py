@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, fused, optimizer
+from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, eager, fused, optimizer
 
 
 @optimizer.register("adamw")
@@ -35,7 +35,7 @@ class AdamW(Optimizer):
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's AdamW."""
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+        return eager(torch.optim.AdamW)(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
 
 
 @optimizer.register("adam")
@@ -64,7 +64,7 @@ class Adam(Optimizer):
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's Adam."""
-        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+        return eager(torch.optim.Adam)(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
 
 
 @optimizer.register("sgd")
@@ -93,4 +93,6 @@ class SGD(Optimizer):
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's SGD with momentum."""
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=fused(groups))
+        return eager(torch.optim.SGD)(
+            groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=fused(groups)
+        )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from vitlab.training.optim.contract import Composite, Group
+from vitlab.training.optim.contract import Composite, Group, eager
 
 
 class Joint:
@@ -42,7 +42,7 @@ class Joint:
 
 def _is_safe(part: torch.optim.Optimizer) -> bool:
     elementwise = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
-    return type(part) in elementwise or getattr(part, "joint_safe", False)
+    return type(part) in (*elementwise, *map(eager, elementwise)) or getattr(part, "joint_safe", False)
 
 
 def _merged(groups: Iterable[Group]) -> list[Group]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, optimizer
+from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, eager, optimizer
 
 
 @optimizer.register("lamb")
@@ -45,5 +45,5 @@ class Lamb(Optimizer):
         from timm.optim.lamb import Lamb as TimmLamb
 
         options = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
-        built: torch.optim.Optimizer = TimmLamb(groups, **options, max_grad_norm=None)
+        built: torch.optim.Optimizer = eager(TimmLamb)(groups, **options, max_grad_norm=None)
         return built

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, optimizer
+from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, eager, optimizer
 
 
 @optimizer.register("lion")
@@ -41,6 +41,6 @@ class Lion(Optimizer):
         torchvision()  # timm imports torchvision, whose import may need a workaround
         from timm.optim.lion import Lion as TimmLion
 
-        built: torch.optim.Optimizer = TimmLion(groups, lr=self.lr, betas=self.betas)
+        built: torch.optim.Optimizer = eager(TimmLion)(groups, lr=self.lr, betas=self.betas)
         built.joint_safe = True  # type: ignore[attr-defined]  # elementwise, without a counter of steps
         return built

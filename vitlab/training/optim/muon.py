@@ -12,7 +12,18 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.models.contract import Model
-from vitlab.training.optim.contract import Beta, Composite, Decay, Group, Optimizer, Rate, Small, fused, optimizer
+from vitlab.training.optim.contract import (
+    Beta,
+    Composite,
+    Decay,
+    Group,
+    Optimizer,
+    Rate,
+    Small,
+    eager,
+    fused,
+    optimizer,
+)
 from vitlab.training.optim.groups import hidden_matrices, split_groups
 
 MATRIX, REST = "matrix", "adamw"
@@ -91,12 +102,12 @@ class Muon(Optimizer):
         parts: list[torch.optim.Optimizer] = [self.of_matrices(matrices)] if matrices else []
         if rest:
             betas, eps = self.adamw_betas, self.adamw_eps
-            parts.append(torch.optim.AdamW(rest, lr=self.lr, betas=betas, eps=eps, fused=fused(rest)))
+            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=betas, eps=eps, fused=fused(rest)))
         return Composite(parts)
 
     def of_matrices(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Return the optimizer of the matrices."""
-        return BatchedMuon(self._with_settings(groups), **self._options())
+        return eager(BatchedMuon)(self._with_settings(groups), **self._options())
 
     def _with_settings(self, groups: Sequence[Group], **settings: Any) -> list[Group]:
         return [{**group, "ns_precision": self.ns_precision, **settings} for group in groups]
@@ -161,7 +172,7 @@ class NorMuon(Muon):
 
     def of_matrices(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Return the optimizer of the matrices."""
-        return BatchedNorMuon(self._with_settings(groups, beta2=self.beta2), **self._options())
+        return eager(BatchedNorMuon)(self._with_settings(groups, beta2=self.beta2), **self._options())
 
 
 class BatchedMuon(torch.optim.Muon):

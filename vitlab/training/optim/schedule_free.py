@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, WeightAverage, optimizer
+from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, WeightAverage, eager, optimizer
 
 
 @optimizer.register("schedule_free")
@@ -54,7 +54,7 @@ class ScheduleFree(Optimizer):
         """Build schedulefree's AdamW in its training mode."""
         from schedulefree import AdamWScheduleFree
 
-        built: torch.optim.Optimizer = AdamWScheduleFree(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+        built: torch.optim.Optimizer = eager(AdamWScheduleFree)(groups, lr=self.lr, betas=self.betas, eps=self.eps)
         built.train()  # type: ignore[attr-defined]
         return built
 

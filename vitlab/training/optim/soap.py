@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, optimizer
+from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, eager, optimizer
 
 
 @optimizer.register("soap")
@@ -51,7 +51,7 @@ class Soap(Optimizer):
         """Build pytorch-optimizer's SOAP."""
         from pytorch_optimizer import SOAP
 
-        built: torch.optim.Optimizer = SOAP(
+        built: torch.optim.Optimizer = eager(SOAP)(
             groups,
             lr=self.lr,
             betas=self.betas,
