@@ -30,7 +30,8 @@ def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
         seed: of the stream ``init``.
         factors: of the drawn values, by canonical name; empty for none.
     """
-    state = model.to_canonical(model.state_dict())
+    own = model.state_dict()
+    state = model.to_canonical(own)
     drawn = _scheme_parameters(model, state)
     for path in _parts_to_build(model, state, drawn):
         choice, context = model._parts[path]
@@ -42,7 +43,6 @@ def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
     for module in model.modules():
         if isinstance(module, LayerScale):
             module.gamma.fill_(module.start)
-    own = model.state_dict()
     state = model.to_canonical(own)
     for name, (kind, fan_in) in drawn.items():
         x = torch.empty(state[name].shape)

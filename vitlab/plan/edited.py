@@ -27,6 +27,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
     After ``b`` alone is reloaded, a module with ``from b import f`` still has the old ``f``; after an upgrade of a
     distribution, the process still runs the version that it imported.
     """
+    some_reloaded = reloads() > 0
     for module in modules:
         if "==" in module:
             top = tops.get(module, "")
@@ -37,8 +38,8 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
                     "notebook, restart the kernel) and run again"
                 )
             continue
-        mine = last_import(module)
-        if mine is None or module not in sys.modules or not reloads():
+        mine = last_import(module) if some_reloaded else None
+        if mine is None or module not in sys.modules:
             continue
         for base, name in loaded(module).imports:
             other = last_import(base)

@@ -110,7 +110,9 @@ class Training:
         self.objective: Objective = slot("objective").build(
             objective_of(spec.objective), Setup(model, feed, spec, seeds, self.steps, distillation)
         )
-        self.module = self.objective.module.train()
+        self.module = self.objective.module
+        if self.module is not model:
+            self.module.train()
         self.parts.require(self.module, self.batch_images)
         if self.objective.whole_batch and type(self.parts) is not FullBatch:
             raise UserError(
