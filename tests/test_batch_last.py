@@ -12,7 +12,7 @@ from torch.func import stack_module_state
 
 from vitlab import noise
 from vitlab.components import patch
-from vitlab.components.attention import attention
+from vitlab.components.attention import attention, rotate
 from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
@@ -35,12 +35,33 @@ def test_attention_is_that_of_torch() -> None:
     qkv = drawn(2, 3, 2, 3, 5, 4)
     q, k, v = qkv.permute(1, 0, 5, 2, 4, 3)  # (3, K, B, H, T, E)
     expected = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 4, 3, 1)
-    actual = batch_last_kernels.Attend.apply(qkv, 3**-0.5)
+    actual = batch_last_kernels.Attend.apply(qkv, None, 3**-0.5)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     weight = drawn(*actual.shape, seed=1)
     mine, theirs = (torch.autograd.grad((out * weight).sum(), qkv)[0] for out in (actual, expected))
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(batch_last_kernels.Attend.apply, (drawn(1, 3, 1, 2, 3, 2), 0.7))
+    small = drawn(1, 3, 2, 2, 3, 2)
+    for bias in (None, drawn(1, 2, 3, 3, seed=2), drawn(1, 1, 3, 3, seed=2)):
+        assert torch.autograd.gradcheck(batch_last_kernels.Attend.apply, (small, bias, 0.7))
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_rotation_is_that_of_attention(heads: int) -> None:
+    """Of angles of each head, or of one for both."""
+    qkv, angle_KHPT1 = drawn(2, 3, 2, 4, 5, 3), drawn(2, heads, 2, 5, 1, seed=1)
+    actual = batch_last_kernels.Rotate.apply(qkv, angle_KHPT1.cos(), angle_KHPT1.sin())
+    for member in range(2):
+        angle_HTP = angle_KHPT1[member, ..., 0].mT
+        for part in range(2):
+            expected = rotate(qkv[member, part].permute(3, 0, 2, 1), (angle_HTP.cos(), angle_HTP.sin()))
+            torch.testing.assert_close(actual[member, part].permute(3, 0, 2, 1), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(actual[:, 2], qkv[:, 2])
+    assert torch.autograd.gradcheck(
+        batch_last_kernels.Rotate.apply, (qkv, angle_KHPT1.cos().detach().requires_grad_(), angle_KHPT1.sin().detach())
+    )
+    assert torch.autograd.gradcheck(
+        lambda qkv, angle: batch_last_kernels.Rotate.apply(qkv, angle.cos(), angle.sin()), (qkv, angle_KHPT1)
+    )
 
 
 def test_layer_norm_is_that_of_torch() -> None:
@@ -74,8 +95,6 @@ def built(**options: Any) -> Any:
         ({"attention": {"type": "auto", "drop": 0.1}}, "blocks.0.attn drops weights"),
         ({"attention": {"type": "split", "qk_norm": "layernorm"}}, "blocks.0.attn normalises queries and keys"),
         ({"blocks": {"1": {"attention": "linear"}}}, "blocks.1.attn is a Linear"),
-        ({"position": "rope2d"}, "rotates queries and keys"),
-        ({"position": "relative_bias"}, "has a bias"),
     ],
 )
 def test_what_is_not_known_is_said(options: dict[str, Any], sentence: str) -> None:
@@ -132,15 +151,55 @@ def test_a_hook_is_not_passed_over() -> None:
     assert "blocks.1.mlp, a GeluMLP, has a replaced forward method or a hook" in (incompatibility(model) or "")
 
 
-def test_norms_of_queries_and_hooks_of_positions_count_by_what_they_are() -> None:
+def test_norms_of_queries_count_by_what_they_are() -> None:
     model = built()
     attend = model.blocks[0].attn
     attend.q_norm.__class__ = type("Mine", (NoNorm,), {"forward": lambda self, x: 2 * x})
     assert "blocks.0.attn normalises queries" in (incompatibility(model) or "")
-    for hook, sentence in (("rotation", "rotates queries and keys"), ("bias", "has a bias")):
-        model = built()
-        model.position.__class__ = type("Mine", (Learned,), {hook: lambda self, layer: None})
-        assert sentence in (incompatibility(model) or "")
+
+
+@pytest.mark.parametrize("position", [*slot("position").names(), ["learned", "rope2d", "alibi2d"]])
+def test_positions_and_their_gradients_are_those_of_the_model(position: Any) -> None:
+    choice = {"type": "vit", "patch_size": 2, "dim": 8, "depth": 2, "heads": 2, "position": position}
+    models = [slot("model").build(choice, INFO).double() for _ in range(2)]
+    for seed, model in enumerate(models):
+        model.initialise(seed)
+        with torch.no_grad():
+            for tensor in model.parameters():  # a bias that starts from 0 would show nothing
+                tensor += 0.1 * torch.randn_like(tensor)
+    assert incompatibility(models[0]) is None
+    x_BCHW = drawn(3, 1, 8, 8).detach()
+    rows, kept = stack_module_state(models)
+    actual = batch_last.BatchLastForward(models[0], {**rows, **kept}).features(x_BCHW[None])
+    weight = torch.randn_like(actual)
+    names = [name for name in rows if not name.startswith("head.")]
+    gradients = torch.autograd.grad((actual * weight).sum(), [rows[name] for name in names])
+    for member, model in enumerate(models):
+        expected = model.forward_features(x_BCHW)
+        torch.testing.assert_close(actual[member], expected, rtol=1e-9, atol=1e-10)
+        parameters = [model.get_parameter(name) for name in names]
+        theirs = torch.autograd.grad((expected * weight[member]).sum(), parameters)
+        mine = [gradient[member] for gradient in gradients]
+        torch.testing.assert_close(
+            dict(zip(names, mine, strict=True)), dict(zip(names, theirs, strict=True)), rtol=1e-8, atol=1e-10
+        )
+
+
+def test_hints_of_a_derived_position_are_followed() -> None:
+    """A layer without any has none."""
+
+    def bias(self: Any, layer: int) -> Tensor | None:
+        return torch.arange(25.0, dtype=torch.float64).view(1, 5, 5) if layer == 2 else None
+
+    models = [built().double().eval() for _ in range(2)]
+    for model in models:
+        model.position.__class__ = type("Mine", (Learned,), {"bias": bias})
+    rows, kept = stack_module_state(models)
+    x_BCHW = drawn(3, 1, 8, 8).detach()
+    actual = batch_last.BatchLastForward(models[0], {**rows, **kept}).features(x_BCHW[None])
+    torch.testing.assert_close(actual[1], models[1].forward_features(x_BCHW), rtol=1e-9, atol=1e-10)
+    models[1].position.__class__ = Learned
+    assert not torch.allclose(actual[1], models[1].forward_features(x_BCHW))
 
 
 @pytest.mark.parametrize(

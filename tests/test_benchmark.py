@@ -166,10 +166,10 @@ def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_unsupported_engine_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engine batch_last does not support rotary encodings; vmap does."""
-    probe, (message,) = probed(tmp_path, **{"base.model.position": "rope2d"})
-    assert set(probe.speeds) == {"loop", "vmap"} and "rotates queries and keys" in probe.reasons["batch_last"]
-    assert "; not batch_last: attention that rotates queries and keys" in message
+    """Engine batch_last does not support norms of queries; vmap does."""
+    probe, (message,) = probed(tmp_path, **{"base.model.attention": {"type": "auto", "qk_norm": "layernorm"}})
+    assert set(probe.speeds) == {"loop", "vmap"} and "normalises queries and keys" in probe.reasons["batch_last"]
+    assert "; not batch_last: blocks.0.attn normalises queries and keys" in message
     assert set(probed(tmp_path)[0].speeds) == {"loop", "vmap", "batch_last"}
 
 

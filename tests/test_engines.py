@@ -443,8 +443,10 @@ def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> Non
 
 def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -> None:
     settings = replace(SETTINGS, engine="batch_last")
+    normalised = {"type": "split", "qk_norm": "layernorm"}
     supported, unknown = (
-        work(tmp_path / position, trial(0, model={"position": position})) for position in ("learned", "alibi2d")
+        work(tmp_path / name, trial(0, model={"attention": attention}))
+        for name, attention in (("supported", {"type": "split"}), ("unknown", normalised))
     )
     for items in (supported, unknown):
         run_together(items, settings)
@@ -454,9 +456,9 @@ def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -
     ]
     notes = [items[0][1].events()[0][0].body.get("note", "") for items in (supported, unknown)]
     assert notes[0] == "" and re.search(
-        "trained by engine vmap: attention that has a bias is not supported by engine batch_last", notes[1]
+        "trained by engine vmap: blocks.0.attn normalises queries and keys, which is not supported by", notes[1]
     )
-    alike = work(tmp_path / "vmap", trial(0, model={"position": "alibi2d"}))
+    alike = work(tmp_path / "vmap", trial(0, model={"attention": normalised}))
     run_together(alike, SETTINGS)
     assert results(alike)[0].outcome == results(unknown)[0].outcome
 

@@ -8,8 +8,9 @@ only pays if both numbers are small (:func:`vitlab.plan.engine_choice.engine_of`
 as ``vmap``.
 
 The module re-implements ViT's forward on canonical (timm) weights, so that all attention variants share it: linear
-patches, layer norm, attention and the plain MLP.  All other parts (position encodings, heads, other norms and MLPs,
-dropout) run their own forward, vectorised over trials, on a view with the usual axes (batch, tokens, width).
+patches, layer norm, attention with rotation and bias, and the plain MLP.  All other parts (position encodings, heads,
+other norms and MLPs, dropout) run their own forward, vectorised over trials, on a view with the usual axes (batch,
+tokens, width).
 
 K trials; B images, C channels, I by J patches of h by w pixels, N patches, F = C*h*w; T tokens, D width, O another
 width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same as keys.
@@ -17,8 +18,9 @@ width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +33,7 @@ from vitlab.components.base import Dropout, DropPath
 from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.position import Position, encodings
 from vitlab.components.position.additive import Additive
-from vitlab.engines.batch_last_kernels import Attend, Normalise, affine
+from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, affine
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
@@ -93,6 +95,16 @@ class BatchLast(Vmap):
         losses: Value = vmap(loss)(head.own(rows), x_KBTD, y_KB, draws)
         return losses
 
+    def _views(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        first, head = self.trainings[0], HeadOnly(self.module)
+        x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None])
+
+        def logits(rows: Rows, x_BTD: Tensor) -> dict[str, Tensor]:
+            return forward_logits(head, x_BTD, first.spec.precision, rows)
+
+        views: dict[str, Tensor] = vmap(logits)(head.own(rows), x_KBTD)
+        return views
+
 
 def incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
     """Return the reason why a model is not supported, in one sentence; None if it is."""
@@ -102,10 +114,6 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
         return f"engine batch_last does not support precision {precision}"
     if not isinstance(model, ViT) or not all(_inherits(ViT, name, model) for name in SUPPORTED_METHODS):
         return f"a {type(model).__name__} is not supported by engine batch_last"
-    for position in encodings(model.position).values():
-        for what, hook in (("rotates queries and keys", "rotation"), ("has a bias", "bias")):
-            if getattr(position, f"needs_{hook}") or not _inherits(Position, hook, position):
-                return f"attention that {what} is not supported by engine batch_last"
     if model.patch_drop.p > 0:
         return "patch_drop is not supported by engine batch_last"
     blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
@@ -154,27 +162,38 @@ class HeadOnly(Model):
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
 
+class Hints(NamedTuple):
+    """What a position encoding tells the attention of a block; an axis H of length 1 stands for all heads."""
+
+    rotation: Sequence[Tensor]  #: cosines and sines, each (K, H, E/2, T, 1), or nothing
+    bias_KHQS: Tensor | None = None
+
+
 class BatchLastForward:
     """One forward pass of several ViTs of one shape, for which :func:`incompatibility` returns None.
 
     Args:
         model: One of them.
         rows: Their parameters and buffers; gradients flow to these.
-        draws: The sources of their layers' random draws, with the trials on axis 0.
+        draws: The sources of their layers' random draws, with the trials on axis 0; None if they draw nothing.
     """
 
-    def __init__(self, model: ViT, rows: Rows, draws: noise.Draws) -> None:
+    def __init__(self, model: ViT, rows: Rows, draws: noise.Draws | None = None) -> None:
         self.model = model
         self.rows = rows
         self.draws = draws
+        self.row_K = torch.arange(len(next(iter(rows.values()))))
 
     def features(self, x_KBCHW: Tensor) -> Tensor:
-        """Return ``forward_features`` of each trial, (K, B, T, D)."""
+        """Return ``forward_features`` of each trial, (K, B, T, D).
+
+        Images that all trials share have an axis 0 of length 1.
+        """
         x_KDTB = self._with_prefix(self._patches(x_KBCHW))
         x_KDTB = self._part("norm_pre", self._part("pos_drop", self._positions("add", x_KDTB, 0)))
         for layer in range(1, len(self.model.blocks) + 1):
             x_KDTB = self._positions("add", x_KDTB, layer)
-            x_KDTB = self._block(f"blocks.{layer - 1}", x_KDTB)
+            x_KDTB = self._block(f"blocks.{layer - 1}", x_KDTB, self._hints(layer))
             x_KDTB = self._positions("mix", x_KDTB, layer)
         return _to_KBTD(self._part("norm", x_KDTB))
 
@@ -183,10 +202,11 @@ class BatchLastForward:
     def _patches(self, x_KBCHW: Tensor) -> Tensor:
         """Return the patch tokens (K, D, N, B)."""
         embed = self.model.patch_embed
+        trials = len(self.row_K)
         if type(embed) is not patch.LinearPatches:
-            return _to_KDTB(self._vectorised("patch_embed", x_KBCHW))
+            return _to_KDTB(self._vectorised("patch_embed", _call, x_KBCHW.expand(trials, -1, -1, -1, -1)))
         x_KMF = patch.cut(x_KBCHW, embed.proj.kernel_size).flatten(1, 2)
-        y_KDM = self._linear("patch_embed.proj", x_KMF.mT)
+        y_KDM = self._linear("patch_embed.proj", x_KMF.mT.expand(trials, -1, -1))
         return self._part("patch_embed.norm", y_KDM.view(*y_KDM.shape[:2], x_KBCHW.shape[1], -1).transpose(2, 3))
 
     def _with_prefix(self, x_KDNB: Tensor) -> Tensor:
@@ -201,15 +221,32 @@ class BatchLastForward:
             return x_KDTB
         return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
+    def _hints(self, layer: int) -> Hints:
+        """Return what the position encoding tells the attention of a block."""
+        rotation = [each[:, None] if each.ndim == 3 else each for each in self._hint("rotation", layer)]
+        bias = self._hint("bias", layer)
+        return Hints([each_KHTP.mT[..., None] for each_KHTP in rotation], *bias)
+
+    def _hint(self, hook: str, layer: int) -> Sequence[Tensor]:
+        """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
+        if all(_inherits(Position, hook, part) for part in encodings(self.model.position).values()):
+            return ()
+
+        def call(part: nn.Module) -> tuple[Tensor, ...]:
+            hint = getattr(part, hook)(layer)
+            return (hint,) if isinstance(hint, Tensor) else tuple(hint or ())
+
+        return cast("Sequence[Tensor]", self._vectorised("position", call))
+
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def _block(self, at: str, x_KDTB: Tensor) -> Tensor:
-        y_KDTB = self._attention(f"{at}.attn", self._part(f"{at}.norm1", x_KDTB))
+    def _block(self, at: str, x_KDTB: Tensor, hints: Hints) -> Tensor:
+        y_KDTB = self._attention(f"{at}.attn", self._part(f"{at}.norm1", x_KDTB), hints)
         x_KDTB = x_KDTB + self._part(f"{at}.drop_path1", self._part(f"{at}.ls1", y_KDTB))
         y_KDTB = self._part(f"{at}.mlp", self._part(f"{at}.norm2", x_KDTB))
         return x_KDTB + self._part(f"{at}.drop_path2", self._part(f"{at}.ls2", y_KDTB))
 
-    def _attention(self, at: str, x_KDTB: Tensor) -> Tensor:
+    def _attention(self, at: str, x_KDTB: Tensor, hints: Hints) -> Tensor:
         attend = cast(attention.SoftmaxAttention, self.model.get_submodule(at))
         trials, _, tokens, images = x_KDTB.shape
         rows = _below(at, self.rows)
@@ -217,7 +254,9 @@ class BatchLastForward:
             rows = vmap(attend.to_canonical)(rows)
         qkv_KOM = affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
         qkv_K3HETB = qkv_KOM.view(trials, 3, attend.num_heads, attend.head_dim, tokens, images)
-        y_KHETB: Tensor = Attend.apply(qkv_K3HETB, attend.scale)  # type: ignore[no-untyped-call]
+        if hints.rotation:
+            qkv_K3HETB = Rotate.apply(qkv_K3HETB, *hints.rotation)  # type: ignore[no-untyped-call]
+        y_KHETB: Tensor = Attend.apply(qkv_K3HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
         y_KDM = affine(rows["proj.weight"], rows.get("proj.bias"), y_KHETB.flatten(3).flatten(1, 2))
         return self._part(f"{at}.proj_drop", y_KDM.view(x_KDTB.shape))
 
@@ -241,29 +280,34 @@ class BatchLastForward:
             return y_KDM.view(x_KDTB.shape)
         if type(part) is mlp.GeluMLP and _types(part.fc1, part.act, part.fc2) == (nn.Linear, nn.GELU, nn.Linear):
             return self._mlp(at, x_KDTB)
-        return self._tokenwise(at, x_KDTB, lambda part, x_BTD: part(x_BTD))
+        return self._tokenwise(at, x_KDTB, _call)
 
     def _linear(self, at: str, x_KIM: Tensor) -> Tensor:
         return affine(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
 
     def _tokenwise(self, at: str, x_KDTB: Tensor, call: Call) -> Tensor:
-        return _to_KDTB(self._vectorised(at, _to_KBTD(x_KDTB), call))
+        return _to_KDTB(self._vectorised(at, call, _to_KBTD(x_KDTB)))
 
-    def _vectorised(self, at: str, x_KB: Tensor, call: Call = lambda part, x_B: part(x_B)) -> Tensor:
-        """Apply a part's own forward to each trial's batch, (K, B, ...)."""
+    def _vectorised(self, at: str, call: Call, *inputs: Tensor) -> Any:
+        """Call a part of each trial with its own weights, and with inputs whose axis 0 is that of the trials."""
         call_part = _PartCall(self.model.get_submodule(at), call)
 
-        def one(rows: Rows, draws: noise.Draws, x_B: Tensor) -> Tensor:
-            with noise.drawing(draws):
-                return cast(Tensor, functional_call(call_part, dict(rows), (x_B,)))
+        def one(row: Tensor, rows: Rows, draws: noise.Draws | None, *inputs: Tensor) -> Any:
+            with noise.drawing(draws) if draws is not None else nullcontext():
+                return functional_call(call_part, dict(rows), inputs)
 
         rows = {f"part.{name}": row for name, row in _below(at, self.rows).items()}
-        y_KB: Tensor = vmap(one)(rows, self.draws, x_KB)
-        return y_KB
+        in_dims = (0, 0, None if self.draws is None else 0, *(0 for _ in inputs))
+        return vmap(one, in_dims)(self.row_K, rows, self.draws, *inputs)
 
 
-Call = Callable[[Any, Tensor], Tensor]
-"""A call of a part on a batch."""
+Call = Callable[..., Any]
+"""A call of a part, which is the first argument, with inputs of one trial."""
+
+
+def _call(part: nn.Module, *inputs: Tensor) -> Any:
+    """Call a part's forward."""
+    return part(*inputs)
 
 
 class _PartCall(nn.Module):
@@ -274,8 +318,8 @@ class _PartCall(nn.Module):
         self.part = part
         self.call = call
 
-    def forward(self, x_B: Tensor) -> Tensor:
-        return self.call(self.part, x_B)
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.call(self.part, *inputs)
 
 
 def _to_KBTD(x_KDTB: Tensor) -> Tensor:

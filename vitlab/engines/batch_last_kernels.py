@@ -35,21 +35,71 @@ class Normalise(torch.autograd.Function):
         return grad_input_KDM.mul_(scale_K1M), along_KDM.sum(2), grad_KDM.sum(2), None
 
 
-class Attend(torch.autograd.Function):
-    """Scaled dot-product attention, from queries, keys and values (K, 3, H, E, T, B) to (K, H, E, T, B)."""
+class Rotate(torch.autograd.Function):
+    """Rotation of queries and keys, in (K, 3, H, E, T, B) with the values, by angles per trial, channel pair and token.
+
+    Cosines and sines are (K, H, E/2, T, 1); H may be 1, for the same angles in every head.
+    """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
+        """Return rotated queries and keys, and the values."""
+        rotated = _rotated(qkv, cos_KHPT1, sin_KHPT1)
+        ctx.save_for_backward(rotated, cos_KHPT1, sin_KHPT1)
+        return rotated
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the gradients of the input, the cosines and the sines."""
+        rotated, cos_KHPT1, sin_KHPT1 = ctx.saved_tensors
+        grad_input = _rotated(grad, cos_KHPT1, -sin_KHPT1)
+        if not any(ctx.needs_input_grad[1:]):
+            return grad_input, None, None
+        even, odd = _pairs(_rotated(rotated, cos_KHPT1, -sin_KHPT1))  # of the input
+        grad_even, grad_odd = _pairs(grad)
+        grad_cos = (grad_even * even).addcmul_(grad_odd, odd)
+        grad_sin = (grad_odd * even).addcmul_(grad_even, odd, value=-1)
+        cos, sin = (each.sum(1).sum_to_size(cos_KHPT1.shape) for each in (grad_cos, grad_sin))
+        return grad_input, cos, sin
+
+
+def _rotated(qkv: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
+    out = torch.empty_like(qkv)
+    out[:, 2] = qkv[:, 2]
+    even, odd = _pairs(qkv)
+    out_even, out_odd = _pairs(out)
+    cos, sin = cos_KHPT1[:, None], sin_KHPT1[:, None]
+    torch.mul(even, cos, out=out_even).addcmul_(odd, sin, value=-1)
+    torch.mul(odd, cos, out=out_odd).addcmul_(even, sin)
+    return out
+
+
+def _pairs(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the even and the odd channels of queries and keys, each (K, 2, H, E/2, T, B)."""
+    return qkv[:, :2, :, 0::2], qkv[:, :2, :, 1::2]
+
+
+class Attend(torch.autograd.Function):
+    """Scaled dot-product attention, from queries, keys and values (K, 3, H, E, T, B) to (K, H, E, T, B).
+
+    A bias on the logits is (K, H, Q, S) or None; H may be 1, for the same bias in every head.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias_KHQS: Tensor | None, scale: float) -> Tensor:
         """Return the weighted values."""
         q, k, v = qkv.unbind(1)
-        weights_KHQSB = over_channels(q * scale, k).softmax(3)
+        logits_KHQSB = over_channels(q * scale, k)
+        if bias_KHQS is not None:
+            logits_KHQSB.add_(bias_KHQS[..., None])
+        weights_KHQSB = logits_KHQSB.softmax(3)
         ctx.save_for_backward(qkv, weights_KHQSB)
-        ctx.scale = scale
+        ctx.scale, ctx.bias_shape = scale, None if bias_KHQS is None else bias_KHQS.shape
         return over_tokens(weights_KHQSB.unbind(3), v.unbind(3))
 
     @staticmethod
-    def backward(ctx: Any, grad_KHEQB: Tensor) -> tuple[Tensor, None]:
-        """Return the gradients of queries, keys and values."""
+    def backward(ctx: Any, grad_KHEQB: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        """Return the gradients of queries, keys and values, and of the bias."""
         qkv, weights_KHQSB = ctx.saved_tensors
         q, k, v = qkv.unbind(1)
         grad = torch.empty_like(qkv)
@@ -58,10 +108,11 @@ class Attend(torch.autograd.Function):
         logits_KHQSB = over_channels(grad_KHEQB, v)
         # Gradient of the softmax: w * (g - sum of w * g over keys).
         logits_KHQSB = torch._softmax_backward_data(logits_KHQSB, weights_KHQSB, 3, logits_KHQSB.dtype)
+        grad_bias = logits_KHQSB.sum(-1).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[1] else None
         logits_KHQSB.mul_(ctx.scale)
         over_tokens(logits_KHQSB.unbind(3), k.unbind(3), grad_q)
         over_tokens(logits_KHQSB.unbind(2), q.unbind(3), grad_k)
-        return grad, None
+        return grad, grad_bias, None
 
 
 def over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:

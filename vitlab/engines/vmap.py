@@ -117,7 +117,7 @@ class Vmap(Engine):
                 accumulators = [MetricAccumulator(training.metrics_of(split)) for training in self.trainings]
                 for batch in evaluation_batches(first.feed, split, first.task):
                     batch = first.objective.evaluation_batch(batch)
-                    views = vmap(first.objective.views, in_dims=(None, None, 0))(batch.x_BCHW, batch.y_B, rows)
+                    views = self._views(rows, batch.x_BCHW, batch.y_B)
                     for row, accumulator in enumerate(accumulators):
                         accumulator.add({name: view[row] for name, view in views.items()}, batch.y_B, batch.id_B)
                 for training, evaluations, accumulator in zip(self.trainings, results, accumulators, strict=True):
@@ -137,6 +137,12 @@ class Vmap(Engine):
 
         losses: Value = vmap(loss)(rows, x_KBCHW, y_KB, draws)
         return losses
+
+    def _views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """Return the views of the objective on a batch that all trials share, each with the trials on axis 0."""
+        first = self.trainings[0]
+        views: dict[str, Tensor] = vmap(first.objective.views, in_dims=(None, None, 0))(x_BCHW, y_B, rows)
+        return views
 
     def _stack_weights(self) -> None:
         count = len(self.trainings)

@@ -254,11 +254,9 @@ class Anatomy:
 
     def work(self) -> Work:
         """Return the work per image, by which an engine is chosen."""
-        g, positions = self.geometry, [choice.component for choice in choices_of(self.position)]
-        plain = not any(issubclass(each, Position) and (each.needs_bias or each.needs_rotation) for each in positions)
-        plain = plain and all(
-            self.patch_drop == 0
-            and block.block.component is PreNorm
+        g = self.geometry
+        plain = self.patch_drop == 0 and all(
+            block.block.component is PreNorm
             and block.attention.component in SOFTMAX
             and all(block.attention.options[name].component is NoNorm for name in ("qk_norm", "norm"))
             and block.attention.options["drop"] == 0
