@@ -325,8 +325,9 @@ def test_resume_is_bitwise_and_evaluation_leaves_no_trace(name: str, tmp_path: P
     assert same(straight.state_dict(), resumed.state_dict())
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", [*NEW, "adam", "adamw", "sgd"])
 def test_joint_steps_equal_single_steps(name: str) -> None:
+    """Bit for bit, whatever settings are equal, and with states that a checkpoint restores."""
     one = component(name, lr=RATE)
     for count in (1, 3):
         alone, together = ([vit(seed, dtype=torch.float32) for seed in range(count)] for _ in range(2))
@@ -341,6 +342,35 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
                 optimizer.step()
             joint.step()
         assert all(same(a.state_dict(), b.state_dict()) for a, b in zip(alone, together, strict=True))
+        for optimizer, member in zip(separate, members, strict=True):
+            states = [
+                [
+                    value
+                    for part in getattr(each, "parts", [each])
+                    for state in part.state.values()
+                    for value in state.values()
+                ]
+                for each in (optimizer, member)
+            ]
+            torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_joint_step_leaves_out_parameters_without_gradient(name: str) -> None:
+    one = component(name, lr=RATE)
+    alone, together = ([vit(seed, dtype=torch.float32) for seed in range(2)] for _ in range(2))
+    separate, members = ([built(one, model) for model in models] for models in (alone, together))
+    joint = Joint(members)
+    for step in range(4):
+        for models in (alone, together):
+            for seed, model in enumerate(models):
+                set_gradients(list(model.parameters()), step + 100 * seed)
+                if step == 2:
+                    next(model.parameters()).grad = None
+        for optimizer in separate:
+            optimizer.step()
+        joint.step()
+    assert all(same(a.state_dict(), b.state_dict()) for a, b in zip(alone, together, strict=True))
 
 
 def test_orthogonal_steps_of_all_trials_are_one_iteration_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
