@@ -86,25 +86,26 @@ class _Adams:
     @torch.no_grad()
     def step(self) -> bool:
         """Take a step and return True, unless a parameter has no gradient."""
-        rows: defaultdict[tuple[Any, ...], list[tuple[Tensor, ...]]] = defaultdict(list)
+        rows: defaultdict[tuple[float, ...], list[tuple[Tensor, ...]]] = defaultdict(list)
         for group, tensors in self.groups:
-            rows[group["lr"], group["betas"], group["weight_decay"], group["eps"]] += tensors
+            rows[group["lr"], *group["betas"], group["weight_decay"], group["eps"]] += tensors
         gradients = {settings: [row[0].grad for row in equal] for settings, equal in rows.items()}
         if any(gradient is None for each in gradients.values() for gradient in each):
             return False
         self.steps_P += 1
-        for (lr, betas, weight_decay, eps), equal in rows.items():
+        for settings, equal in rows.items():
+            lr, beta1, beta2, weight_decay, eps = settings
             params, averages, squares, steps = map(list, zip(*equal, strict=True))
             self.kernel(
                 params,
-                gradients[lr, betas, weight_decay, eps],
+                gradients[settings],
                 averages,
                 squares,
                 [],
                 steps,
                 lr=lr,
-                beta1=betas[0],
-                beta2=betas[1],
+                beta1=beta1,
+                beta2=beta2,
                 weight_decay=weight_decay,
                 eps=eps,
                 amsgrad=False,
