@@ -133,8 +133,8 @@ def group_trials(
 
     Args:
         todo: trials to train.
-        places: number of groups that can run at a time; groups are split so that no place is idle while another has
-            several trials.
+        places: number of groups that can run at a time; the last groups are split where places would otherwise be idle
+            at the end.
         chosen: ``run.engine``.
         works: see :data:`Works`.
         probes: benchmarks by shape, see :func:`engine_of`.
@@ -151,7 +151,10 @@ def group_trials(
             stacks[key] = []
             groups.append((engine, stacks[key]))
         stacks[key].append(planned)
-    return [(engine, part) for engine, group in groups for part in _parts(group, places)]
+    groups = [(engine, part) for engine, group in groups for part in _parts(group, -(-len(group) // MAX_TOGETHER))]
+    rest = len(groups) % places  # groups of the last round; each is split to fill its share of the places
+    whole, last = groups[: len(groups) - rest], groups[len(groups) - rest :]
+    return whole + [(engine, part) for engine, group in last for part in _parts(group, -(-places // rest))]
 
 
 def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> dict[str, Any]:
@@ -162,8 +165,8 @@ def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> dict
     return tree
 
 
-def _parts(group: list[Planned], places: int) -> list[list[Planned]]:
-    """Split a group into the fewest parts that fill the places, nearly equal and of at most :data:`MAX_TOGETHER`."""
-    count = max(-(-len(group) // MAX_TOGETHER), min(places, -(-len(group) // 2)))
+def _parts(group: list[Planned], count: int) -> list[list[Planned]]:
+    """Split a group into ``count`` nearly equal parts, or fewer, so that each has two trials or more."""
+    count = min(count, -(-len(group) // 2))
     cuts = [index * len(group) // count for index in range(count + 1)]
     return [group[begin:end] for begin, end in pairwise(cuts)]
