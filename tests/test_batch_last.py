@@ -17,7 +17,7 @@ from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
-from vitlab.engines import batch_last, batch_last_kernels
+from vitlab.engines import batch_last, batch_last_kernels, batch_last_support
 from vitlab.geometry import DataInfo
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
@@ -35,32 +35,30 @@ def test_attention_is_that_of_torch() -> None:
     qkv = drawn(2, 3, 2, 3, 5, 4)
     q, k, v = qkv.permute(1, 0, 5, 2, 4, 3)  # (3, K, B, H, T, E)
     expected = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 4, 3, 1)
-    actual = batch_last_kernels.Attend.apply(qkv, None, 3**-0.5)
+    actual = batch_last_kernels.Attend.apply(qkv[:, 0], qkv[:, 1:], None, 3**-0.5)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     weight = drawn(*actual.shape, seed=1)
     mine, theirs = (torch.autograd.grad((out * weight).sum(), qkv)[0] for out in (actual, expected))
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    small = drawn(1, 3, 2, 2, 3, 2)
-    for bias in (None, drawn(1, 2, 3, 3, seed=2), drawn(1, 1, 3, 3, seed=2)):
-        assert torch.autograd.gradcheck(batch_last_kernels.Attend.apply, (small, bias, 0.7))
+    q, kv = drawn(1, 2, 2, 2, 2), drawn(1, 2, 2, 2, 3, 2, seed=1)
+    for bias in (None, drawn(1, 2, 2, 3, seed=2), drawn(1, 1, 2, 3, seed=2)):
+        assert torch.autograd.gradcheck(batch_last_kernels.Attend.apply, (q, kv, bias, 0.7))
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_rotation_is_that_of_attention(heads: int) -> None:
-    """Of angles of each head, or of one for both."""
-    qkv, angle_KHPT1 = drawn(2, 3, 2, 4, 5, 3), drawn(2, heads, 2, 5, 1, seed=1)
-    actual = batch_last_kernels.Rotate.apply(qkv, angle_KHPT1.cos(), angle_KHPT1.sin())
+    """Of angles of each head, or of one for both; values are left as they are."""
+    kv, angle_KHPT1 = drawn(2, 2, 2, 4, 5, 3), drawn(2, heads, 2, 5, 1, seed=1)
+    actual = batch_last_kernels.Rotate.apply(kv, angle_KHPT1.cos(), angle_KHPT1.sin())
     for member in range(2):
         angle_HTP = angle_KHPT1[member, ..., 0].mT
-        for part in range(2):
-            expected = rotate(qkv[member, part].permute(3, 0, 2, 1), (angle_HTP.cos(), angle_HTP.sin()))
-            torch.testing.assert_close(actual[member, part].permute(3, 0, 2, 1), expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(actual[:, 2], qkv[:, 2])
+        expected = rotate(kv[member, 0].permute(3, 0, 2, 1), (angle_HTP.cos(), angle_HTP.sin()))
+        torch.testing.assert_close(actual[member, 0].permute(3, 0, 2, 1), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(actual[:, 1], kv[:, 1])
+    fixed = [each.detach() for each in (angle_KHPT1.cos(), angle_KHPT1.sin())]
+    assert torch.autograd.gradcheck(batch_last_kernels.Rotate.apply, (kv, *fixed))
     assert torch.autograd.gradcheck(
-        batch_last_kernels.Rotate.apply, (qkv, angle_KHPT1.cos().detach().requires_grad_(), angle_KHPT1.sin().detach())
-    )
-    assert torch.autograd.gradcheck(
-        lambda qkv, angle: batch_last_kernels.Rotate.apply(qkv, angle.cos(), angle.sin()), (qkv, angle_KHPT1)
+        lambda kv, angle: batch_last_kernels.Rotate.apply(kv, angle.cos(), angle.sin()), (kv, angle_KHPT1)
     )
 
 
@@ -81,7 +79,7 @@ def test_patches_are_those_of_a_convolution() -> None:
 
 
 def incompatibility(model: Any) -> str | None:
-    return batch_last.incompatibility(model, "fp64", torch.device("cpu"))
+    return batch_last_support.incompatibility(model, "fp64", torch.device("cpu"))
 
 
 def built(**options: Any) -> Any:
@@ -185,6 +183,48 @@ def test_positions_and_their_gradients_are_those_of_the_model(position: Any) -> 
         )
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({}, 1),
+        ({"position": "rope2d_mixed", "drop": 0.2, "drop_path": 0.3, "layer_scale": 0.1}, 1),
+        ({"position": ["conditional", "relative_bias"], "mlp": {"type": "gelu", "drop": 0.2}}, 1),
+        ({"attention": {"type": "per_head", "proj_drop": 0.2}, "head": "mlp", "registers": 2}, 1),
+        ({"prefix": ["class", "distillation"], "head": "distilled", "position": "alibi2d"}, 2),
+    ],
+)
+def test_last_block_computes_what_the_head_reads(options: dict[str, Any], tokens: int) -> None:
+    """With the same gradients and the same draws as for all tokens."""
+    models = [built(**options).double() for _ in range(2)]
+    for seed, model in enumerate(models):
+        model.initialise(seed)
+    assert batch_last_support.tokens_read(models[0]) == tokens
+    rows, kept = stack_module_state(models)
+    keys_K = torch.arange(2)
+    draws = noise.Draws(keys_K, keys_K, torch.arange(3).expand(2, 3), step=keys_K)
+    forward = batch_last.BatchLastForward(models[0], {**rows, **kept}, draws)
+    x_KBCHW = drawn(2, 3, 1, 8, 8).detach()
+    few, every = forward.features(x_KBCHW, tokens), forward.features(x_KBCHW)[:, :, :tokens]
+    torch.testing.assert_close(few, every, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(few)
+    mine, theirs = (
+        torch.autograd.grad((each * weight).sum(), list(rows.values()), allow_unused=True) for each in (few, every)
+    )
+    named = [{n: g for n, g in zip(rows, each, strict=True) if g is not None} for each in (mine, theirs)]
+    torch.testing.assert_close(*named, rtol=1e-10, atol=1e-12)
+
+
+def test_last_block_computes_all_tokens_if_others_may_be_read() -> None:
+    assert batch_last_support.tokens_read(built(head={"type": "linear", "pool": "gap"})) is None
+    assert batch_last_support.tokens_read(built(position="conditional", depth=1)) is None
+    assert batch_last_support.tokens_read(built(norm="rmsnorm")) is None, "it is not known to compute token by token"
+    hooked, derived, mixing = built(), built(), built()
+    hooked.head.register_forward_hook(lambda module, inputs, output: output)
+    derived.head.__class__ = type("Mine", (type(derived.head),), {})
+    mixing.position.__class__ = type("Mine", (Learned,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
+    assert [batch_last_support.tokens_read(model) for model in (hooked, derived, mixing)] == [None, None, None]
+
+
 def test_hints_of_a_derived_position_are_followed() -> None:
     """A layer without any has none."""
 
@@ -241,9 +281,9 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
 
 def test_it_is_for_processors_and_full_precision() -> None:
     model, cpu = built(), torch.device("cpu")
-    assert [batch_last.incompatibility(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
-    assert "precision bf16" in (batch_last.incompatibility(model, "bf16", cpu) or "")
-    assert "this is cuda" in (batch_last.incompatibility(model, "fp32", torch.device("cuda")) or "")
+    assert [batch_last_support.incompatibility(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
+    assert "precision bf16" in (batch_last_support.incompatibility(model, "bf16", cpu) or "")
+    assert "this is cuda" in (batch_last_support.incompatibility(model, "fp32", torch.device("cuda")) or "")
 
 
 def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import ENGINES, base
 from vitlab.engines.base import train
-from vitlab.engines.batch_last import incompatibility
+from vitlab.engines.batch_last_support import incompatibility
 from vitlab.geometry import Work
 from vitlab.plan.engine_choice import (
     MAX_PRODUCTS,

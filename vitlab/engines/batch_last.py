@@ -4,8 +4,10 @@ For few tokens and narrow heads, the matrix products of a single image are too s
 tutorial has heads of 5 tokens by 3 channels.  Here activations have the axes (trials, width, tokens, images), so a
 linear map is one product for all images of a trial, and attention, norms and softmax operate on whole vectors of
 images.  This needs one operation for every channel of a head and every token, and stores all products of tokens, so it
-only pays if both numbers are small (:func:`vitlab.plan.engine_choice.engine_of` has the rule); it is then twice as fast
-as ``vmap``.
+only pays if both numbers are small; :func:`vitlab.plan.engine_choice.engine_of` has the rule.
+
+If the head reads the class token alone, the last block computes no other token, which changes no result: a third of the
+work of three blocks.
 
 The module re-implements ViT's forward on canonical (timm) weights, so that all attention variants share it: linear
 patches, layer norm, attention with rotation and bias, and the plain MLP.  All other parts (position encodings, heads,
@@ -30,10 +32,9 @@ from torch.func import functional_call, vmap
 from vitlab import noise
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
-from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.position import Position, encodings
-from vitlab.components.position.additive import Additive
 from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, affine
+from vitlab.engines.batch_last_support import does_nothing, incompatibility, inherits, tokens_read
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
@@ -42,30 +43,8 @@ from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.objective.supervised import Supervised
 
-SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
-"""Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
-supported, and neither is a block other than :class:`vitlab.components.block.prenorm.PreNorm`."""
-
-ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
-"""Classes of the supported attentions' submodules; derived classes are not supported."""
-
 Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the trials on axis 0."""
-
-RECOMPUTED = (
-    *attention.SOFTMAX,
-    attention.OneHead,
-    mlp.GeluMLP,
-    norm.LayerNorm,
-    norm.NoNorm,
-    patch.LinearPatches,
-    Dropout,
-    DropPath,
-    nn.Linear,
-    nn.GELU,
-    nn.Identity,
-)
-"""Parts whose ``forward`` may be replaced by the computation here, as are those of the model and its blocks."""
 
 
 class BatchLast(Vmap):
@@ -91,55 +70,19 @@ class BatchLast(Vmap):
             with noise.drawing(draws):
                 return criterion(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
 
-        x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW)
+        x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW, tokens_read(head.model))
         losses: Value = vmap(loss)(head.own(rows), x_KBTD, y_KB, draws)
         return losses
 
     def _views(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         first, head = self.trainings[0], HeadOnly(self.module)
-        x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None])
+        x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None], tokens_read(head.model))
 
         def logits(rows: Rows, x_BTD: Tensor) -> dict[str, Tensor]:
             return forward_logits(head, x_BTD, first.spec.precision, rows)
 
         views: dict[str, Tensor] = vmap(logits)(head.own(rows), x_KBTD)
         return views
-
-
-def incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
-    """Return the reason why a model is not supported, in one sentence; None if it is."""
-    if device.type != "cpu":
-        return f"engine batch_last runs on CPUs only, and this is {device.type}"
-    if precision not in ("fp32", "fp64"):
-        return f"engine batch_last does not support precision {precision}"
-    if not isinstance(model, ViT) or not all(_inherits(ViT, name, model) for name in SUPPORTED_METHODS):
-        return f"a {type(model).__name__} is not supported by engine batch_last"
-    if model.patch_drop.p > 0:
-        return "patch_drop is not supported by engine batch_last"
-    blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
-    for path, block in blocks:
-        if type(block) is not PreNorm:
-            return f"{path} is a {type(block).__name__}, which is not supported by engine batch_last"
-        if reason := _attention_incompatibility(f"{path}.attn", block.attn):
-            return reason
-    parts = [part for part in model.named_modules() if type(part[1]) in RECOMPUTED]
-    for path, module in [("", model), *blocks, *parts]:
-        if _is_altered(module):
-            return f"{path or 'the model'}, a {type(module).__name__}, has a replaced forward method or a hook"
-    return None
-
-
-def _attention_incompatibility(path: str, attend: attention.Attention) -> str | None:
-    if type(attend) not in attention.SOFTMAX:
-        return f"{path} is a {type(attend).__name__}, which is not supported by engine batch_last"
-    if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
-        return f"{path} normalises queries and keys, which is not supported by engine batch_last"
-    for name, part in attend.named_modules():
-        if name and type(part) not in ATTENTION_PARTS:
-            return f"{path}.{name} is a {type(part).__name__}, which is not supported by engine batch_last"
-    if cast(Dropout, attend.attn_drop).p > 0:
-        return f"{path} drops weights, which is not supported by engine batch_last"
-    return None
 
 
 class HeadOnly(Model):
@@ -184,16 +127,19 @@ class BatchLastForward:
         self.draws = draws
         self.row_K = torch.arange(len(next(iter(rows.values()))))
 
-    def features(self, x_KBCHW: Tensor) -> Tensor:
+    def features(self, x_KBCHW: Tensor, tokens: int | None = None) -> Tensor:
         """Return ``forward_features`` of each trial, (K, B, T, D).
 
-        Images that all trials share have an axis 0 of length 1.
+        Args:
+            x_KBCHW: Images; those that all trials share have an axis 0 of length 1.
+            tokens: If given, T is this number of leading tokens, and the last block computes no others.
         """
         x_KDTB = self._with_prefix(self._patches(x_KBCHW))
         x_KDTB = self._part("norm_pre", self._part("pos_drop", self._positions("add", x_KDTB, 0)))
         for layer in range(1, len(self.model.blocks) + 1):
             x_KDTB = self._positions("add", x_KDTB, layer)
-            x_KDTB = self._block(f"blocks.{layer - 1}", x_KDTB, self._hints(layer))
+            queries = tokens if layer == len(self.model.blocks) else None
+            x_KDTB = self._block(f"blocks.{layer - 1}", x_KDTB, self._hints(layer, queries), queries)
             x_KDTB = self._positions("mix", x_KDTB, layer)
         return _to_KBTD(self._part("norm", x_KDTB))
 
@@ -217,19 +163,19 @@ class BatchLastForward:
     def _positions(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
         parts = encodings(self.model.position).values()
-        if all(_inherits(Position, hook, part) or _adds_nothing(hook, part, layer) for part in parts):
+        if all(inherits(Position, hook, part) or does_nothing(hook, part, layer) for part in parts):
             return x_KDTB
         return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
-    def _hints(self, layer: int) -> Hints:
+    def _hints(self, layer: int, queries: int | None) -> Hints:
         """Return what the position encoding tells the attention of a block."""
         rotation = [each[:, None] if each.ndim == 3 else each for each in self._hint("rotation", layer)]
-        bias = self._hint("bias", layer)
+        bias = [each_KHTT[:, :, :queries] for each_KHTT in self._hint("bias", layer)]
         return Hints([each_KHTP.mT[..., None] for each_KHTP in rotation], *bias)
 
     def _hint(self, hook: str, layer: int) -> Sequence[Tensor]:
         """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
-        if all(_inherits(Position, hook, part) for part in encodings(self.model.position).values()):
+        if all(inherits(Position, hook, part) for part in encodings(self.model.position).values()):
             return ()
 
         def call(part: nn.Module) -> tuple[Tensor, ...]:
@@ -240,25 +186,32 @@ class BatchLastForward:
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def _block(self, at: str, x_KDTB: Tensor, hints: Hints) -> Tensor:
-        y_KDTB = self._attention(f"{at}.attn", self._part(f"{at}.norm1", x_KDTB), hints)
-        x_KDTB = x_KDTB + self._part(f"{at}.drop_path1", self._part(f"{at}.ls1", y_KDTB))
+    def _block(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
+        y_KDTB = self._attention(f"{at}.attn", self._part(f"{at}.norm1", x_KDTB), hints, queries)
+        x_KDTB = x_KDTB[:, :, :queries] + self._part(f"{at}.drop_path1", self._part(f"{at}.ls1", y_KDTB))
         y_KDTB = self._part(f"{at}.mlp", self._part(f"{at}.norm2", x_KDTB))
         return x_KDTB + self._part(f"{at}.drop_path2", self._part(f"{at}.ls2", y_KDTB))
 
-    def _attention(self, at: str, x_KDTB: Tensor, hints: Hints) -> Tensor:
+    def _attention(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
         attend = cast(attention.SoftmaxAttention, self.model.get_submodule(at))
-        trials, _, tokens, images = x_KDTB.shape
+        trials, width, tokens, images = x_KDTB.shape
+        heads = (attend.num_heads, attend.head_dim)
         rows = _below(at, self.rows)
         if attend.implementation in ("split", "per_head"):
             rows = vmap(attend.to_canonical)(rows)
-        qkv_KOM = affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
-        qkv_K3HETB = qkv_KOM.view(trials, 3, attend.num_heads, attend.head_dim, tokens, images)
+        weight_KOD, bias_KO = rows["qkv.weight"], rows.get("qkv.bias")
+        q_bias, kv_bias = (None, None) if bias_KO is None else (bias_KO[:, :width], bias_KO[:, width:])
+        q_KDM = affine(weight_KOD[:, :width], q_bias, x_KDTB[:, :, :queries].flatten(2))
+        kv_KOM = affine(weight_KOD[:, width:], kv_bias, x_KDTB.flatten(2))
+        q_K1HEQB = q_KDM.view(trials, 1, *heads, -1, images)
+        kv_K2HETB = kv_KOM.view(trials, 2, *heads, tokens, images)
         if hints.rotation:
-            qkv_K3HETB = Rotate.apply(qkv_K3HETB, *hints.rotation)  # type: ignore[no-untyped-call]
-        y_KHETB: Tensor = Attend.apply(qkv_K3HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
-        y_KDM = affine(rows["proj.weight"], rows.get("proj.bias"), y_KHETB.flatten(3).flatten(1, 2))
-        return self._part(f"{at}.proj_drop", y_KDM.view(x_KDTB.shape))
+            q_rotation = [each_KHPT1[:, :, :, :queries] for each_KHPT1 in hints.rotation]
+            q_K1HEQB = Rotate.apply(q_K1HEQB, *q_rotation)  # type: ignore[no-untyped-call]
+            kv_K2HETB = Rotate.apply(kv_K2HETB, *hints.rotation)  # type: ignore[no-untyped-call]
+        y_KHEQB: Tensor = Attend.apply(q_K1HEQB[:, 0], kv_K2HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
+        y_KDM = affine(rows["proj.weight"], rows.get("proj.bias"), y_KHEQB.flatten(3).flatten(1, 2))
+        return self._part(f"{at}.proj_drop", y_KDM.view(trials, width, -1, images))
 
     def _mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
         perceive = cast(mlp.GeluMLP, self.model.get_submodule(at))
@@ -342,34 +295,6 @@ def _is_identity(part: nn.Module) -> bool:
     if type(part) in (Dropout, DropPath):
         return cast(Any, part).p == 0 or not part.training
     return type(part) in (nn.Identity, norm.NoNorm)
-
-
-def _inherits(base: type, method: str, part: nn.Module) -> bool:
-    """Return True if a part inherits ``method`` from ``base`` unchanged."""
-    return getattr(type(part), method) is getattr(base, method)
-
-
-def _adds_nothing(hook: str, part: nn.Module, layer: int) -> bool:
-    """Return True if ``hook`` is the addition of rows at certain layers, and ``layer`` is none of them."""
-    return hook == "add" and _inherits(Additive, hook, part) and layer not in cast(Additive, part).layers
-
-
-def _is_altered(module: nn.Module) -> bool:
-    """Return True if the module's forward pass is altered from outside of its class: a replaced method, or a hook."""
-    cls = type(module)
-    replaced = [
-        name for name in SUPPORTED_METHODS if (method := getattr(cls, name, None)) and not _is_own(cls, name, method)
-    ]
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return bool(replaced) or any(hooks) or any(name in vars(module) for name in SUPPORTED_METHODS)
-
-
-def _is_own(cls: type, name: str, method: Any) -> bool:
-    """Return True if a method was written in the body of the class that has it."""
-    owner = next(base for base in cls.__mro__ if name in vars(base))
-    if owner is nn.Module:
-        return True
-    return (method.__module__, method.__qualname__) == (owner.__module__, f"{owner.__qualname__}.{name}")
 
 
 def _types(*parts: nn.Module) -> tuple[type, ...]:

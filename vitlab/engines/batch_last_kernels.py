@@ -36,83 +36,81 @@ class Normalise(torch.autograd.Function):
 
 
 class Rotate(torch.autograd.Function):
-    """Rotation of queries and keys, in (K, 3, H, E, T, B) with the values, by angles per trial, channel pair and token.
+    """Rotation of queries or keys, the first of N tensors (K, N, H, E, T, B), by angles per trial, pair and token.
 
     Cosines and sines are (K, H, E/2, T, 1); H may be 1, for the same angles in every head.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
-        """Return rotated queries and keys, and the values."""
-        rotated = _rotated(qkv, cos_KHPT1, sin_KHPT1)
+    def forward(ctx: Any, x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
+        """Return the first tensor rotated and the others unchanged."""
+        rotated = _rotated(x_KNHETB, cos_KHPT1, sin_KHPT1)
         ctx.save_for_backward(rotated, cos_KHPT1, sin_KHPT1)
         return rotated
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_KNHETB: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the gradients of the input, the cosines and the sines."""
         rotated, cos_KHPT1, sin_KHPT1 = ctx.saved_tensors
-        grad_input = _rotated(grad, cos_KHPT1, -sin_KHPT1)
+        grad_input = _rotated(grad_KNHETB, cos_KHPT1, -sin_KHPT1)
         if not any(ctx.needs_input_grad[1:]):
             return grad_input, None, None
         even, odd = _pairs(_rotated(rotated, cos_KHPT1, -sin_KHPT1))  # of the input
-        grad_even, grad_odd = _pairs(grad)
-        grad_cos = (grad_even * even).addcmul_(grad_odd, odd)
-        grad_sin = (grad_odd * even).addcmul_(grad_even, odd, value=-1)
-        cos, sin = (each.sum(1).sum_to_size(cos_KHPT1.shape) for each in (grad_cos, grad_sin))
-        return grad_input, cos, sin
+        grad_even, grad_odd = _pairs(grad_KNHETB)
+        grad_cos = (grad_even * even).addcmul_(grad_odd, odd).sum_to_size(cos_KHPT1.shape)
+        grad_sin = (grad_odd * even).addcmul_(grad_even, odd, value=-1).sum_to_size(cos_KHPT1.shape)
+        return grad_input, grad_cos, grad_sin
 
 
-def _rotated(qkv: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
-    out = torch.empty_like(qkv)
-    out[:, 2] = qkv[:, 2]
-    even, odd = _pairs(qkv)
+def _rotated(x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
+    out = torch.empty_like(x_KNHETB)
+    out[:, 1:] = x_KNHETB[:, 1:]
+    even, odd = _pairs(x_KNHETB)
     out_even, out_odd = _pairs(out)
-    cos, sin = cos_KHPT1[:, None], sin_KHPT1[:, None]
-    torch.mul(even, cos, out=out_even).addcmul_(odd, sin, value=-1)
-    torch.mul(odd, cos, out=out_odd).addcmul_(even, sin)
+    torch.mul(even, cos_KHPT1, out=out_even).addcmul_(odd, sin_KHPT1, value=-1)
+    torch.mul(odd, cos_KHPT1, out=out_odd).addcmul_(even, sin_KHPT1)
     return out
 
 
-def _pairs(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the even and the odd channels of queries and keys, each (K, 2, H, E/2, T, B)."""
-    return qkv[:, :2, :, 0::2], qkv[:, :2, :, 1::2]
+def _pairs(x_KNHETB: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the even and the odd channels of the first tensor, each (K, H, E/2, T, B)."""
+    return x_KNHETB[:, 0, :, 0::2], x_KNHETB[:, 0, :, 1::2]
 
 
 class Attend(torch.autograd.Function):
-    """Scaled dot-product attention, from queries, keys and values (K, 3, H, E, T, B) to (K, H, E, T, B).
+    """Scaled dot-product attention of queries (K, H, E, Q, B) to keys and values (K, 2, H, E, S, B).
 
     A bias on the logits is (K, H, Q, S) or None; H may be 1, for the same bias in every head.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias_KHQS: Tensor | None, scale: float) -> Tensor:
-        """Return the weighted values."""
-        q, k, v = qkv.unbind(1)
-        logits_KHQSB = over_channels(q * scale, k)
+    def forward(ctx: Any, q_KHEQB: Tensor, kv: Tensor, bias_KHQS: Tensor | None, scale: float) -> Tensor:
+        """Return the weighted values, (K, H, E, Q, B)."""
+        k, v = kv.unbind(1)
+        logits_KHQSB = over_channels(q_KHEQB * scale, k)
         if bias_KHQS is not None:
             logits_KHQSB.add_(bias_KHQS[..., None])
         weights_KHQSB = logits_KHQSB.softmax(3)
-        ctx.save_for_backward(qkv, weights_KHQSB)
+        ctx.save_for_backward(q_KHEQB, kv, weights_KHQSB)
         ctx.scale, ctx.bias_shape = scale, None if bias_KHQS is None else bias_KHQS.shape
         return over_tokens(weights_KHQSB.unbind(3), v.unbind(3))
 
     @staticmethod
-    def backward(ctx: Any, grad_KHEQB: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """Return the gradients of queries, keys and values, and of the bias."""
-        qkv, weights_KHQSB = ctx.saved_tensors
-        q, k, v = qkv.unbind(1)
-        grad = torch.empty_like(qkv)
-        grad_q, grad_k, grad_v = grad.unbind(1)
+    def backward(ctx: Any, grad_KHEQB: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        """Return the gradients of queries, of keys and values, and of the bias."""
+        q_KHEQB, kv, weights_KHQSB = ctx.saved_tensors
+        k, v = kv.unbind(1)
+        grad_kv = torch.empty_like(kv)
+        grad_k, grad_v = grad_kv.unbind(1)
         over_tokens(weights_KHQSB.unbind(2), grad_KHEQB.unbind(3), grad_v)
         logits_KHQSB = over_channels(grad_KHEQB, v)
         # Gradient of the softmax: w * (g - sum of w * g over keys).
         logits_KHQSB = torch._softmax_backward_data(logits_KHQSB, weights_KHQSB, 3, logits_KHQSB.dtype)
-        grad_bias = logits_KHQSB.sum(-1).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[1] else None
+        grad_bias = logits_KHQSB.sum(-1).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[2] else None
         logits_KHQSB.mul_(ctx.scale)
-        over_tokens(logits_KHQSB.unbind(3), k.unbind(3), grad_q)
-        over_tokens(logits_KHQSB.unbind(2), q.unbind(3), grad_k)
-        return grad, grad_bias, None
+        grad_q = over_tokens(logits_KHQSB.unbind(3), k.unbind(3))
+        over_tokens(logits_KHQSB.unbind(2), q_KHEQB.unbind(3), grad_k)
+        return grad_q, grad_kv, grad_bias, None
 
 
 def over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:

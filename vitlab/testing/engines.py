@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.func import stack_module_state, vmap
 
 from vitlab import noise
-from vitlab.engines.batch_last import BatchLastForward, HeadOnly, incompatibility
+from vitlab.engines.batch_last import BatchLastForward, HeadOnly
+from vitlab.engines.batch_last_support import incompatibility
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import ResolvedChoice, slot

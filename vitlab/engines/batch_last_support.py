@@ -1,0 +1,148 @@
+"""What the engine ``batch_last`` supports, and which tokens its last block computes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from vitlab.components import attention, mlp, norm, patch
+from vitlab.components.base import Dropout, DropPath
+from vitlab.components.block.contract import LayerScale
+from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.head import Distilled, LinearHead, MLPHead
+from vitlab.components.position import Position, encodings
+from vitlab.components.position.additive import Additive, Conditional
+from vitlab.models.contract import Model
+from vitlab.models.vit import ViT
+
+SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
+"""Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
+supported, and neither is a block other than :class:`vitlab.components.block.prenorm.PreNorm`."""
+
+ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
+"""Classes of the supported attentions' submodules; derived classes are not supported."""
+
+RECOMPUTED = (
+    *attention.SOFTMAX,
+    attention.OneHead,
+    mlp.GeluMLP,
+    norm.LayerNorm,
+    norm.NoNorm,
+    patch.LinearPatches,
+    Dropout,
+    DropPath,
+    nn.Linear,
+    nn.GELU,
+    nn.Identity,
+)
+"""Parts whose ``forward`` may be replaced by the computation here, as are those of the model and its blocks."""
+
+TOKENWISE = (
+    mlp.GeluMLP,
+    norm.LayerNorm,
+    norm.NoNorm,
+    Dropout,
+    DropPath,
+    LayerScale,
+    nn.Linear,
+    nn.GELU,
+    nn.Identity,
+)
+"""Parts that compute every token by itself; derived classes may not."""
+
+
+def incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
+    """Return the reason why a model is not supported, in one sentence; None if it is."""
+    if device.type != "cpu":
+        return f"engine batch_last runs on CPUs only, and this is {device.type}"
+    if precision not in ("fp32", "fp64"):
+        return f"engine batch_last does not support precision {precision}"
+    if not isinstance(model, ViT) or not all(inherits(ViT, name, model) for name in SUPPORTED_METHODS):
+        return f"a {type(model).__name__} is not supported by engine batch_last"
+    if model.patch_drop.p > 0:
+        return "patch_drop is not supported by engine batch_last"
+    blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
+    for path, block in blocks:
+        if type(block) is not PreNorm:
+            return f"{path} is a {type(block).__name__}, which is not supported by engine batch_last"
+        if reason := _attention_incompatibility(f"{path}.attn", block.attn):
+            return reason
+    parts = [part for part in model.named_modules() if type(part[1]) in RECOMPUTED]
+    for path, module in [("", model), *blocks, *parts]:
+        if _is_altered(module):
+            return f"{path or 'the model'}, a {type(module).__name__}, has a replaced forward method or a hook"
+    return None
+
+
+def _attention_incompatibility(path: str, attend: attention.Attention) -> str | None:
+    if type(attend) not in attention.SOFTMAX:
+        return f"{path} is a {type(attend).__name__}, which is not supported by engine batch_last"
+    if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
+        return f"{path} normalises queries and keys, which is not supported by engine batch_last"
+    for name, part in attend.named_modules():
+        if name and type(part) not in ATTENTION_PARTS:
+            return f"{path}.{name} is a {type(part).__name__}, which is not supported by engine batch_last"
+    if cast(Dropout, attend.attn_drop).p > 0:
+        return f"{path} drops weights, which is not supported by engine batch_last"
+    return None
+
+
+def tokens_read(model: ViT) -> int | None:
+    """Return how many leading tokens the head reads, if the last block can be computed for these alone.
+
+    Otherwise return None.  Keys and values of the last block are those of all tokens in either case.
+    """
+    head, last, layer = model.head, cast(PreNorm, model.blocks[-1]), len(model.blocks)
+    if type(head) not in (LinearHead, MLPHead, Distilled) or not head.reads:
+        return None
+    parts = [
+        last.ls1,
+        last.drop_path1,
+        last.norm2,
+        last.mlp,
+        last.ls2,
+        last.drop_path2,
+        cast(attention.SoftmaxAttention, last.attn).proj_drop,
+        model.norm,
+    ]
+    modules = [head, *(module for part in parts for module in part.modules())]
+    if any(type(module) not in TOKENWISE for module in modules[1:]) or any(map(_is_altered, modules)):
+        return None
+    if not all(
+        inherits(Position, "mix", part) or does_nothing("mix", part, layer)
+        for part in encodings(model.position).values()
+    ):
+        return None
+    return 1 + max(model.geometry.prefix.index(token) for token in head.reads)
+
+
+def inherits(base: type, method: str, part: nn.Module) -> bool:
+    """Return True if a part inherits ``method`` from ``base`` unchanged."""
+    return getattr(type(part), method) is getattr(base, method)
+
+
+def does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
+    """Return True if ``hook`` of a built-in encoding, which acts at certain layers, does nothing at ``layer``."""
+    if hook == "add":
+        return inherits(Additive, hook, part) and layer not in cast(Additive, part).layers
+    return type(part) is Conditional and layer != 1
+
+
+def _is_altered(module: nn.Module) -> bool:
+    """Return True if the module's forward pass is altered from outside of its class: a replaced method, or a hook."""
+    cls = type(module)
+    replaced = [
+        name for name in SUPPORTED_METHODS if (method := getattr(cls, name, None)) and not _is_own(cls, name, method)
+    ]
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return bool(replaced) or any(hooks) or any(name in vars(module) for name in SUPPORTED_METHODS)
+
+
+def _is_own(cls: type, name: str, method: Any) -> bool:
+    """Return True if a method was written in the body of the class that has it."""
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    if owner is nn.Module:
+        return True
+    return (method.__module__, method.__qualname__) == (owner.__module__, f"{owner.__qualname__}.{name}")
