@@ -663,6 +663,7 @@ def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
         "large": {"train.batch_size": 100_000},
         "skipped": {"model.heads": 4},
         "biased": {"model.position": "alibi2d"},
+        "normalised": {"model.attention": {"type": "auto", "qk_norm": "layernorm"}},
         "narrow": {"train.precision": "bf16"},
     }
     study: dict[str, Any] = {
@@ -671,7 +672,8 @@ def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
     }
     study_plan = plan(tmp_path, **study)
     loops = {"averaged": "loop", "large": "loop", "skipped": ""}
-    assert engines(study_plan) == {"base": "batch_last", **loops, "biased": "vmap", "narrow": "vmap"}
+    supported = {"base": "batch_last", "biased": "batch_last"}
+    assert engines(study_plan) == {**supported, **loops, "normalised": "vmap", "narrow": "vmap"}
     assert engines(plan(tmp_path, **study, run={"engine": "vmap"}))["large"] == "vmap"
     assert set(engines(plan(tmp_path, **study, run={"engine": "loop"})).values()) == {"loop", ""}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlab.components.position import encodings, position
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines import batch_last
+from vitlab.engines.batch_last_support import incompatibility
 from vitlab.errors import OptionError, SpecError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.lab import plan_study
@@ -174,17 +174,13 @@ def test_contract_holds(parts: list[str]) -> None:
     check_component("position", {"type": "together", "parts": parts})
 
 
-def test_batch_last_supports_additions_and_refuses_the_rest() -> None:
-    cpu = torch.device("cpu")
-    added = built(position=["learned", "sincos2d", "conditional"])
-    assert batch_last.incompatibility(added, "fp32", cpu) is None
-    check_engines("three", position.resolve(["learned", "sincos2d", "conditional"]))
-    for parts, sentence in ((["learned", "rope2d"], "rotates"), (["learned", "alibi2d"], "has a bias")):
-        assert sentence in (batch_last.incompatibility(built(position=parts), "fp32", cpu) or "")
-    for parts, plain in ((["learned", "rope2d"], False), (["learned", "alibi2d"], False), (["learned", "none"], True)):
-        options = {name: value for name, value in SMALL.items() if name != "type"}
-        work = ViT.work(DATA, {**options, "position": parts})
-        assert work is not None and (work.products is not None) == plain
+@pytest.mark.parametrize("parts", [["learned", "sincos2d", "conditional"], ["learned", "rope2d", "alibi2d"]])
+def test_batch_last_supports_encodings_together(parts: list[str]) -> None:
+    assert incompatibility(built(position=parts), "fp32", torch.device("cpu")) is None
+    check_engines("three", position.resolve(parts))
+    options = {name: value for name, value in SMALL.items() if name != "type"}
+    work = ViT.work(DATA, {**options, "position": parts})
+    assert work is not None and work.products is not None
 
 
 # -- in a study -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def no_position(patch: pytest.MonkeyPatch) -> None:
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
     """Scale by 1 / K instead of 1 / root K, in the kernels of the loop and of stacked trials."""
     sdpa, weights, attend = softmax._sdpa, softmax._weights, Attend.apply
-    patch.setattr(Attend, "apply", lambda qkv, scale: attend(qkv, scale**2))
+    patch.setattr(Attend, "apply", lambda q, kv, bias, scale: attend(q, kv, bias, scale**2))
     patch.setattr(softmax, "_sdpa", lambda q, k, v, bias, scale: sdpa(q, k, v, bias, scale**2))
     patch.setattr(softmax, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
 

@@ -199,19 +199,26 @@ class BatchLastForward:
         rows = _below(at, self.rows)
         if attend.implementation in ("split", "per_head"):
             rows = vmap(attend.to_canonical)(rows)
-        weight_KOD, bias_KO = rows["qkv.weight"], rows.get("qkv.bias")
-        q_bias, kv_bias = (None, None) if bias_KO is None else (bias_KO[:, :width], bias_KO[:, width:])
-        q_KDM = affine(weight_KOD[:, :width], q_bias, x_KDTB[:, :, :queries].flatten(2))
-        kv_KOM = affine(weight_KOD[:, width:], kv_bias, x_KDTB.flatten(2))
-        q_K1HEQB = q_KDM.view(trials, 1, *heads, -1, images)
-        kv_K2HETB = kv_KOM.view(trials, 2, *heads, tokens, images)
+        q_KDM, kv_KOM = self._queries_keys_values(rows, x_KDTB, queries)
+        q_KHEQB, kv_K2HETB = q_KDM.view(trials, *heads, -1, images), kv_KOM.view(trials, 2, *heads, tokens, images)
         if hints.rotation:
             q_rotation = [each_KHPT1[:, :, :, :queries] for each_KHPT1 in hints.rotation]
-            q_K1HEQB = Rotate.apply(q_K1HEQB, *q_rotation)  # type: ignore[no-untyped-call]
+            q_KHEQB = Rotate.apply(q_KHEQB[:, None], *q_rotation).squeeze(1)  # type: ignore[no-untyped-call]
             kv_K2HETB = Rotate.apply(kv_K2HETB, *hints.rotation)  # type: ignore[no-untyped-call]
-        y_KHEQB: Tensor = Attend.apply(q_K1HEQB[:, 0], kv_K2HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
+        y_KHEQB: Tensor = Attend.apply(q_KHEQB, kv_K2HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
         y_KDM = affine(rows["proj.weight"], rows.get("proj.bias"), y_KHEQB.flatten(3).flatten(1, 2))
         return self._part(f"{at}.proj_drop", y_KDM.view(trials, width, -1, images))
+
+    def _queries_keys_values(self, rows: Rows, x_KDTB: Tensor, queries: int | None) -> Sequence[Tensor]:
+        """Return the queries (K, D, Q * B), and keys and values (K, 2 * D, M) of all tokens."""
+        weight_KOD, bias_KO = rows["qkv.weight"], rows.get("qkv.bias")
+        sizes = [x_KDTB.shape[1], 2 * x_KDTB.shape[1]]
+        if queries is None:
+            return torch.split(affine(weight_KOD, bias_KO, x_KDTB.flatten(2)), sizes, 1)
+        weights = torch.split(weight_KOD, sizes, 1)
+        biases = (None, None) if bias_KO is None else torch.split(bias_KO, sizes, 1)
+        inputs = (x_KDTB[:, :, :queries].flatten(2), x_KDTB.flatten(2))
+        return [affine(*each) for each in zip(weights, biases, inputs, strict=True)]
 
     def _mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
         perceive = cast(mlp.GeluMLP, self.model.get_submodule(at))
