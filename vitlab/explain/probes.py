@@ -77,8 +77,8 @@ class Norms(NamedTuple):
     ratio: float  #: largest norm over the median
 
 
-def token_norms(tokens_BTD: Tensor, geometry: Geometry, *, deviations: float = 10.0) -> Norms:
-    """Return norms of patch tokens, and the share of outliers by the threshold median + deviations x MAD.
+def token_norms(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
+    """Return norms of patch tokens, and the share of outliers by the threshold median + 10 x MAD.
 
     Darcet et al. (arXiv:2309.16588) use a fixed norm that was chosen by eye for one model (150 for DINOv2-g).  Norms of
     other models differ, so the threshold here depends on the median and the median absolute deviation (MAD).  If more
@@ -88,6 +88,6 @@ def token_norms(tokens_BTD: Tensor, geometry: Geometry, *, deviations: float = 1
     median = norms_BN.median()
     away_BN = (norms_BN - median).abs()
     spread = torch.where(away_BN.median() > 1e-6 * median, away_BN.median(), away_BN.mean())
-    threshold = float(median + deviations * spread)
+    threshold = float(median + 10.0 * spread)
     outliers = float((norms_BN > threshold).double().mean())
     return Norms(norms_BN, outliers, threshold, float(norms_BN.max() / median))

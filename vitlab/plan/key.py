@@ -91,21 +91,14 @@ NOTHING = Surroundings()
 """No component files, and the installed versions."""
 
 
-def code_of(
-    spec: TrialSpec,
-    needs: Mapping[str, str] = {},
-    versions: Mapping[str, str] = {},
-    reader: source.Reader = source.expected,
-) -> str:
+def code_of(spec: TrialSpec, needs: Mapping[str, str] = {}) -> str:
     """Return the code digest that a trial has in this process.
 
     Args:
         spec: resolved spec.
         needs: role to ``key/code`` of its prerequisites; a change of their code changes this digest.
-        versions: see :class:`Surroundings`.
-        reader: returns the source of a module; by default the source that a worker will run.
     """
-    return code_of_modules(modules_of_spec(spec), needs, versions, reader)
+    return code_of_modules(modules_of_spec(spec), needs)
 
 
 def modules_of_spec(spec: TrialSpec) -> frozenset[str]:

@@ -202,18 +202,19 @@ def smallest_detectable_drop(
     return root(missing_power, 0.0, high)
 
 
-def chance_to_pass(n: int, sd: float, margin: float, alpha: float, correlation: float = 0.0) -> float:
+def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
     """Return the probability that an unchanged model passes the test of one arm and metric.
+
+    Old and new values at one seed are taken as independent: any change of rounding has the effect of another seed
+    (arXiv:2103.04514).
 
     Args:
         n: seeds.
         sd: standard deviation from seed to seed.
         margin: of the cell.
         alpha: of the test.
-        correlation: between old and new values at one seed; 0 if any rounding has changed, which has the effect of
-            another seed (arXiv:2103.04514).
     """
-    se = sd * math.sqrt(2 * (1 - correlation) / n)
+    se = sd * math.sqrt(2 / n)
     if n < MIN_SEEDS:
         return 0.0
     return statistics.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0

@@ -43,9 +43,9 @@ PATTERNS = {
 """Patterns of texts in words; other patterns are shown unchanged."""
 
 
-def sentences(error: ValidationError, top: Mapping[str, Any] = {}) -> list[tuple[Path, str]]:
-    """Return each of pydantic's errors as a path and one sentence; ``top`` are the names allowed at the top level."""
-    return [(fault.path, fault.message) for fault in faults(error, top)]
+def sentences(error: ValidationError) -> list[tuple[Path, str]]:
+    """Return each of pydantic's errors as a path and one sentence."""
+    return [(fault.path, fault.message) for fault in faults(error)]
 
 
 def faults(error: ValidationError, top: Mapping[str, Any] = {}) -> list[Fault]:
