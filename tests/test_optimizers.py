@@ -15,6 +15,7 @@ import pytest
 import torch
 from test_engines import same, state_of, training
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from vitlab.engines import ENGINES
 from vitlab.engines.base import train
@@ -349,6 +350,21 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
         for optimizer, member in zip(separate, members, strict=True):
             states = [[states_of(part) for part in getattr(each, "parts", [each])] for each in (optimizer, member)]
             torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_joint_step_of_adam_is_one_call_of_the_kernel(name: str) -> None:
+    models = [vit(seed, dtype=torch.float32) for seed in range(2)]
+    joint = Joint([built(component(name, lr=RATE), model) for model in models])
+    for step in range(2):
+        for seed, model in enumerate(models):
+            set_gradients(list(model.parameters()), step + 100 * seed)
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            joint.step()
+    calls = {event.key: event.count for event in recorded.key_averages()}
+    kernels = [name for name in calls if "fused_adam" in name]
+    assert len(kernels) == 1 and calls[kernels[0]] <= 2, "one for each weight decay"
+    assert not any("foreach" in name for name in calls)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])

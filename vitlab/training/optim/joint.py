@@ -57,7 +57,7 @@ class _Adams:
     @staticmethod
     def is_possible(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return True if all parameters have a state, and the kernel takes them all in one call."""
-        if not all(type(one) in (torch.optim.Adam, torch.optim.AdamW) for one in optimizers):
+        if not all(_is_one_of(one, torch.optim.Adam, torch.optim.AdamW) for one in optimizers):
             return False
         groups = [group for one in optimizers for group in one.param_groups]
         states = [one.state.get(p, {}) for one in optimizers for group in one.param_groups for p in group["params"]]
@@ -66,7 +66,7 @@ class _Adams:
         return plain and len(kinds) == 1 and all("exp_avg" in state for state in states)
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.kernel: Any = torch._fused_adamw_ if type(optimizers[0]) is torch.optim.AdamW else torch._fused_adam_
+        self.kernel: Any = torch._fused_adamw_ if isinstance(optimizers[0], torch.optim.AdamW) else torch._fused_adam_
         params = [(one.state[p], p) for one in optimizers for group in one.param_groups for p in group["params"]]
         self.steps_P = torch.stack([state["step"] for state, _ in params])
         for (state, _), step in zip(params, self.steps_P.unbind(), strict=True):
@@ -116,7 +116,12 @@ class _Adams:
 
 def _is_safe(part: torch.optim.Optimizer) -> bool:
     elementwise = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
-    return type(part) in (*elementwise, *map(eager, elementwise)) or getattr(part, "joint_safe", False)
+    return _is_one_of(part, *elementwise) or getattr(part, "joint_safe", False)
+
+
+def _is_one_of(part: torch.optim.Optimizer, *kinds: type[torch.optim.Optimizer]) -> bool:
+    """Return True for an optimizer of these classes; derived classes may compute another step."""
+    return type(part) in (*kinds, *(eager(kind) for kind in kinds))
 
 
 def _merged(groups: Iterable[Group]) -> list[Group]:
