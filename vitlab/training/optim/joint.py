@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from vitlab.training.optim.contract import Composite, Group, eager
 
+_ADAMS, _SGDS = (torch.optim.Adam, torch.optim.AdamW), (torch.optim.SGD,)
+ADAMS, SGDS = (*_ADAMS, *map(eager, _ADAMS)), (*_SGDS, *map(eager, _SGDS))
+"""Classes of elementwise optimizers; a derived class may compute another step."""
+
 
 class Joint:
     """Optimizers of several models that step together, with one call for all parameters of equal settings.
@@ -57,7 +61,7 @@ class _Adams:
     @staticmethod
     def is_possible(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return True if all parameters have a state, and the kernel takes them all in one call."""
-        if not all(_is_one_of(one, torch.optim.Adam, torch.optim.AdamW) for one in optimizers):
+        if not all(type(one) in ADAMS for one in optimizers):
             return False
         groups = [group for one in optimizers for group in one.param_groups]
         states = [one.state.get(p, {}) for one in optimizers for group in one.param_groups for p in group["params"]]
@@ -115,13 +119,7 @@ class _Adams:
 
 
 def _is_safe(part: torch.optim.Optimizer) -> bool:
-    elementwise = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
-    return _is_one_of(part, *elementwise) or getattr(part, "joint_safe", False)
-
-
-def _is_one_of(part: torch.optim.Optimizer, *kinds: type[torch.optim.Optimizer]) -> bool:
-    """Return True for an optimizer of these classes; derived classes may compute another step."""
-    return type(part) in (*kinds, *(eager(kind) for kind in kinds))
+    return type(part) in (*ADAMS, *SGDS) or getattr(part, "joint_safe", False)
 
 
 def _merged(groups: Iterable[Group]) -> list[Group]:
