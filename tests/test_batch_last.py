@@ -17,6 +17,7 @@ from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
+from vitlab.components.position.together import Together
 from vitlab.engines import batch_last, batch_last_kernels, batch_last_support
 from vitlab.geometry import DataInfo
 from vitlab.models.vit import ViT
@@ -218,11 +219,30 @@ def test_last_block_computes_all_tokens_if_others_may_be_read() -> None:
     assert batch_last_support.tokens_read(built(head={"type": "linear", "pool": "gap"})) is None
     assert batch_last_support.tokens_read(built(position="conditional", depth=1)) is None
     assert batch_last_support.tokens_read(built(norm="rmsnorm")) is None, "it is not known to compute token by token"
-    hooked, derived, mixing = built(), built(), built()
+    hooked, derived, mixing, pooling, together = (
+        built(),
+        built(),
+        built(),
+        built(),
+        built(position=["learned", "rope2d"]),
+    )
     hooked.head.register_forward_hook(lambda module, inputs, output: output)
     derived.head.__class__ = type("Mine", (type(derived.head),), {})
     mixing.position.__class__ = type("Mine", (Learned,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
-    assert [batch_last_support.tokens_read(model) for model in (hooked, derived, mixing)] == [None, None, None]
+    pooling.head.pool = lambda x_BTD: x_BTD.mean(1, keepdim=True)
+    together.position.__class__ = type("Mine", (Together,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
+    for model in (hooked, derived, mixing, pooling, together):
+        assert batch_last_support.tokens_read(model) is None
+
+
+def test_a_derived_list_of_encodings_does_its_own_work() -> None:
+    models = [built(position=["learned", "rope2d"]).double().eval() for _ in range(2)]
+    for model in models:
+        model.position.__class__ = type("Mine", (Together,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
+    rows, kept = stack_module_state(models)
+    x_BCHW = drawn(3, 1, 8, 8).detach()
+    actual = batch_last.BatchLastForward(models[0], {**rows, **kept}).features(x_BCHW[None])
+    torch.testing.assert_close(actual[1], models[1].forward_features(x_BCHW), rtol=1e-9, atol=1e-10)
 
 
 def test_hints_of_a_derived_position_are_followed() -> None:

@@ -621,6 +621,31 @@ def test_batches_have_one_shape_and_are_filled() -> None:
     assert batch_key(trial(0)) != batch_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
 
 
+@pytest.mark.parametrize(
+    ("places", "stacks", "loops", "sizes"),
+    [
+        (2, [16, 16, 16], 0, [16, 16, 8, 8]),
+        (2, [15] * 5, 0, [15, 15, 15, 15, 7, 8]),
+        (1, [16, 16, 5], 0, [16, 16, 5]),
+        (2, [16, 1], 0, [8, 8, 1]),
+        (4, [16], 3, [4, 4, 4, 4, 1, 1, 1]),
+        (3, [16, 16], 0, [5, 5, 6, 5, 5, 6]),
+        (8, [10, 10, 10], 0, [2] * 15),
+        (64, [15], 1, [1, 2, 2, 2, 2, 2, 2, 2, 1]),
+        (2, [40], 0, [13, 13, 7, 7]),
+    ],
+)
+def test_batches_are_split_as_far_as_that_saves_time(
+    places: int, stacks: list[int], loops: int, sizes: list[int]
+) -> None:
+    """No batch is split where that only divides the work of a worker."""
+    todo = [planned(seed, model={"dim": 8 + 4 * arm}) for arm, count in enumerate(stacks) for seed in range(count)]
+    todo += [planned(seed, ema={"decay": 0.9}) for seed in range(loops)]
+    groups = group_trials(todo, places, "vmap", lambda _: None)
+    assert [len(group) for _, group in groups] == sizes
+    assert sorted(item.trial.key for _, group in groups for item in group) == sorted(item.trial.key for item in todo)
+
+
 def test_speed_key_depends_on_picture_crops_only() -> None:
     cut = {"type": "random_resized_crop", "of": "picture"}
     augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]

@@ -123,8 +123,11 @@ def run(
                     on_report(content)
             finally:
                 watch.say("writing the report")
-                files = report.write(content, store.study(plan.study) / "report")
-                link = deliver_rest(tracker, files, watch.say)
+                files: Sequence[Path] = ()
+                try:
+                    files = report.write(content, store.study(plan.study) / "report")
+                finally:  # a report that cannot be written keeps no trial from the tracker
+                    link = deliver_rest(tracker, files, watch.say)
         counts = Counter(outcomes.values())
         reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
         untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)

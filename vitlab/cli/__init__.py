@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import stat
 import sys
 import traceback
 
@@ -128,12 +129,16 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errn
 """Error numbers of disks and permissions, as opposed to faults of a program."""
 
 
+STREAM = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+"""Error numbers of a standard output that cannot be written."""
+
+
 def _unexpected(error: Exception) -> int:
     """Report an unexpected exception and return the exit code."""
     if interrupts.state.raised:  # a library has converted Ctrl-C to its own error
         click.echo("interrupted", err=True)
         return interrupts.EXIT_CODE
-    if isinstance(error, OSError) and not error.filename and not _is_stdout_writable():
+    if isinstance(error, OSError) and error.errno in STREAM and not error.filename and not _is_stdout_writable():
         reason = (error.strerror or str(error)).lower()
         click.echo(f"standard output: {reason}. Write it elsewhere; what a command stores is kept.", err=True)
         return UserError.exit_code
@@ -158,9 +163,10 @@ def _unexpected(error: Exception) -> int:
 
 
 def _is_stdout_writable() -> bool:
-    """Return False if not even an empty line can be written to the standard output."""
+    """Return False if the standard output is closed, or a file or device that takes not even an empty line."""
     try:
-        os.write(1, b"\n")
+        if stat.S_ISREG(os.fstat(1).st_mode) or (stat.S_ISCHR(os.fstat(1).st_mode) and not os.isatty(1)):
+            os.write(1, b"\n")
     except OSError:
         return False
     return True

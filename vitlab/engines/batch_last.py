@@ -32,9 +32,9 @@ from torch.func import functional_call, vmap
 from vitlab import noise
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
-from vitlab.components.position import Position, encodings
+from vitlab.components.position import Position
 from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, affine
-from vitlab.engines.batch_last_support import does_nothing, incompatibility, inherits, tokens_read
+from vitlab.engines.batch_last_support import does_nothing, incompatibility, inherits, positions_of, tokens_read
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
@@ -162,7 +162,7 @@ class BatchLastForward:
 
     def _positions(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
-        parts = encodings(self.model.position).values()
+        parts = positions_of(self.model)
         if all(inherits(Position, hook, part) or does_nothing(hook, part, layer) for part in parts):
             return x_KDTB
         return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
@@ -175,7 +175,7 @@ class BatchLastForward:
 
     def _hint(self, hook: str, layer: int) -> Sequence[Tensor]:
         """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
-        if all(inherits(Position, hook, part) for part in encodings(self.model.position).values()):
+        if all(inherits(Position, hook, part) for part in positions_of(self.model)):
             return ()
 
         def call(part: nn.Module) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.head import Distilled, LinearHead, MLPHead
 from vitlab.components.position import Position, encodings
 from vitlab.components.position.additive import Additive, Conditional
+from vitlab.components.position.together import Together
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 
@@ -38,6 +39,9 @@ RECOMPUTED = (
     nn.Identity,
 )
 """Parts whose ``forward`` may be replaced by the computation here, as are those of the model and its blocks."""
+
+POOLING = ("pool", "classify")
+"""Methods of a head that read its tokens, beside ``forward``."""
 
 TOKENWISE = (
     mlp.GeluMLP,
@@ -97,6 +101,8 @@ def tokens_read(model: ViT) -> int | None:
     head, last, layer = model.head, cast(PreNorm, model.blocks[-1]), len(model.blocks)
     if type(head) not in (LinearHead, MLPHead, Distilled) or not head.reads:
         return None
+    if any(name in vars(head) or not _is_own(type(head), name, getattr(type(head), name)) for name in POOLING):
+        return None
     parts = [
         last.ls1,
         last.drop_path1,
@@ -110,17 +116,22 @@ def tokens_read(model: ViT) -> int | None:
     modules = [head, *(module for part in parts for module in part.modules())]
     if any(type(module) not in TOKENWISE for module in modules[1:]) or any(map(_is_altered, modules)):
         return None
-    if not all(
-        inherits(Position, "mix", part) or does_nothing("mix", part, layer)
-        for part in encodings(model.position).values()
-    ):
+    if not all(inherits(Position, "mix", part) or does_nothing("mix", part, layer) for part in positions_of(model)):
         return None
     return 1 + max(model.geometry.prefix.index(token) for token in head.reads)
 
 
+def positions_of(model: ViT) -> list[Position]:
+    """Return the position encodings of a model; a list of a derived class, which may combine them otherwise, is one."""
+    whole = model.position
+    if any(isinstance(part, Together) and type(part) is not Together for part in whole.modules()):
+        return [whole]
+    return list(encodings(whole).values())
+
+
 def inherits(base: type, method: str, part: nn.Module) -> bool:
     """Return True if a part inherits ``method`` from ``base`` unchanged."""
-    return getattr(type(part), method) is getattr(base, method)
+    return getattr(type(part), method) is getattr(base, method) and method not in vars(part)
 
 
 def does_nothing(hook: str, part: nn.Module, layer: int) -> bool:

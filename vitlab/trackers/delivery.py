@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def deliver_rest(tracker: Tracker, report: Sequence[Path], say: Callable[[str], 
     def report_progress() -> None:
         pause_s = SILENCE_S
         while not delivered.wait(pause_s):
-            missing = tracker.undelivered()
+            missing: int | None = None
+            with suppress(Exception):  # the delivery reports its own errors
+                missing = tracker.undelivered()
             rest = f"; {count(missing, 'trial')} to go" if missing else ""
             say(f"delivering to {tracker.title}{rest}")
             pause_s = min(2 * pause_s, MAX_SILENCE_S)

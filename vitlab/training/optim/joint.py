@@ -22,7 +22,7 @@ class Joint:
 
     Torch's elementwise optimizers, and those with the attribute ``joint_safe``, are joined: their result for a
     parameter does not depend on the others, bitwise, and they count no steps per group.  Each optimizer keeps its own
-    state.  Other optimizers step one by one.
+    state, and loads none from then on.  Other optimizers step one by one.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
