@@ -68,7 +68,7 @@ base:
 design:
   grid:
     model.position: [learned, none, rope2d, alibi2d]
-    model.attention: [fused, split]
+    model.attention: [explicit, split]
 seeds: 3
 analysis: {metric: val/accuracy, compare: {to: {model.position: learned}}, margin: 0.3}
 """,
@@ -149,7 +149,7 @@ seeds: 2
 analysis: {metric: val/miou_foreground}
 """,
 }
-for _engine in ("loop", "vmap", "stack"):  # the former name of batch_last, which the earlier code knows, too
+for _engine in ("loop", "vmap", "batch_last"):
     STUDIES[f"engine-{_engine}"] = f"""
 study: frozen-engine-{_engine}
 question: Do engines agree with themselves?
@@ -232,13 +232,19 @@ def _vitlab(arguments: list[str], data: Path | None) -> subprocess.CompletedProc
 
 
 def _trials(out: Path) -> dict[str, Any]:
-    """Return the outcome of every trial of an output folder by its key."""
-    outcomes = {}
+    """Return the outcomes of an output folder: by study, arm and seed, or of smoke runs in the order of their weights."""
+    outcomes: dict[str, Any] = {}
     for file in sorted(out.glob("trials/*/*/result.json")):
         result = json.loads(file.read_text())
         facts = {name: result["circumstances"][name] for name in ("params", "macs")}
         outcomes[result["key"]] = {"status": result["status"], "outcome": result["outcome"], **facts}
-    return outcomes
+    named: dict[str, Any] = {}
+    for plan in sorted(out.glob("studies/*/plan.json")):
+        for trial in json.loads(plan.read_text())["trials"]:
+            if trial["key"] in outcomes:
+                named[f"{plan.parent.name}/{trial['arm']}/{trial['seed']}"] = outcomes.pop(trial["key"])
+    rest = sorted(outcomes.values(), key=lambda value: json.dumps(value["outcome"], sort_keys=True))
+    return named | {f"unnamed {place}": value for place, value in enumerate(rest)}
 
 
 def _json(process: subprocess.CompletedProcess[str]) -> Any:
