@@ -315,24 +315,6 @@ def test_clopper_pearson_equals_statsmodels(wins, size):
     assert (found.low, found.high) == pytest.approx(proportion_confint(wins, size, alpha=0.1, method="beta"))
 
 
-@pytest.mark.parametrize("size", [10, 15, 40])
-def test_bca_equals_scipy(size):
-    values = np.random.default_rng(size).gamma(1.5, size=size) - 1
-    rng, level = np.random.default_rng(0), {"confidence_level": 0.9, "method": "BCa"}
-    other = stats.bootstrap((values,), np.mean, vectorized=True, rng=rng, **level).confidence_interval
-    assert st.bca(values, 0.1) == pytest.approx((other.low, other.high), rel=1e-12)
-
-
-def test_bca_is_near_t_for_normal_values_and_absent_below_ten():
-    differences = np.subtract(SLEEP_1, SLEEP_2)
-    low, high = st.bca(differences)
-    other = stats.bootstrap((differences,), np.mean, method="BCa", rng=np.random.default_rng(7)).confidence_interval
-    assert (low, high) == (pytest.approx(other.low, abs=0.08), pytest.approx(other.high, abs=0.08))
-    assert low < -2.3 and high < -0.8  # skewed to the left, as the differences are
-    assert st.bca(differences) == (low, high)
-    assert all(math.isnan(end) for end in (*st.bca(differences[:9]), *st.bca(np.ones(12))))
-
-
 def test_pairs_for_half_width_are_fewest():
     def half(n: int, sd: float, alpha: float) -> float:
         low, high = stats.t.interval(1 - alpha, n - 1, scale=sd / math.sqrt(n))
@@ -644,9 +626,7 @@ def test_statistics_import_neither_torch_nor_statsmodels():
 
 def test_comparisons_import_no_slow_package():
     """scipy.stats takes a second to import, and statsmodels imports it."""
-    use = (
-        "st.bca(range(12)); st.adjust_p_values([0.1, 0.2]); st.superiority_of_pairs([1, 2], [2, 1]); st.power(1, 1, 5)"
-    )
+    use = "st.adjust_p_values([0.1, 0.2]); st.superiority_of_pairs([1, 2], [2, 1]); st.power(1, 1, 5)"
     code = f"import sys, vitlab.statistics as st; {use}; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

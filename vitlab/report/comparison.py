@@ -316,7 +316,7 @@ def _judge_look(
             rows[arm] |= {"chance_low": imputed_contrast.low, "chance_high": imputed_contrast.high}
         if arm not in refused:
             rows[arm] |= image_columns(arm, baseline, values, images, contrast, level)
-            rows[arm] |= seed_columns(values[arm], values.get(baseline, {}), family.level(arm), analysis, contrast)
+            rows[arm] |= seed_columns(values[arm], values.get(baseline, {}), analysis, contrast)
     return rows
 
 

@@ -79,8 +79,6 @@ MEANINGS = {
     "sign_flip_p": ("float64", "p of the exact sign-flip test, alone"),
     "correlation": ("float64", "of the pairs"),
     "effect": ("float64", "Hedges' g: the difference in standard deviations of the seeds"),
-    "bca_low": ("float64", "BCa bootstrap interval of the difference, from ten pairs on, for the whole family at once"),
-    "bca_high": ("float64", "its upper end"),
     "detectable": (
         "float64",
         "the true difference that such a study finds four times in five, if the seeds scatter as they did here",
@@ -150,12 +148,10 @@ def image_columns(
     return {"new_images_low": contrast.low - added, "new_images_high": contrast.high + added}
 
 
-def seed_columns(
-    first: Values, second: Values, level: float, analysis: Analysis, contrast: Contrast
-) -> dict[str, float]:
-    """Return the columns computed from single seeds: probability of superiority and bootstrap interval.
+def seed_columns(first: Values, second: Values, analysis: Analysis, contrast: Contrast) -> dict[str, float]:
+    """Return the columns computed from single seeds: probability of superiority.
 
-    Their intervals need independent seeds, and are missing if these hold out different images.
+    Its interval needs independent seeds, and is missing if these hold out different images.
     """
     sign = 1 if analysis.goal == "max" else -1
     common = sorted(first.keys() & second.keys())
@@ -167,6 +163,4 @@ def seed_columns(
         superiority = statistics.superiority(x, y, analysis.alpha)
     if contrast.overlap:
         return {"better": superiority.probability}
-    low, high = statistics.bca([first[seed] - second[seed] for seed in common], level)
-    columns = {"better": superiority.probability, "better_low": superiority.low, "better_high": superiority.high}
-    return {**columns, "bca_low": low, "bca_high": high}
+    return {"better": superiority.probability, "better_low": superiority.low, "better_high": superiority.high}

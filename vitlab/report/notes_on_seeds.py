@@ -180,8 +180,8 @@ def _of_splits(frame: pd.DataFrame) -> str:
     return (
         f" Two seeds have {share} of their validation images in common on average, and their training sets overlap: "
         "p values and intervals are corrected for that (corrected resampled t, Nadeau and Bengio 2003), and cover "
-        "training and validation on other images. The sign-flip test and the bootstrap, which need independent seeds, "
-        "are left out, and intervals of fronts and power laws are not corrected."
+        "training and validation on other images. The sign-flip test, which needs independent seeds, is left out, and "
+        "intervals of fronts and power laws are not corrected."
     )
 
 
@@ -247,8 +247,6 @@ def disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
                 f"{row['arm']}: significant as corrected in steps, although its simultaneous interval, which is wider, "
                 "contains 0."
             )
-        elif row["bca_low"] is not None and row["bca_low"] <= 0 <= row["bca_high"]:
-            lines.append(f"{row['arm']}: the BCa bootstrap interval contains 0; look at the single seeds.")
     return first_of(lines, "of these")
 
 

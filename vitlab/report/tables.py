@@ -32,7 +32,7 @@ from vitlab.report.phrasing import (
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 
-JOINT = ("BCa interval", "interval with new images", "p with chance")
+JOINT = ("interval with new images", "p with chance")
 """Columns of :func:`detail_columns` that hold for all comparisons at once."""
 
 
@@ -198,7 +198,6 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, 
         Column("effect (g)", plain("effect", 2)),
         Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
         Column(f"{level} interval of P(better)", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
-        Column("BCa interval", cells(lambda row: bracket(row, "bca_low", "bca_high", scale.factor, apart))),
         Column(
             "interval with new images",
             cells(lambda row: bracket(row, "new_images_low", "new_images_high", scale.factor, apart)),

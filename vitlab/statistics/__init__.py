@@ -5,8 +5,7 @@ A replicate is a seed, so ``n`` is small: 3, 5, perhaps 10.  The methods follow 
 - Two arms are compared by their differences at equal seeds, with Student's t; without pairs, with Welch's t.
 - A single replicate has no spread and no interval: NaN, never zero.  Two replicates have one degree of freedom.
 - Differences that are all equal have no spread; the exact sign-flip test replaces t.
-- The bootstrap is not used below ten replicates, where its intervals cover less than their nominal level; from ten on,
-  BCa cross-checks t.
+- The bootstrap is not used: of few replicates, its intervals cover less than their nominal level.
 - Arms that are compared with one baseline at equal seeds share what they know about spread, see
   :mod:`vitlab.statistics.moderation`.
 - A study is one family of comparisons: p values are corrected for it, and intervals are simultaneous.
@@ -41,10 +40,8 @@ from vitlab.statistics.moderation import max_t_quantile as max_t_quantile
 from vitlab.statistics.moderation import moderate as moderate
 from vitlab.statistics.moderation import step_down as step_down
 from vitlab.statistics.moderation import study_errors as study_errors
-from vitlab.statistics.replicates import BCA_FROM as BCA_FROM
 from vitlab.statistics.replicates import Contrast as Contrast
 from vitlab.statistics.replicates import Mean as Mean
-from vitlab.statistics.replicates import bca as bca
 from vitlab.statistics.replicates import compare as compare
 from vitlab.statistics.replicates import hedges_g as hedges_g
 from vitlab.statistics.replicates import interaction as interaction

@@ -77,7 +77,6 @@ def root(function: Callable[[float], float], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-BCA_FROM = 10  #: replicates from which on a bootstrap interval has its nominal coverage
 ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-point rounding
 SINGLE_ROUNDING = 2.0**-22  #: the same for values that were computed in single precision
 
@@ -287,33 +286,6 @@ def hedges_g(first: Sequence[float] | Floats, second: Sequence[float] | Floats) 
     pooled = math.sqrt((float(x.var(ddof=1)) * (len(x) - 1) + float(y.var(ddof=1)) * (len(y) - 1)) / df)
     unbias = math.exp(math.lgamma(df / 2) - math.lgamma((df - 1) / 2)) / math.sqrt(df / 2)
     return unbias * float(x.mean() - y.mean()) / pooled
-
-
-def bca(values: Sequence[float] | Floats, alpha: float = 0.05, draws: int = 9999) -> tuple[float, float]:
-    """Return the BCa bootstrap interval of the mean; the draws are the same each time.
-
-    A cross-check on t that assumes no normal differences.  NaN below ``BCA_FROM`` values, where its coverage is less
-    than nominal, and for values without spread.
-
-    Reference: Efron (1987), J. Am. Stat. Assoc. 82, 171-185.
-    """
-    x = finite(values)
-    if len(x) < BCA_FROM or _without_spread(x, x):
-        return NAN, NAN
-    from scipy.special import ndtr, ndtri  # scipy.stats.bootstrap, which does the same, takes a second to import
-
-    estimate, n = x.mean(), len(x)
-    means = x[np.random.default_rng(0).integers(0, n, (draws, n))].mean(axis=1)
-    bias = ndtri(((means < estimate).mean() + (means <= estimate).mean()) / 2)
-    deviations = x - estimate  # proportional to those of the jackknife
-    deviations /= np.abs(deviations).max()
-    acceleration = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
-    shifted = bias + np.asarray([ndtri(alpha / 2), ndtri(1 - alpha / 2)])
-    levels = ndtr(bias + shifted / (1 - acceleration * shifted))
-    if not np.isfinite(levels).all():
-        return NAN, NAN
-    low, high = np.quantile(means, levels)
-    return float(low), float(high)
 
 
 def _without_spread(values: Floats, *scales: Floats) -> bool:
