@@ -25,7 +25,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.plan.values import Plan
-from vitlab.report.comparison_columns import MEANINGS, contrast_columns, image_columns, seed_columns
+from vitlab.report.comparison_columns import MEANINGS, contrast_columns, image_columns
 from vitlab.report.family import Family, Values, correct
 from vitlab.report.frame import GROUPS, STATUSES, joint_overlap, usable
 from vitlab.report.image_values import ImageValues
@@ -316,7 +316,6 @@ def _judge_look(
             rows[arm] |= {"chance_low": imputed_contrast.low, "chance_high": imputed_contrast.high}
         if arm not in refused:
             rows[arm] |= image_columns(arm, baseline, values, images, contrast, level)
-            rows[arm] |= seed_columns(values[arm], values.get(baseline, {}), analysis, contrast)
     return rows
 
 

@@ -87,9 +87,6 @@ MEANINGS = {
         "float64",
         "pairs at which the interval is expected to reach no further than the margin, or else to be half as wide",
     ),
-    "better": ("float64", "probability that the arm beats its baseline at the same seed"),
-    "better_low": ("float64", "its interval, of this comparison alone"),
-    "better_high": ("float64", "the upper end of that"),
     "chance": ("float64", "what guessing reaches, where seeds are broken and that is known"),
     "chance_difference": ("float64", "the difference, with chance in the place of broken seeds"),
     "chance_low": ("float64", "its interval, which holds for the whole family at once"),
@@ -146,21 +143,3 @@ def image_columns(
     same_images = statistics.t_quantile(1 - level / 2, contrast.df) * contrast.se
     added = (high - low) / 2 - same_images
     return {"new_images_low": contrast.low - added, "new_images_high": contrast.high + added}
-
-
-def seed_columns(first: Values, second: Values, analysis: Analysis, contrast: Contrast) -> dict[str, float]:
-    """Return the columns computed from single seeds: probability of superiority.
-
-    Its interval needs independent seeds, and is missing if these hold out different images.
-    """
-    sign = 1 if analysis.goal == "max" else -1
-    common = sorted(first.keys() & second.keys())
-    if len(common) >= 2:
-        x, y = ([sign * values[seed] for seed in common] for values in (first, second))
-        superiority = statistics.superiority_of_pairs(x, y, analysis.alpha)
-    else:
-        x, y = ([sign * value for value in values.values()] for values in (first, second))
-        superiority = statistics.superiority(x, y, analysis.alpha)
-    if contrast.overlap:
-        return {"better": superiority.probability}
-    return {"better": superiority.probability, "better_low": superiority.low, "better_high": superiority.high}

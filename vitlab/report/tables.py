@@ -186,7 +186,7 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, 
     def cells(cell: Any) -> tuple[str, ...]:
         return tuple(cell(row) for row in compared)
 
-    alpha, level = analysis.alpha, percent(1 - analysis.alpha)
+    alpha = analysis.alpha
     table = [
         Column("arm", cells(lambda row: row["arm"]), right=False),
         Column("compared with", cells(lambda row: row["baseline"]), right=False),
@@ -196,8 +196,6 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, 
         Column("p", cells(lambda row: p_value(row["p"], alpha))),
         Column("sign-flip p", cells(lambda row: p_value(row["sign_flip_p"], alpha))),
         Column("effect (g)", plain("effect", 2)),
-        Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
-        Column(f"{level} interval of P(better)", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
         Column(
             "interval with new images",
             cells(lambda row: bracket(row, "new_images_low", "new_images_high", scale.factor, apart)),

@@ -60,6 +60,3 @@ from vitlab.statistics.scaling import power_law as power_law
 from vitlab.statistics.sequential import predictive_power as predictive_power
 from vitlab.statistics.sequential import sequential_levels as sequential_levels
 from vitlab.statistics.stopping import after_stopping as after_stopping
-from vitlab.statistics.superiority import Superiority as Superiority
-from vitlab.statistics.superiority import superiority as superiority
-from vitlab.statistics.superiority import superiority_of_pairs as superiority_of_pairs
