@@ -229,7 +229,6 @@ def test_summary_equals_scipy(tmp_path):
     assert summary["p_corrected"].tolist()[1:] == pytest.approx(holm.tolist())
     assert summary["family"].tolist()[1:] == [3, 3, 3]
     assert summary.loc["baseline", ["difference", "p"]].isna().all()
-    assert summary["better"].tolist()[1:] == [0.0, 0.4, 0.0]
 
 
 MORE = {
@@ -776,7 +775,6 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
         assert row["p_equal"] == pytest.approx(
             max(stats.t.sf((d.mean() + 0.02) / se, 4), stats.t.sf((0.02 - d.mean()) / se, 4))
         )
-        assert math.isnan(row["sign_flip_p"])
         assert row["detectable"] == pytest.approx(before.loc[arm, "detectable"] * math.sqrt(1 + 5 * ratio))
     half = stats.t.ppf(0.975, 4) * math.sqrt(1 / 5 + ratio) * np.std(BASE, ddof=1)
     assert rows.loc["baseline", "high"] - rows.loc["baseline", "mean"] == pytest.approx(half)

@@ -42,7 +42,7 @@ MEANINGS = {
     "test": (
         "string",
         "paired t, moderated t, tuned t, Welch t, sign flip or none (too few values); where seeds vary the split, t is "
-        "corrected for the overlap of training sets, and sign_flip_p and intervals of single seeds are missing",
+        "corrected for the overlap of training sets",
     ),
     "correction": ("string", "correction for the family: holm, bonferroni, max t (step-down Dunnett) or none"),
     "own_variance": (
@@ -76,9 +76,6 @@ MEANINGS = {
     "new_images_high": ("float64", "its upper end"),
     "p": ("float64", "two-sided p of this comparison alone"),
     "p_corrected": ("float64", "the same, corrected for the family and the looks"),
-    "sign_flip_p": ("float64", "p of the exact sign-flip test, alone"),
-    "correlation": ("float64", "of the pairs"),
-    "effect": ("float64", "Hedges' g: the difference in standard deviations of the seeds"),
     "detectable": (
         "float64",
         "the true difference that such a study finds four times in five, if the seeds scatter as they did here",
@@ -119,10 +116,7 @@ def contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> di
         "difference_high": contrast.high,
         "test": contrast.test,
         "pairs": contrast.pairs,
-        "correlation": contrast.correlation,
         "p": contrast.p,
-        "sign_flip_p": contrast.sign_flip_p,
-        "effect": contrast.effect,
         "detectable": statistics.detectable_difference(contrast.se, contrast.df, level),
         "seeds_needed": needed,
         "prior_df": contrast.prior_df,

@@ -25,7 +25,6 @@ from vitlab.report.notes_on_seeds import (
     collapsed_seeds,
     disputed_verdicts,
     excluded_seeds,
-    few_pairs,
     first_of,
     looks_note,
     split_noise,
@@ -77,10 +76,10 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         lines
         + _exploratory_notes(plan)
         + looks_note(plan, frame, rows)
-        + varied_streams(plan, frame, rows)
+        + varied_streams(plan, frame)
         + split_noise(plan, rows)
         + collapsed_seeds(rows)
-        + disputed_verdicts(plan, rows)
+        + disputed_verdicts(rows)
         + _learning_rate(plan)
     )
 
@@ -91,9 +90,8 @@ def table_notes(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -
     return [
         *first_of(_missing_metric(plan, frame), "of these"),
         *excluded_seeds(plan, frame, values, rows),
-        *few_pairs(plan, rows),
         *collapsed_seeds(rows),
-        *disputed_verdicts(plan, rows),
+        *disputed_verdicts(rows),
     ]
 
 

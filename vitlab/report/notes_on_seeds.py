@@ -1,4 +1,4 @@
-"""Notes of a report that concern its seeds: missing and collapsed ones, looks, spread, few pairs."""
+"""Notes of a report that concern its seeds: missing and collapsed ones, looks, spread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import is_futile
-from vitlab.statistics import boschloo, sd_interval, simultaneous_alpha, smallest_sign_flip_p
+from vitlab.statistics import boschloo, sd_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,8 +136,8 @@ def arm_names(arms: Sequence[str]) -> str:
     return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} comparisons"
 
 
-def varied_streams(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes about the random streams that seeds vary, and about the power of few seeds."""
+def varied_streams(plan: Plan, frame: pd.DataFrame) -> list[str]:
+    """Return notes about the random streams that seeds vary."""
     seeds = sorted({planned.seed for planned in plan.trials})
     if not seeds:
         return []
@@ -157,7 +157,7 @@ def varied_streams(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]
         )
     if "split" in varying:
         lines[0] += _of_splits(frame)
-    return lines + few_pairs(plan, rows)
+    return lines
 
 
 def _of_splits(frame: pd.DataFrame) -> str:
@@ -210,38 +210,13 @@ def split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     return [sentence]
 
 
-def few_pairs(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return a note if the pairs are too few for an exact test."""
-    lines: list[str] = []
-    tested = (row for row in rows if row["test"] in PAIRED and row["sign_flip_p"] is not None)
-    fewest = min(tested, key=lambda row: row["pairs"], default=None)
-    if fewest is not None and smallest_sign_flip_p(fewest["pairs"]) > _level(plan, fewest):
-        lines.append(
-            f"{count(fewest['pairs'], 'pair')} are too few for an exact sign-flip test (its smallest p is "
-            f"{smallest_sign_flip_p(fewest['pairs']):.2g}): p assumes roughly normal differences between seeds."
-        )
-    return lines
-
-
-def _level(plan: Plan, row: phrasing.Row) -> float:
-    """Return the level of a single comparison at its look, so that all of its family hold at once."""
-    share = plan.alpha_shares[row["look"] - 1]
-    return simultaneous_alpha(share * plan.analysis.alpha, row["family"], plan.analysis.correction)
-
-
-def disputed_verdicts(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes on verdicts that the sign-flip test or another interval contradicts."""
+def disputed_verdicts(rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return notes on verdicts whose simultaneous interval contains 0."""
     lines = []
     for row in rows:
         if row["test"] not in PAIRED or row["verdict"] not in ("better", "worse"):
             continue
         low, high = row["difference_low"], row["difference_high"]
-        level = _level(plan, row)
-        if row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(row["pairs"]):
-            lines.append(
-                f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "
-                "correction); look at the single seeds."
-            )
         if low <= 0 <= high:
             lines.append(
                 f"{row['arm']}: significant as corrected in steps, although its simultaneous interval, which is wider, "

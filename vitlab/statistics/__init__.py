@@ -43,7 +43,6 @@ from vitlab.statistics.moderation import study_errors as study_errors
 from vitlab.statistics.replicates import Contrast as Contrast
 from vitlab.statistics.replicates import Mean as Mean
 from vitlab.statistics.replicates import compare as compare
-from vitlab.statistics.replicates import hedges_g as hedges_g
 from vitlab.statistics.replicates import interaction as interaction
 from vitlab.statistics.replicates import mean_interval as mean_interval
 from vitlab.statistics.replicates import paired_t_test as paired_t_test

@@ -98,7 +98,7 @@ class Contrast:
 
     ``test`` is ``paired t``, ``moderated t`` (see :mod:`vitlab.statistics.moderation`), ``tuned t`` (see
     :mod:`vitlab.statistics.choice`), ``Welch t``, ``sign flip`` (differences without spread: p only, no interval), or
-    ``none`` (too few values to test).  ``pairs`` counts equal seeds; ``correlation`` is that of the pairs.
+    ``none`` (too few values to test).  ``pairs`` counts equal seeds.
     """
 
     difference: float
@@ -109,9 +109,7 @@ class Contrast:
     pairs: int
     se: float = NAN  #: standard error of ``difference``
     df: float = NAN  #: degrees of freedom of ``se``
-    correlation: float = NAN
     sign_flip_p: float = NAN  #: exact cross-check that assumes symmetry only; NaN without pairs
-    effect: float = NAN  #: ``difference`` in standard deviations of the seeds, see :func:`hedges_g`
     prior_df: float = NAN  #: degrees of freedom that other arms add to the variance of this one; of ``moderated t``
     overlap: float = 0.0  #: see :func:`paired_t_test`
 
@@ -208,16 +206,13 @@ def paired_t_test(
         p = 1.0 if no_difference else smallest_sign_flip_p(n)
         return Contrast(0.0 if no_difference else mean, NAN, NAN, p, "sign flip", n, sign_flip_p=p, overlap=overlap)
     if math.isnan(overlap):
-        return Contrast(mean, NAN, NAN, NAN, "none", pairs=n, effect=hedges_g(x, y), overlap=overlap)
+        return Contrast(mean, NAN, NAN, NAN, "none", pairs=n, overlap=overlap)
     sign_flip_p = sign_flip(differences) if overlap == 0 else NAN
     se, df = max(float(differences.std(ddof=1)), quantum / math.sqrt(6)) * math.sqrt(1 / n + overlap), n - 1.0
     half = t_quantile(1 - alpha / 2, df) * se
-    both_vary = n > 2 and not _without_spread(x, x) and not _without_spread(y, y)
-    correlation = float(np.corrcoef(x, y)[0, 1]) if both_vary else NAN
     p = t_two_sided(mean / se, df)
-    effect = hedges_g(x, y)
     low, high = mean - half, mean + half
-    return Contrast(mean, low, high, p, "paired t", n, se, df, correlation, sign_flip_p, effect, overlap=overlap)
+    return Contrast(mean, low, high, p, "paired t", n, se, df, sign_flip_p, overlap=overlap)
 
 
 def welch_t_test(
@@ -241,7 +236,7 @@ def welch_t_test(
     half = t_quantile(1 - alpha / 2, df) * se
     p = t_two_sided(difference / se, df)
     low, high = difference - half, difference + half
-    return Contrast(difference, low, high, p, "Welch t", 0, se, df, effect=hedges_g(x, y), overlap=overlap)
+    return Contrast(difference, low, high, p, "Welch t", 0, se, df, overlap=overlap)
 
 
 def sign_flip(differences: Sequence[float] | Floats) -> float:
@@ -267,25 +262,6 @@ def sign_flip(differences: Sequence[float] | Floats) -> float:
 def smallest_sign_flip_p(n: int) -> float:
     """Return the smallest two-sided p that a sign-flip test of ``n`` differences can reach."""
     return min(1.0, 2.0 ** (1 - n))
-
-
-def hedges_g(first: Sequence[float] | Floats, second: Sequence[float] | Floats) -> float:
-    """Return Hedges' g: the difference of the means in pooled standard deviations, corrected for small-sample bias.
-
-    The standard deviation is that of replicates, not of differences, so that paired and unpaired effects share a scale.
-
-    Reference: Hedges (1981), J. Educational Statistics 6, 107-128.
-
-    Returns:
-        NaN for fewer than two values on either side, and if neither side has spread.
-    """
-    x, y = finite(first), finite(second)
-    if len(x) < 2 or len(y) < 2 or (_without_spread(x, x, y) and _without_spread(y, x, y)):
-        return NAN
-    df = len(x) + len(y) - 2
-    pooled = math.sqrt((float(x.var(ddof=1)) * (len(x) - 1) + float(y.var(ddof=1)) * (len(y) - 1)) / df)
-    unbias = math.exp(math.lgamma(df / 2) - math.lgamma((df - 1) / 2)) / math.sqrt(df / 2)
-    return unbias * float(x.mean() - y.mean()) / pooled
 
 
 def _without_spread(values: Floats, *scales: Floats) -> bool:
