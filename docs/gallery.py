@@ -155,10 +155,7 @@ def _page(study: str) -> Iterator[str]:
     yield ""
     columns = tables.columns(doc["arms"], analysis, doc["units"])
     yield from markdown_table([c for c in columns if c.rank <= MAX_RANK and not c.title.startswith("test ")])
-    yield (
-        f"\n{analysis.metric}, {analysis.direction}, at the {analysis.at} evaluation. *detectable* is the difference "
-        "that these seeds would have found four times in five.\n"
-    )
+    yield f"\n{analysis.metric}, {analysis.direction}, at the {analysis.at} evaluation.\n"
     yield from (f"{figure}\n" for figure in figures[1:])
     for kind, (title, alternative, caption) in PICTURES.items():
         if (FOLDER / study / f"{kind}.png").is_file():

@@ -167,12 +167,11 @@ def test_study_until_decided_is_judged_to_last_digit(tmp_path: Path) -> None:
     file = tmp_path / "results.csv"
     file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
     judged = judge(read_table(file), metric="val/accuracy", arm="arm", seed="seed").document()
-    of_looks = {"look", "looks", "decidable", "p_corrected", "detectable", "seeds_needed"}
-    of_looks |= {"difference", "difference_low", "difference_high"}
+    of_looks = {"look", "looks", "decidable", "p_corrected"}
+    of_looks |= {"difference_low", "difference_high"}
     [mine, theirs] = [[row for row in doc["arms"] if row["arm"] == "position=sincos2d"] for doc in (own, judged)]
     assert mine[0]["look"] == 2 and mine[0]["pairs"] == 5
     assert equal_but_for(mine, theirs, of_looks)
-    assert mine[0]["difference"] == pytest.approx(theirs[0]["difference"], abs=mine[0]["difference_high"])
 
 
 def test_published_table_with_known_answer(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import TTestPower
 from synthetic_studies import (
     BASE,
     METRICS,
@@ -215,9 +214,6 @@ def test_summary_equals_scipy(tmp_path):
         assert row["difference"] == pytest.approx(np.mean(values) - np.mean(BASE))
         assert (row["difference_low"], row["difference_high"]) == pytest.approx((interval.low, interval.high))
         assert row["p"] == pytest.approx(reference.pvalue)
-        sd = np.std(np.subtract(values, BASE), ddof=1)
-        size = TTestPower().solve_power(nobs=5, alpha=0.1 / 3, power=0.8)
-        assert row["detectable"] == pytest.approx(sd * size, rel=1e-4)
         low, high = stats.t.interval(0.9, 4, np.mean(values), stats.sem(values))
         assert (row["low"], row["high"]) == pytest.approx((low, high))
         assert row["test/accuracy"] == pytest.approx(np.mean(values) - 0.01)
@@ -295,10 +291,7 @@ def test_answers_in_plain_words(tmp_path):
         "p < 0.001 after Holm over 3 comparisons)."
     )
     assert unclear.startswith("cannot tell: position=sincos2d is less than 0.1 points above baseline (simultaneous ")
-    seeds, level = np.arange(2, 100), 0.05 / 3
-    widths = stats.t.ppf(1 - level / 2, seeds - 1) / np.sqrt(seeds)
-    half = seeds[widths <= widths[seeds == 5] / 2][0]
-    assert unclear.endswith(f"over 3 comparisons); an interval half as wide takes about {half} seeds.")
+    assert unclear.endswith("over 3 comparisons).")
 
 
 def test_margin_makes_equivalence_a_verdict(tmp_path):
@@ -351,7 +344,7 @@ def test_loss_is_shown_raw_and_less_is_better(tmp_path):
     [sentence] = report.answers(plan, results)
     assert sentence.startswith("b is 0.031 below baseline, which is better (95 % interval \N{MINUS SIGN}0.03")
     assert "points" not in sentence and "after" not in sentence
-    assert summary.loc["b", "better"] == 1.0
+    assert summary.loc["b", "verdict"] == "better"
 
 
 BLUNDERS = MetricFacts("min", "images", (0.0, None), step=1.0)
@@ -687,7 +680,7 @@ def test_one_seed_has_no_interval_and_no_verdict(tmp_path):
     assert report.answers(plan, results) == [
         "cannot tell: b is 3.1 points below baseline, and one seed has no spread to judge that by."
     ]
-    assert summary[["sd", "low", "high", "p", "p_corrected", "detectable"]].isna().all(axis=None)
+    assert summary[["sd", "low", "high", "p", "p_corrected"]].isna().all(axis=None)
     assert "One seed (0): no spread, no interval, no test." in text_of(plan, store, "md")
 
 
@@ -726,7 +719,6 @@ def test_notes_are_complete(tmp_path):
     assert not any(note.startswith("position=sincos2d and baseline mix") for note in notes)
     assert any(note.startswith("All arms ran at one learning rate (0.002)") for note in notes)
     assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in notes)
-    assert any("smallest p is 0.062" in note for note in notes)
 
 
 def _with_splits(plan: Plan) -> Plan:
@@ -764,7 +756,7 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
     results = frame.results(plan, store)
     ratio = 0.05 / 0.95
     assert results.attrs["overlap"] == pytest.approx(dict.fromkeys(POSITIONS, ratio))
-    rows, before = (arms_table(frame.results(one, store), one) for one in (plan, one_split))
+    rows = arms_table(frame.results(plan, store), plan)
     for arm in list(POSITIONS)[1:]:
         d = np.array(POSITIONS[arm]) - np.array(BASE)
         se = math.sqrt((1 / 5 + ratio) * d.var(ddof=1))
@@ -775,7 +767,6 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
         assert row["p_equal"] == pytest.approx(
             max(stats.t.sf((d.mean() + 0.02) / se, 4), stats.t.sf((0.02 - d.mean()) / se, 4))
         )
-        assert row["detectable"] == pytest.approx(before.loc[arm, "detectable"] * math.sqrt(1 + 5 * ratio))
     half = stats.t.ppf(0.975, 4) * math.sqrt(1 / 5 + ratio) * np.std(BASE, ddof=1)
     assert rows.loc["baseline", "high"] - rows.loc["baseline", "mean"] == pytest.approx(half)
     note = _note_on_splits(plan, store)
@@ -874,7 +865,7 @@ def test_students_of_one_teacher_are_one_sample_of_teacher(tmp_path):
         "refused: big teacher is 3.1 points below baseline, but the arms differ by their teacher, of which 1 "
         "training stands behind an arm: fewer than 3 are no sample."
     )
-    assert doc["arms"][1]["p"] is doc["arms"][1]["difference_low"] is doc["arms"][1]["better"] is None
+    assert doc["arms"][1]["p"] is doc["arms"][1]["difference_low"] is None
     assert doc["arms"][2]["p"] is not None
     note = "1 distinct teacher for 5 trials in each of baseline; big teacher: the results need not hold for other teachers."
     assert note in doc["notes"]
@@ -1390,7 +1381,7 @@ def test_page_starts_with_answer_and_fits_phone(tmp_path):
     section = html[html.index('<section aria-labelledby="arms">') : html.index("Comparisons</h2>")]
     first, second = (re.findall(r'<th scope="col"[^>]*>(.*?)</th>', part) for part in section.split("<details>"))
     assert {"difference", "verdict", "p (Holm)"} <= set(first) and len(first) == 9
-    assert second == ["arm", "sd", "detectable", "test accuracy (%), mean \u00b1 sd", "parameters", "MACs"]
+    assert second == ["arm", "sd", "test accuracy (%), mean \u00b1 sd", "parameters", "MACs"]
     values = GRID["sincos2d", "linear"]
     cells = f"{100 * np.mean(values) - 1:.1f} \u00b1 {100 * np.std(values, ddof=1):.1f}"
     assert cells in section.split("<details>")[1]

@@ -9,9 +9,8 @@ own variance, and a family that holds some of them is corrected by Holm's method
 
 With several looks (``seeds.until`` and ``seeds.escalate_to``), each look has a part of alpha over the whole family, see
 :func:`vitlab.statistics.sequential_levels`.  What a look decides is final.  What it leaves open is judged again once
-all further seeds have ended, with the decided comparisons counted in the family as NaN.  While a comparison waits for
-seeds, its interval has the level of its look; once it has ended, estimate and interval are corrected for that, see
-:mod:`vitlab.statistics.stopping`.
+all further seeds have ended, with the decided comparisons counted in the family as NaN.  Its
+estimate and interval are those of the look.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from vitlab.report.comparison_columns import MEANINGS, contrast_columns, image_c
 from vitlab.report.family import Family, Values, correct
 from vitlab.report.frame import GROUPS, STATUSES, joint_overlap, usable
 from vitlab.report.image_values import ImageValues
-from vitlab.report.verdict import Verdict, decide
+from vitlab.report.verdict import decide
 from vitlab.spec import Analysis
 from vitlab.statistics import Contrast
 from vitlab.store.result import Ending
@@ -285,7 +284,7 @@ def _judge_look(
         missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
         contrast, imputed_contrast = judged.contrasts[arm], imputed_judged.contrasts[arm]
         level = judged.levels[arm]
-        rows[arm] |= contrast_columns(contrast, level, analysis)
+        rows[arm] |= contrast_columns(contrast)
         rows[arm] |= {"correction": judged.corrections[arm], "own_variance": judged.own_variance.get(arm)}
         rows[arm] |= {
             "p_corrected": judged.p[arm],
@@ -306,11 +305,6 @@ def _judge_look(
             rows[arm] |= {"p_equal_corrected": judged.p_equal[arm]}
             if missing:
                 rows[arm]["chance_p_equal"] = imputed_judged.p_equal[arm]
-        if _has_ended({"baseline": baseline, **rows[arm]}, plan):
-            contrast = family.after_looks(contrast, level)
-            imputed_contrast = family.after_looks(imputed_contrast, imputed_judged.levels[arm])
-            detectable, level = rows[arm]["detectable"], level if contrast.overlap else level / family.share
-            rows[arm] |= {**contrast_columns(contrast, level, analysis), "detectable": detectable}
         if missing:
             rows[arm] |= {"chance_difference": imputed_contrast.difference}
             rows[arm] |= {"chance_low": imputed_contrast.low, "chance_high": imputed_contrast.high}
@@ -337,18 +331,6 @@ def _choices(plan: Plan, values: Mapping[str, Values]) -> dict[str, tuple[float,
         )
         choices[str(tuning.arm)] = variance, len(scored) - 1.0
     return choices
-
-
-def _has_ended(row: Mapping[str, Any], plan: Plan) -> bool:
-    """Return whether a comparison of a study that adds seeds gets no more of them, whatever other trials show."""
-    if plan.looks is None or row["awaited"]:
-        return False
-    is_last = row["look"] == row["looks"]
-    return (
-        is_last
-        or is_futile(row, plan)
-        or decide({**dict.fromkeys(MEANINGS), **row}, plan.analysis) != Verdict.CANNOT_TELL
-    )
 
 
 def is_futile(row: Mapping[str, Any], plan: Plan) -> bool:

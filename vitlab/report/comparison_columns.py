@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,6 @@ from vitlab import statistics
 from vitlab.report.family import Values
 from vitlab.report.image_values import ImageValues
 from vitlab.report.verdict import Verdict
-from vitlab.spec import Analysis
 from vitlab.statistics import Contrast
 
 MEANINGS = {
@@ -67,8 +65,7 @@ MEANINGS = {
     "broken": ("Int64", "seeds of both sides that diverged or failed"),
     "difference": (
         "float64",
-        "mean difference from the baseline, over complete pairs; where a comparison ended after looks, the "
-        "median-unbiased estimate",
+        "mean difference from the baseline, over complete pairs",
     ),
     "difference_low": ("float64", "its interval, which holds for the whole family, and after all looks, at once"),
     "difference_high": ("float64", "the upper end of that"),
@@ -76,14 +73,6 @@ MEANINGS = {
     "new_images_high": ("float64", "its upper end"),
     "p": ("float64", "two-sided p of this comparison alone"),
     "p_corrected": ("float64", "the same, corrected for the family and the looks"),
-    "detectable": (
-        "float64",
-        "the true difference that such a study finds four times in five, if the seeds scatter as they did here",
-    ),
-    "seeds_needed": (
-        "float64",
-        "pairs at which the interval is expected to reach no further than the margin, or else to be half as wide",
-    ),
     "chance": ("float64", "what guessing reaches, where seeds are broken and that is known"),
     "chance_difference": ("float64", "the difference, with chance in the place of broken seeds"),
     "chance_low": ("float64", "its interval, which holds for the whole family at once"),
@@ -104,12 +93,8 @@ MEANINGS = {
 COLUMNS = tuple(MEANINGS)
 
 
-def contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
-    """Return the columns of a contrast whose interval is of level ``1 - level``."""
-    width = (contrast.high - contrast.low) / 4 if analysis.margin is None else analysis.margin
-    # More seeds do not narrow what the choice of knobs adds.
-    se = math.nan if contrast.test == "tuned t" else contrast.se
-    needed = statistics.pairs_for_half_width(width, se, contrast.df, contrast.pairs, level, contrast.overlap)
+def contrast_columns(contrast: Contrast) -> dict[str, Any]:
+    """Return the columns of a contrast."""
     return {
         "difference": contrast.difference,
         "difference_low": contrast.low,
@@ -117,8 +102,6 @@ def contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> di
         "test": contrast.test,
         "pairs": contrast.pairs,
         "p": contrast.p,
-        "detectable": statistics.detectable_difference(contrast.se, contrast.df, level),
-        "seeds_needed": needed,
         "prior_df": contrast.prior_df,
     }
 
@@ -133,7 +116,4 @@ def image_columns(
         return {}
     first, second = (np.array([side[seed] for seed in seeds]) for side in sides)
     low, high = statistics.interval_for_new_images(first - second, contrast.se, contrast.df, level)
-    # After looks, the interval is not that of a single test, and is widened by as much as that would be.
-    same_images = statistics.t_quantile(1 - level / 2, contrast.df) * contrast.se
-    added = (high - low) / 2 - same_images
-    return {"new_images_low": contrast.low - added, "new_images_high": contrast.high + added}
+    return {"new_images_low": low, "new_images_high": high}

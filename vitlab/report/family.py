@@ -115,7 +115,6 @@ class Family:
         why: Mapping[str, Sequence[str]],
     ) -> None:
         self.look, self.share = look, plan.alpha_shares[look]
-        self.shares, self.sizes = plan.alpha_shares, () if plan.looks is None else tuple(map(len, plan.looks.seeds))
         self.alpha, self.correction = self.share * plan.analysis.alpha, plan.analysis.correction
         self.first = [arm for arm in arms if arm not in later]
         self.all = list(arms)
@@ -145,24 +144,6 @@ class Family:
     def level(self, arm: str) -> float:
         """Return the level of an arm's interval, so that all intervals of its family hold at once."""
         return statistics.simultaneous_alpha(self.alpha, self.size(arm), self.correction)
-
-    def after_looks(self, contrast: Contrast, level: float) -> Contrast:
-        """Return a comparison that ended at this look, with the estimate and the interval that all looks leave.
-
-        Where seeds hold out other images, means of different looks depend on more than their numbers of seeds.  The
-        comparison then keeps the interval of its look, which holds at all looks at once.
-
-        Args:
-            contrast: the comparison.
-            level: level of its interval at this look.
-        """
-        if not contrast.se > 0 or contrast.overlap:
-            return contrast
-        levels = tuple(level * share / self.share for share in self.shares)
-        difference, low, high = statistics.after_stopping(
-            contrast.difference, contrast.se, contrast.df, self.sizes, levels, self.look
-        )
-        return replace(contrast, difference=difference, low=low, high=high)
 
     def adjust(self, p: Mapping[str, float]) -> dict[str, float]:
         """Return the adjusted p values of some comparisons; the others count in the family as NaN."""

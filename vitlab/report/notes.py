@@ -75,7 +75,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
     return (
         lines
         + _exploratory_notes(plan)
-        + looks_note(plan, frame, rows)
+        + looks_note(plan, rows)
         + varied_streams(plan, frame)
         + split_noise(plan, rows)
         + collapsed_seeds(rows)

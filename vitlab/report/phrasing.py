@@ -210,15 +210,7 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
             f"; {negation}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
             f"({interval_name(row, analysis, 2 * analysis.alpha)} {low} to {high})"
         )
-    sentence += _chance_clause(row, analysis, scale, decimals)
-    if verdict != Verdict.CANNOT_TELL or overturned_verdict(row, analysis) is not None:
-        return f"{sentence}."
-    if row["seeds_needed"] is not None and row["seeds_needed"] > row["pairs"]:
-        width = (
-            "half as wide" if analysis.margin is None else f"of {scale.amount(analysis.margin, decimals)} either way"
-        )
-        sentence += f"; an interval {width} takes about {count(round(row['seeds_needed']), 'seed')}"
-    return f"{sentence}."
+    return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
 
 
 def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:

@@ -81,7 +81,6 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
                 rank=1,
             ),
             Column(p, versus(lambda row: p_value(row["p_corrected"], analysis.alpha))),
-            Column("detectable", versus(lambda row: scale.number(row["detectable"], apart)), rank=4),
             Column("verdict", cells(lambda row: _verdict_cell(row, analysis)), right=False),
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
@@ -180,9 +179,6 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, 
             return DASH
         return "[" + ", ".join(f"{factor * row[end]:.{decimals}f}".replace("-", MINUS) for end in (low, high)) + "]"
 
-    def plain(name: str, decimals: int) -> tuple[str, ...]:
-        return tuple(DASH if row[name] is None else f"{row[name]:.{decimals}f}".replace("-", MINUS) for row in compared)
-
     def cells(cell: Any) -> tuple[str, ...]:
         return tuple(cell(row) for row in compared)
 
@@ -197,7 +193,6 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, 
             "interval with new images",
             cells(lambda row: bracket(row, "new_images_low", "new_images_high", scale.factor, apart)),
         ),
-        Column("seeds for a narrower interval", plain("seeds_needed", 0)),
         Column("broken", cells(lambda row: str(row["broken"]))),
         Column("difference with chance", cells(lambda row: scale.number(row["chance_difference"], apart, sign=True))),
         Column("p with chance", cells(lambda row: p_value(row["chance_p"], alpha))),

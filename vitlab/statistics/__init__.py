@@ -58,4 +58,3 @@ from vitlab.statistics.scaling import pareto_shares as pareto_shares
 from vitlab.statistics.scaling import power_law as power_law
 from vitlab.statistics.sequential import predictive_power as predictive_power
 from vitlab.statistics.sequential import sequential_levels as sequential_levels
-from vitlab.statistics.stopping import after_stopping as after_stopping

@@ -24,7 +24,7 @@ from vitlab.trackers.replay import TrackedTrial
 FINISHED = "FINISHED"
 OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = (
-    *("difference", "difference_low", "difference_high", "p", "p_corrected", "detectable"),
+    *("difference", "difference_low", "difference_high", "p", "p_corrected"),
     *("planned", "diverged", "failed"),
 )
 """Further columns of the report's summary."""
