@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from vitlab.components.base import name_draws
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
-from vitlab.lab import plan_study
-from vitlab.registry import listing, slot
+from vitlab.registry import listing
 
 NAMES = ("auto", "explicit", "split", "per_head", "sdpa")
 
@@ -242,32 +240,3 @@ def test_rotation_turns_neighbouring_channel_pairs() -> None:
 def test_listing_reads_names_from_source_text() -> None:
     others = ("gated", "sigmoid", "differential")
     assert [entry.name for entry in listing("attention") if entry.origin.source == "vitlab"] == sorted(NAMES + others)
-
-
-def test_former_name_fused_plans_the_trials_of_explicit(tmp_path: Path) -> None:
-    """Stores that were written when ``explicit`` was called ``fused`` have that name in keys and origins."""
-    study = """
-study: renamed
-question: Is it the same attention?
-base:
-  data: {type: digits}
-  model: {type: vit, patch_size: 2, dim: 16, depth: 2, heads: 2, attention: %s, blocks: {"0": {attention: %s}}}
-  train: {steps: 2, batch_size: 8, optimizer: adamw, schedule: constant}
-design: {grid: {model.position: [learned, none]}}
-seeds: 2
-analysis: {metric: val/accuracy}
-"""
-    plans = []
-    for name in ("fused", "explicit"):
-        file = tmp_path / f"{name}.yaml"
-        file.write_text(study % (name, name))
-        plans.append(plan_study(file)[1])
-    former, present = plans
-    assert [planned.trial.key for planned in former.trials] == [planned.trial.key for planned in present.trials]
-    assert all(any(origin.startswith("attention:fused ") for origin in one.trial.origins) for one in present.trials)
-    note = "attention 'fused' is now called 'explicit'; both names mean the same trials."
-    assert note in former.notes and note not in present.notes
-    attentions = slot("attention")
-    assert attentions.get("fused") is attentions.get("explicit") and "fused" not in attentions.names()
-    assert attentions.resolve("explicit").hashed() == attentions.resolve("vitlab:fused").hashed()
-    assert attentions.resolve("explicit").hashed()["type"] == "fused"

@@ -725,15 +725,15 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
         ("type: adamw", "type: evil.py", ["no optimizer called 'evil.py'"]),
         ("study: small", "study: small\nrun: {executor: '../evil'}", ["no executor called '../evil'"]),
         ("study: small", "study: small\nrun: {tracker: 'evil:Evil'}", ["no tracker called 'evil:Evil'"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:////tmp/evil.db'}", ["/tmp/evil.db is not in it"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:///../evil.db'}", ["evil.db is not in it"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'file:///tmp/evil'}", ["refuses to write"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'http://evil.example:5000'}", ["only to servers that you name", "--tracking-uri"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'http://evil.example\\@127.0.0.1:5000'}", ["holds no password"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'http://127.0.0.1.evil.example'}", ["only to servers that you name"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'http://me:hush@127.0.0.1:9'}", ["a study file holds no password"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'postgresql://127.0.0.1/db'}", ["only to servers that you name"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'databricks://profile'}", ["only to servers that you name"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'sqlite:////tmp/evil.db'}}", ["/tmp/evil.db is not in it"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'sqlite:///../evil.db'}}", ["evil.db is not in it"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'file:///tmp/evil'}}", ["refuses to write"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'http://evil.example:5000'}}", ["only to servers that you name", "--tracking-uri"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'http://evil.example\\@127.0.0.1:5000'}}", ["holds no password"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'http://127.0.0.1.evil.example'}}", ["only to servers that you name"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'http://me:hush@127.0.0.1:9'}}", ["a study file holds no password"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'postgresql://127.0.0.1/db'}}", ["only to servers that you name"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'databricks://profile'}}", ["only to servers that you name"]),
         ("study: small", "study: small\nrun: {tracker: {type: mlflow, uri: 'http://evil.example:5000'}}", ["only to servers that you name", "--tracking-uri"]),
         ("study: small", "study: small\nrun: {tracker: {uri: 'http://evil.example:5000'}}", ["only to servers that you name"]),
         ("study: small", "study: small\nrun: {tracker: {uri: 'http://me:hush@127.0.0.1:9'}}", ["a study file holds no password"]),
@@ -763,7 +763,7 @@ def test_credentials_are_not_sent_to_server_of_study_file(
     for name in ("MLFLOW_TRACKING_URI", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.delenv(name, raising=False)
     uri = "http://127.0.0.1:9"
-    (here / "s.yaml").write_text(STUDY.replace("study: small", f"study: small\nrun: {{tracking_uri: '{uri}'}}"))
+    (here / "s.yaml").write_text(STUDY.replace("study: small", f"study: small\nrun: {{tracker: {{uri: '{uri}'}}}}"))
     assert call("validate", "s.yaml")[0] == 0, "a server of this machine, and nothing to give away"
     if where == "netrc":
         (here / "netrc").write_text("machine 127.0.0.1 login me password hush\n")
@@ -776,7 +776,7 @@ def test_credentials_are_not_sent_to_server_of_study_file(
         monkeypatch.setenv(where, "hush")
     code, _, err = call("validate", "s.yaml")
     assert code == 2 and "MLflow would send it the credentials of" in err and "hush" not in err
-    assert call("validate", "s.yaml", "--set", f"run.tracking_uri={uri}")[0] == 0
+    assert call("validate", "s.yaml", "--set", f"run.tracker.uri={uri}")[0] == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{uri}/")
     assert call("validate", "s.yaml")[0] == 0
 

@@ -185,8 +185,5 @@ def test_benchmark_output_and_stored_choice() -> None:
     assert probe.summary == (
         "engine vmap: 12,000 images/s of a worker, 16 trials together, 900 by loop; not batch_last: it is not known."
     )
-    oldest = {"engine": "vmap", "members": 2, "loop": 1.0, "vmap": 2.0, "because": ""}
-    former = {"engine": "stack", "members": 2, "speeds": {"loop": 1.0, "stack": 2.0}, "why_not": {"vmap": "slow"}}
-    entries = json.loads(json.dumps({"new": asdict(probe), "former": former, "oldest": oldest}))
-    present = EngineBenchmark("batch_last", 2, {"loop": 1.0, "batch_last": 2.0}, {"vmap": "slow"})
-    assert probes_of({"probes": entries}) == {"new": probe, "former": present}, "the oldest is measured anew"
+    entries = json.loads(json.dumps({"shape": asdict(probe)}))
+    assert probes_of({"probes": entries}) == {"shape": probe}

@@ -8,7 +8,7 @@ import pytest
 import slot_fixtures
 
 from vitlab.components.norm import Norm, norm
-from vitlab.registry import Added, Pick
+from vitlab.registry import Pick
 from vitlab.spec import Choice
 from vitlab.testing import check_component, parametrize_components
 
@@ -21,7 +21,7 @@ def test_component_passes_contract_test(slot: str, name: str) -> None:
     check_component(slot, SMALLER.get((slot, name), name))
 
 
-def test_added_option_leaves_the_keys_of_earlier_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_option_leaves_the_keys_of_earlier_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     slot_fixtures.keep(monkeypatch, norm)
 
     class Before(Norm):
@@ -34,8 +34,8 @@ def test_added_option_leaves_the_keys_of_earlier_trials(monkeypatch: pytest.Monk
             dim: int,
             *,
             eps: float = 1e-6,
-            jitter: Annotated[float, Added()] = 0.0,
-            inner: Annotated[Choice | str, Pick("norm"), Added()] = "layernorm",
+            jitter: float = 0.0,
+            inner: Annotated[Choice | str, Pick("norm")] = "layernorm",
         ) -> None:
             super().__init__()
 

@@ -456,7 +456,7 @@ def test_file_without_name_is_refused_as_study(tmp_path: Path) -> None:
 
 def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     file = study(tmp_path, seeds=1, design=None, run={"executor": "inline"})
-    changes = {"run.tracking_uri": NOWHERE, "model.dim": 4, "question": "Why not?"}
+    changes = {"run.tracker.uri": NOWHERE, "model.dim": 4, "question": "Why not?"}
     answer = vitlab.run(file, out=tmp_path / "out", changes=changes)
     assert answer.plan.trials[0].trial.spec.plain()["model"]["dim"] == 4
     # Delivered only to the configured address, and to no other database.

@@ -1019,7 +1019,7 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
 
 def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
     uri = "http://me:hush@127.0.0.1:9"
-    for changes in ({"run.tracking_uri": uri}, {"run": {"executor": "inline", "workers": 1, "tracker": {"uri": uri}}}):
+    for changes in ({"run.tracker.uri": uri}, {"run": {"executor": "inline", "workers": 1, "tracker": {"uri": uri}}}):
         answer = vitlab.run(runs.file, out=runs.out, changes=changes)
         assert (answer.trained, answer.cached, answer.link) == (0, 4, None)
         holding = [path for path in runs.out.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
@@ -1042,7 +1042,7 @@ def test_sync_ignores_server_known_only_from_stored_files(runs: Runs, caplog: An
     monkeypatch.setattr(Address, "is_reachable", lambda self: requests.append(self.uri))
     file = runs.out / "studies/tiny/study.yaml"
     content = yaml.safe_load(file.read_text())
-    content["run"]["tracking_uri"] = "https://elsewhere.example:5000"
+    content["run"]["tracker"] = {"type": "mlflow", "uri": "https://elsewhere.example:5000"}
     file.write_text(yaml.safe_dump(content))
     assert sync(runs.out) == [("tiny", None)] and requests == []
     assert "results are sent only to servers that you name yourself" in caplog.text

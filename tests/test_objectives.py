@@ -89,9 +89,11 @@ def test_default_objective_is_outside_the_key() -> None:
     for name in ("supervised", {"type": "supervised"}):
         one = Resolver(data_info).resolve({**plain, "train": {"steps": 1, "objective": name}})
         assert (one.identity, one.origins, one.modules) == (without.identity, without.origins, without.modules)
-        assert "objective" not in one.plain["train"]
+        assert "objective" not in one.identity["train"] and one.plain["train"]["objective"] == {"type": "supervised"}
     masked = resolve()
-    assert masked.identity["train"]["objective"]["mask_ratio"] == 0.75
+    assert masked.identity["train"]["objective"] == {"type": "mae"}
+    other = resolve(train={"objective": {"type": "mae", "mask_ratio": 0.5}})
+    assert other.identity["train"]["objective"] == {"type": "mae", "mask_ratio": 0.5}
     assert masked.modules - without.modules == {"vitlab.training.objective.mae"}
     assert without.modules <= modules_of_spec(without.spec)
     assert {one.slot for one in components(without.spec)} >= {"objective"}

@@ -694,15 +694,6 @@ def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     assert engine_of(base, "auto", little, probes) == "vmap"
 
 
-def test_former_name_of_an_engine_is_accepted_with_a_note(tmp_path: Path) -> None:
-    study_plan = plan(tmp_path, run={"engine": "stack"})
-    assert set(engines(study_plan).values()) == {"batch_last"}
-    assert "run.engine 'stack' is now called 'batch_last'; both names are accepted." in study_plan.notes
-    stored = json.loads(json.dumps(study_plan.to_json()).replace('"engine": "batch_last"', '"engine": "stack"'))
-    assert {arm["engine"] for arm in stored["arms"]} == {"stack"}
-    assert engines(Plan.from_json(stored)) == engines(study_plan)
-
-
 def test_further_test_images_do_not_hide_another_split() -> None:
     mine, theirs = (Choice("cifar10", {"validation": share}) for share in (0.1, 0.2))
     plain, further = DataIdentity("cifar10:a"), DataIdentity("cifar10:a", "b")

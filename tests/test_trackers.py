@@ -279,7 +279,7 @@ def test_default_tracker_is_mlflow_and_none_disables(tmp_path: Path) -> None:
     [
         ({"run.tracker": "mlfow"}, "no tracker called 'mlfow'. Did you mean 'mlflow'?"),
         ({"run.tracker": {"type": "mlflow", "url": "x"}}, "tracker 'mlflow' has no option 'url'"),
-        ({"run.tracker": "none", "run.tracking_uri": "http://127.0.0.1:9"}, "tracker 'none' has no option 'uri'"),
+        ({"run.tracker": {"type": "none", "uri": "http://127.0.0.1:9"}}, "tracker 'none' has no option 'uri'"),
     ],
 )
 def test_mistakes_give_one_sentence(run: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -292,20 +292,14 @@ def test_conflicting_sync_target_is_refused(tmp_path: Path) -> None:
         sync(tmp_path, tracker={"type": "none", "uri": "http://127.0.0.1:9"})
 
 
-@pytest.mark.parametrize(
-    "run", ["{tracking_uri: URI}", "{tracker: mlflow, tracking_uri: URI}", "{tracker: {uri: URI}}"]
-)
+@pytest.mark.parametrize("run", ["{tracker: {type: mlflow, uri: URI}}", "{tracker: {uri: URI}}"])
 def test_address_of_server_is_option_of_tracker(run: str, tmp_path: Path) -> None:
-    """Under its former name, too, whichever of the two names the command line has."""
     file = tmp_path / "study.yaml"
     text = PIPELINE.read_text().replace("run: {executor: local}", f"run: {run}")
     file.write_text(text.replace("URI", "http://127.0.0.1:9"))
     study, plan = lab.plan_study(file, out=tmp_path)
     assert study.run.tracker.options == {"uri": "http://127.0.0.1:9"}
     assert study.run.tracker.type.rpartition(":")[2] == "mlflow"
-    note = "run.tracking_uri is now called run.tracker.uri; both are accepted."
-    assert (note in plan.notes) == ("tracking_uri" in run)
-    for name in ("run.tracking_uri", "run.tracker.uri"):
-        changed, other = lab.plan_study(file, out=tmp_path, changes={name: "http://127.0.0.1:8"})
-        assert changed.run.tracker.options == {"uri": "http://127.0.0.1:8"}
-        assert other.trials == plan.trials, "no part of any key"
+    changed, other = lab.plan_study(file, out=tmp_path, changes={"run.tracker.uri": "http://127.0.0.1:8"})
+    assert changed.run.tracker.options == {"uri": "http://127.0.0.1:8"}
+    assert other.trials == plan.trials, "no part of any key"

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Dropout, Part
 from vitlab.geometry import Geometry
-from vitlab.registry import Added, Slot, Unhashed, slot
+from vitlab.registry import Slot, Unhashed, slot
 
 Pool = Literal["cls", "gap", "map", "max", "avgmax", "prr"]
-Over = Annotated[Literal["patches", "all"], Added()]
-Drop = Annotated[float, Field(ge=0, lt=1), Added()]
+Over = Literal["patches", "all"]
+Drop = Annotated[float, Field(ge=0, lt=1)]
 Weights = Literal["drawn", "zero"]
 Gelu = Literal["none", "tanh"]
 Output = Annotated[Literal["logits", "probabilities"], Unhashed()]

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from vitlab import noise
-from vitlab.registry import Added, Slot
+from vitlab.registry import Slot
 
 Kind = Literal["linear", "linear_bias", "conv", "conv_bias", "token", "position"]
 """The kinds of parameters that a scheme draws."""
@@ -53,7 +53,7 @@ class Init:
         *,
         token_std: Scale | None = None,
         position_std: Scale | None = None,
-        residual: Annotated[Literal["plain", "by_depth"], Added()] = "plain",
+        residual: Literal["plain", "by_depth"] = "plain",
     ) -> None:
         self.token_std = token_std
         self.position_std = position_std

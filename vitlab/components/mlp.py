@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Dropout, Part
 from vitlab.geometry import Geometry
-from vitlab.registry import Added, Pick, Slot, slot
+from vitlab.registry import Pick, Slot, slot
 from vitlab.spec import Choice
 
 Ratio = Annotated[float, Field(gt=0)]
@@ -54,8 +54,8 @@ class GeluMLP(MLP):
         ratio: Ratio = 4.0,
         drop: Probability = 0.0,
         approximate: Literal["none", "tanh"] = "none",
-        bias: Annotated[bool, Added()] = True,
-        norm: Annotated[Choice | str, Pick("norm"), Added()] = "none",
+        bias: bool = True,
+        norm: Annotated[Choice | str, Pick("norm")] = "none",
     ) -> None:
         super().__init__()
         hidden = int(g.dim * ratio)
@@ -126,8 +126,8 @@ class _Gated(MLP):
         *,
         ratio: Ratio = 8 / 3,
         drop: Probability = 0.0,
-        bias: Annotated[bool, Added()] = True,
-        norm: Annotated[Choice | str, Pick("norm"), Added()] = "none",
+        bias: bool = True,
+        norm: Annotated[Choice | str, Pick("norm")] = "none",
     ) -> None:
         super().__init__()
         hidden = int(g.dim * ratio)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
-from vitlab.registry import Added, Slot
+from vitlab.registry import Slot
 
 Epsilon = Annotated[float, Field(gt=0)]
 
@@ -43,7 +43,7 @@ class LayerNorm(Norm):
         dim: int,
         *,
         eps: Epsilon = 1e-6,
-        affine: Annotated[Literal["scale_and_shift", "scale", "none"], Added()] = "scale_and_shift",
+        affine: Literal["scale_and_shift", "scale", "none"] = "scale_and_shift",
     ) -> None:
         """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, that of Hugging Face 1e-12."""
         super().__init__()
@@ -66,9 +66,7 @@ class RMSNorm(Norm):
         affine: learned after normalising: a scale, or none.
     """
 
-    def __init__(
-        self, dim: int, *, eps: Epsilon = 1e-6, affine: Annotated[Literal["scale", "none"], Added()] = "scale"
-    ) -> None:
+    def __init__(self, dim: int, *, eps: Epsilon = 1e-6, affine: Literal["scale", "none"] = "scale") -> None:
         super().__init__()
         self.eps = eps
         self.dim = dim

@@ -18,7 +18,6 @@ from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.plan.versions import content, name_of, with_builtins
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import attribute_to_changes, is_known, unknown
-from vitlab.spec.study import FORMER_KEYS
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
 
@@ -164,15 +163,8 @@ def _study_and_plan(
     assert study is not None
     if found := _cut_batch(plan, study.run):
         raise SpecError([document.problem(*found)])
-    renamed = [
-        f"{'.'.join(map(str, former))} is now called {'.'.join(map(str, present))}; both are accepted."
-        for former, present in FORMER_KEYS.items()
-        if former in document.places
-    ]
     missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
-    plan = replace(
-        plan, notes=(*plan.notes, *renamed, *_streamed_data(plan), *missing), version=name_of(content(document.data))
-    )
+    plan = replace(plan, notes=(*plan.notes, *_streamed_data(plan), *missing), version=name_of(content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 

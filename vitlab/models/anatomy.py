@@ -27,7 +27,7 @@ from vitlab.components.patch import PatchEmbedding
 from vitlab.components.position import Position, choices_of
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.registry import BUILT_IN, Added, Pick, ResolvedChoice, slot
+from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, slot
 from vitlab.spec import Choice
 
 Token = Literal["class", "distillation"]
@@ -40,7 +40,7 @@ class BlockParts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    block: Annotated[Annotated[Choice | str, Pick("block")] | None, Added()] = None  #: form of these blocks
+    block: Annotated[Choice | str, Pick("block")] | None = None  #: form of these blocks
     attention: Annotated[Choice | str, Pick("attention")] | None = None  #: attention of these blocks
     mlp: Annotated[Choice | str, Pick("mlp")] | None = None  #: MLP of these blocks
     norm: Annotated[Choice | str, Pick("norm")] | None = None  #: norm of these blocks

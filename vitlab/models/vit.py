@@ -38,7 +38,7 @@ from vitlab.models.anatomy import (
 )
 from vitlab.models.contract import Model, State, model
 from vitlab.models.initial import initialise
-from vitlab.registry import Added, Pick, ResolvedChoice, Unhashed, slot
+from vitlab.registry import Pick, ResolvedChoice, Unhashed, slot
 from vitlab.spec import Choice
 
 MUP = "vitlab.models.mup"
@@ -102,22 +102,22 @@ class ViT(Model):
         registers: Annotated[int, Field(ge=0, le=1000)] = 0,
         patch: Annotated[Choice | str, Pick("patch")] = "linear",
         position: Annotated[Choice | str, Pick("position")] = "learned",
-        block: Annotated[Choice | str, Pick("block"), Added()] = "prenorm",
+        block: Annotated[Choice | str, Pick("block")] = "prenorm",
         attention: Annotated[Choice | str, Pick("attention")] = "auto",
         mlp: Annotated[Choice | str, Pick("mlp")] = "gelu",
         norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
         blocks: Mapping[Span, BlockParts] = {},
         layer_scale: Annotated[float, Field(gt=0)] | None = None,
         drop: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        patch_drop: Annotated[float, Field(ge=0, lt=1), Added()] = 0.0,
+        patch_drop: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        stem_norm: Annotated[Choice | str, Pick("norm"), Added()] = "none",
+        stem_norm: Annotated[Choice | str, Pick("norm")] = "none",
         final_norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
         final_norm_at: FinalNormAt = "tokens",
         head: Annotated[Choice | str, Pick("head")] = "linear",
         init: Annotated[Choice | str, Pick("init")] = "timm",
-        parametrization: Annotated[Literal["standard", "mup"], Added()] = "standard",
-        base_width: Annotated[int, Field(gt=0), Added()] = 64,
+        parametrization: Literal["standard", "mup"] = "standard",
+        base_width: Annotated[int, Field(gt=0)] = 64,
     ) -> None:
         super().__init__()
         full = expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})

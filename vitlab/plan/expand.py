@@ -32,7 +32,7 @@ from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
-from vitlab.spec.choice import FORMER_ENGINES, label
+from vitlab.spec.choice import label
 from vitlab.spec.run import EngineChoice
 from vitlab.spec.study import To
 from vitlab.spec.trial import METRICS, OBJECTIVE
@@ -199,10 +199,6 @@ def _plan(
     for arm in arms.values():
         if arm.aliases:
             more_notes.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
-    more_notes += sorted(frozenset().union(*(arm.trial.notes for arm in arms.values())))
-    if study.run.engine in FORMER_ENGINES:
-        present = FORMER_ENGINES[study.run.engine]
-        more_notes.append(f"run.engine '{study.run.engine}' is now called '{present}'; both names are accepted.")
     more_notes += notes_on_files(arms.values(), seeds)
     facts = metrics.facts({arm.name: arm.trial for arm in arms.values()})
     more_notes += metrics.goal_notes(study.analysis, facts)

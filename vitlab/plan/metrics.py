@@ -13,9 +13,8 @@ from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
 from vitlab.plan.metric_facts import MetricFacts, own_metric
 from vitlab.plan.resolve import ResolvedTrial
-from vitlab.plan.values import Plan
 from vitlab.registry import SLOT_MODULES, slot
-from vitlab.spec import Analysis, Choice, Document, Study
+from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
 from vitlab.spec.trial import METRICS, OBJECTIVE
 
@@ -66,19 +65,6 @@ def _metrics(
 def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
     """Return metric to its facts, for the metrics that the trials of a study's arms report."""
     return _facts((arm, trial.info, metrics(trial.plain, trial.info)) for arm, trial in trials.items())
-
-
-def with_facts(plan: Plan) -> Plan:
-    """Return a plan that was stored without the facts of its metrics, with those of metrics of the same names."""
-    specs = {planned.arm: planned.trial.spec for planned in (*plan.trials, *plan.pending)}
-    reported = []
-    for arm in plan.arms:
-        choices: tuple[Choice, ...] = specs[arm.name].train.metrics if arm.name in specs else ()
-        options = specs[arm.name].data.options if arm.name in specs else {}
-        for task in TASKS if arm.classes else ():
-            data = DataInfo(image=(1, 1), channels=1, classes=arm.classes or 0, task=task)
-            reported.append((arm.name, data, _metrics(data, choices, options)))
-    return replace(plan, metrics=_facts(reported))
 
 
 def _facts(reported: Iterable[tuple[str, DataInfo, Mapping[str, Any]]]) -> dict[str, MetricFacts]:

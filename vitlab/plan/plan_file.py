@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UserError
-from vitlab.plan.metrics import with_facts
 from vitlab.plan.registration import with_registration
 from vitlab.plan.values import UNDECIDED, Decisions, Plan
 from vitlab.spec import Study
@@ -61,8 +60,6 @@ def plan_data(file: Path) -> Mapping[str, Any] | None:
 def _plan_of(file: Path, data: Any) -> Plan:
     """Parse a plan, and check that it is that of its folder's study."""
     plan = Plan.from_json(data)
-    if "metrics" not in data:  # stored by an earlier version
-        plan = with_facts(plan)
     if file.parent.parent.name == "studies" and plan.study != file.parent.name:
         raise ValueError(f"it is the plan of study {plan.study[:100]!r}")
     return plan

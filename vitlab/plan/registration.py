@@ -67,8 +67,7 @@ def changes(plan: Plan) -> list[str]:
     clauses = [
         f"{name} was {_format(first.get(name))} and is {_format(now[name])}"
         for name in JUDGED_BY
-        # A registration of an earlier version says nothing about the variance.
-        if first.get(name, now[name] if name == "variance" else None) != now[name]
+        if first.get(name) != now[name]
     ]
     clauses += _changed_looks(first, now)
     if first["seeds"] != now["seeds"]:
@@ -89,9 +88,6 @@ def _with_registered_looks(plan: Plan, first: Mapping[str, Any], earlier: Mappin
         return plan
     shares: Sequence[float] = [share for _, share in first.get("looks", ())]
     sizes = [size for size, _ in first.get("looks", ())]
-    if "looks" not in first and earlier.get("looks") is not None:  # registered by an earlier version
-        stored = Looks.from_json(earlier["looks"])
-        sizes, shares = [len(seeds) for seeds in stored.seeds], stored.shares
     if sizes != [len(seeds) for seeds in plan.looks.seeds]:
         return plan
     return replace(plan, looks=replace(plan.looks, shares=tuple(shares)))
@@ -100,8 +96,6 @@ def _with_registered_looks(plan: Plan, first: Mapping[str, Any], earlier: Mappin
 def _changed_looks(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the change of the numbers of seeds at which the study looks, as a clause."""
     sizes = [[size for size, _ in some.get("looks", ())] for some in (first, now)]
-    if "looks" not in first and first.get("escalate_to") is not None:
-        sizes[0] = [len(first["seeds"]), first["escalate_to"]]
     if sizes[0] == sizes[1]:
         return []
     before, after = (f"at {', '.join(map(str, some[:-1]))} and {some[-1]} seeds" if some else "once" for some in sizes)

@@ -33,6 +33,7 @@ from vitlab.plan.shared_images import other_split, same_images
 from vitlab.plan.unlabelled import parts_with_labels
 from vitlab.registry import SLOT_MODULES, ResolvedChoice, slot
 from vitlab.registry.options import is_choice
+from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
@@ -41,6 +42,12 @@ from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[ResolvedChoice], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
+
+
+DEFAULT_CHOICES = {
+    path: TrainSpec.model_fields[path[1]].default.plain() for path in SLOTS_OF_A_TRIAL if path[0] == "train"
+}
+"""Path of a component in a trial to the one that a trial has by default."""
 
 
 class Faults(Exception):
@@ -65,7 +72,7 @@ class ResolvedTrial:
 
     spec: TrialSpec  #: with every option
     plain: Mapping[str, Any]  #: ``spec`` in plain JSON values
-    identity: Mapping[str, Any]  #: ``plain`` without the options that cannot change a result
+    identity: Mapping[str, Any]  #: ``plain`` without options at their default and those that cannot change a result
     origins: tuple[str, ...]
     modules: frozenset[str]  #: root modules of its code
     info: DataInfo
@@ -74,17 +81,21 @@ class ResolvedTrial:
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial that supplies weights
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
     versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
-    notes: frozenset[str] = frozenset()  #: sentences on components that have a former name
 
     @property
     def data(self) -> str | None:
         """The identity of the data as keys contain it."""
         return None if self.info.content is None else str(self.info.content)
 
+    @property
+    def foreign_origins(self) -> list[str]:
+        """The origins in a trial's key: those of built-ins are left out, so that a slot added later changes no key."""
+        return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
+
     @cached_property
     def canonical(self) -> dict[str, str]:
         """The parts of a trial's key that all seeds share, as canonical JSON."""
-        parts = {"spec": self.identity, "origins": self.origins, "data": self.data}
+        parts = {"spec": self.identity, "origins": self.foreign_origins, "data": self.data}
         return {name: canonical(part) for name, part in parts.items()}
 
 
@@ -103,10 +114,7 @@ class _CachedChoice:
         self.choice = choice
         self.plain = choice.plain()
         self.hashed = choice.hashed()
-        self.origins = {
-            f"{part.slot}:{part.key_name.rpartition(':')[2]} {part.origin}" for part in choice.parts_in_key()
-        }
-        self.notes = {part.rename_note for part in choice.parts() if part.rename_note}
+        self.origins = {f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in choice.parts()}
         self.modules = modules_of([choice])
 
 
@@ -130,7 +138,7 @@ class Resolver:
         faults = [(fault.path, fault.message) for fault in collected.faults]
         spec = collected.value
         plain = copied(collected.tree) if spec is None else spec.plain()
-        identity = copied(plain)
+        identity = copied(plain) if spec is None else spec.without_defaults()
         parts: dict[Path, _CachedChoice] = {}
         model_choice: ResolvedChoice | None = None
         wrong: dict[Path, Collection[str | int]] = {}
@@ -148,7 +156,10 @@ class Resolver:
             if choice is not None and all(_is_component(choice.choice, name) for name in wrong.get(path, ())):
                 parts[path] = choice
                 put(plain, path, choice.plain)
-                put(identity, path, choice.hashed)
+                if choice.hashed == DEFAULT_CHOICES.get(path):
+                    identity[path[0]].pop(path[1], None)
+                else:
+                    put(identity, path, choice.hashed)
         info, incompatibility = None, ""
         if ("data",) in parts:
             try:
@@ -210,9 +221,6 @@ class Resolver:
         modules = modules_beside(trial_spec).union(self._surroundings.files, *(part.modules for part in all_parts))
         modules |= modules_of_class(objective)  # the default one is no part of the key
         versions = self._surroundings.versions
-        notes: frozenset[str] = frozenset().union(
-            *(part.notes for part in all_parts), *(source.trial.notes for source in needs.values())
-        )
         return ResolvedTrial(
             trial_spec,
             plain,
@@ -225,7 +233,6 @@ class Resolver:
             needs,
             files,
             versions,
-            notes,
         )
 
     def _objective(
@@ -369,7 +376,7 @@ def _corrupted_in_key(data: Mapping[str, Any], info: DataInfo) -> Mapping[str, A
     count = (data.get("corrupted") or {}).get("images")
     if count is None or info.test_images is None or count < info.test_images:
         return data
-    return {**data, "corrupted": {**data["corrupted"], "images": None}}
+    return {**data, "corrupted": {name: value for name, value in data["corrupted"].items() if name != "images"}}
 
 
 def _other_split_below(data: Choice, identity: DataIdentity | None, role: str, source: ResolvedTrial) -> str | None:

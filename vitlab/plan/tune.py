@@ -57,7 +57,7 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
     for knob in tune.knobs:
         spec = without(spec, keys_of(knob))
     question = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
-    return key_of({"spec": spec, "origins": trial.origins, "data": trial.data, "tune": question})
+    return key_of({"spec": spec, "origins": trial.foreign_origins, "data": trial.data, "tune": question})
 
 
 def mistakes(

@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, TypeAdapter
+from pydantic import AfterValidator, TypeAdapter
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.metric_facts import MetricFacts, own_metric
 from vitlab.plan.trial import FolderName
 from vitlab.plan.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
-from vitlab.spec.choice import EngineName
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,7 @@ class Arm:
     skip: str = ""  #: why it is not run; empty if it is
     note: str = ""  #: result of matching, and its relative difference
     classes: int | None = None  #: number of classes of its data, from which the chance level follows
-    engine: EngineName = (
-        ""  #: engine that trains it, see :func:`vitlab.plan.engine_choice.engine_of`; empty if it is not run
-    )
+    engine: str = ""  #: see :func:`vitlab.plan.engine_choice.engine_of`; empty if it is not run
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,11 @@ class Tuning:
 class EngineBenchmark:
     """A measurement of the fastest engine for trials of one shape, stored in the plan."""
 
-    engine: EngineName  #: the fastest
+    engine: str  #: the fastest
     trials: int  #: number of trials that were measured together
-    speeds: Mapping[EngineName, float]
+    speeds: Mapping[str, float]
     """Engine to images per second of one worker: of one trial for ``loop``, of all trials for other engines."""
-    reasons: Mapping[EngineName, str] = field(default_factory=dict)  #: engine to the reason why it was not measured
+    reasons: Mapping[str, str] = field(default_factory=dict)  #: engine to the reason why it was not measured
 
     @property
     def summary(self) -> str:
@@ -139,18 +136,6 @@ class Looks:
     """Arms whose comparison each look left inconclusive, see :mod:`vitlab.report.escalation`."""
     futility: float = 0.0  #: comparisons that are decided with less probability get no more seeds
 
-    @classmethod
-    def from_json(cls, data: Any) -> Looks:
-        """Parse looks from JSON values.
-
-        Raises:
-            ValueError: if they have no or other fields.
-        """
-        if isinstance(data, Mapping) and "first" in data:  # two looks, each at half of alpha, of an earlier version
-            former = _TWO_LOOKS().validate_python(data)
-            return cls((former.first, former.second), (0.5, 0.5), (former.open,) if former.open else ())
-        return _LOOKS().validate_python(data)
-
     def number(self, arm: str) -> int:
         """Return the index of the last look at an arm's comparison."""
         return next((at for at, arms in enumerate(self.open) if arm not in arms), len(self.open))
@@ -159,15 +144,6 @@ class Looks:
         """Return the seeds of an arm; both arms of an inconclusive comparison have those of the next look."""
         compared = [arm, *(name for name, baseline in baselines.items() if baseline == arm)]
         return self.seeds[max(map(self.number, compared))]
-
-
-@dataclass(frozen=True)
-class _TwoLooks:
-    """The former fields of looks."""
-
-    first: tuple[int, ...]
-    second: tuple[int, ...]
-    open: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,7 +168,6 @@ class _RegistrationFields:
     sides: int
     seeds: tuple[int, ...]
     family: tuple[tuple[str, str], ...]
-    escalate_to: int | None = None  #: of earlier versions, which had two looks at most
     looks: tuple[tuple[int, float], ...] = ()
     variance: str = "own"
     arms: Mapping[str, str] = field(default_factory=dict)
@@ -229,7 +204,7 @@ class Plan:
     probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.engine_choice.shape`
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """Registered analysis of the first run, see :mod:`vitlab.plan.registration`."""
-    looks: Annotated[Looks, BeforeValidator(Looks.from_json)] | None = None
+    looks: Looks | None = None
     """Set if the study adds seeds to inconclusive comparisons."""
     version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
@@ -340,7 +315,7 @@ class Decisions:
     def of(cls, plan: Mapping[str, Any]) -> Decisions:
         """Return the decisions in a plan in JSON values; all values have defaults."""
         tunings = [Tuning.from_json(item) for item in plan.get("tuning", ())]
-        looks = None if plan.get("looks") is None else Looks.from_json(plan["looks"])
+        looks = None if plan.get("looks") is None else _LOOKS().validate_python(plan["looks"])
         return cls({tuning.key: tuning for tuning in tunings if not tuning.open}, probes_of(plan), looks)
 
     def stored_looks(self, seeds: tuple[tuple[int, ...], ...]) -> Looks | None:
@@ -352,14 +327,8 @@ UNDECIDED = Decisions()
 
 
 def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
-    """Return the engine benchmarks of a plan in JSON, without those in an older format, which are measured anew."""
-    former_names = {"members": "trials", "why_not": "reasons"}
-    probes = {
-        shape: {former_names.get(name, name): value for name, value in probe.items()}
-        for shape, probe in plan.get("probes", {}).items()
-    }
-    field_names = EngineBenchmark.__dataclass_fields__.keys()
-    return {shape: _PROBE().validate_python(probe) for shape, probe in probes.items() if probe.keys() == field_names}
+    """Return the engine benchmarks of a plan in JSON values, by shape."""
+    return {shape: _PROBE().validate_python(probe) for shape, probe in plan.get("probes", {}).items()}
 
 
 def _without_spec(planned: Planned) -> dict[str, Any]:
@@ -386,4 +355,3 @@ _PLAN = cache(lambda: TypeAdapter(Plan))
 _TUNING = cache(lambda: TypeAdapter(Tuning))
 _PROBE = cache(lambda: TypeAdapter(EngineBenchmark))
 _LOOKS = cache(lambda: TypeAdapter(Looks))
-_TWO_LOOKS = cache(lambda: TypeAdapter(_TwoLooks))

@@ -35,4 +35,3 @@ from vitlab.registry.slot_modules import SLOT_MODULES as SLOT_MODULES
 from vitlab.registry.slot_modules import Origin as Origin
 from vitlab.registry.slot_modules import slot as slot
 from vitlab.registry.slots import Slot as Slot
-from vitlab.spec.choice import Added as Added

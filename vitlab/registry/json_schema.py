@@ -42,7 +42,7 @@ def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a choice: a bare name, or a mapping of ``type`` and that component's options."""
     component_slot = registry.slot(name)
     names, forms = [], []
-    for component_name in [*component_slot.names(), *component_slot.former_names.values()]:
+    for component_name in component_slot.names():
         try:
             component = component_slot.get(component_name)
             options = component_slot.options(component).model_json_schema(ref_template="#/$defs/{model}")

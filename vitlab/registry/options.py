@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, OptionError, nearest
 from vitlab.registry.slot_modules import BUILT_IN, Origin, slot
-from vitlab.spec.choice import Added, Choice, Frozen, is_added_default, plain_values
+from vitlab.spec.choice import Choice, Frozen, plain_values
 from vitlab.spec.collect import Fault
 from vitlab.spec.sentences import details, fault
 
@@ -151,78 +150,62 @@ class ResolvedChoice(Choice):
         yield self
         yield from _choices_in(self.options)
 
-    @property
-    def key_name(self) -> str:
-        """The name in a trial's key: for built-ins the bare name, and of a renamed one the former name."""
-        if self.origin.source != BUILT_IN:
-            return self.type
-        bare = self.type.removeprefix(f"{BUILT_IN}:")
-        return slot(self.slot).former_names.get(bare, bare)
-
-    @property
-    def rename_note(self) -> str | None:
-        """A note on the new name, if a built-in component is called by its former one; None otherwise."""
-        present = {former: name for name, former in slot(self.slot).former_names.items()}
-        bare = self.type.removeprefix(f"{BUILT_IN}:")
-        if self.origin.source != BUILT_IN or bare not in present:
-            return None
-        return f"{self.slot} '{bare}' is now called '{present[bare]}'; both names mean the same trials."
-
     def plain(self) -> dict[str, Any]:
-        """Return the long form in plain JSON values, without options marked :class:`Added` that have their default."""
-        return {"type": self.type, **{name: plain_values(value) for name, value in self._without_added().items()}}
-
-    def parts_in_key(self) -> Iterator[ResolvedChoice]:
-        """Yield this choice and every choice nested in its options, without those of :class:`Added` defaults."""
-        yield self
-        for option in self._without_added().values():
-            for part in _choices_in(option, nested=False):
-                yield from part.parts_in_key()
-
-    def _without_added(self) -> dict[str, Any]:
-        fields = slot(self.slot).options(self.component).model_fields
-        return {name: value for name, value in self.options.items() if not _is_added_default(value, fields[name])}
+        """Return the long form in plain JSON values."""
+        return {"type": self.type, **{name: plain_values(value) for name, value in self.options.items()}}
 
     def hashed(self) -> dict[str, Any]:
-        """Return :meth:`plain` with :attr:`key_name` for the type, without options that are no part of a key.
+        """Return :meth:`plain` as keys contain it.
 
-        These are the options marked :class:`Unhashed`, and those marked :class:`Added` that have their default.
+        A built-in has its bare name.  Options marked :class:`Unhashed` and options at their default are left out:
+        an option that is added later changes no key, and a default that is changed changes the code digest.
         """
         fields = slot(self.slot).options(self.component).model_fields
-        options = {name: value for name, value in self.options.items() if not _is_outside_key(value, fields[name])}
-        return {"type": self.key_name, **{name: plain_values(value, _hashed) for name, value in options.items()}}
+        is_builtin = self.origin.source == BUILT_IN
+        options = {name: value for name, value in self.options.items() if not _is_unhashed(fields[name])}
+        return {
+            "type": self.type.removeprefix(f"{BUILT_IN}:") if is_builtin else self.type,
+            **{name: _hashed(value) for name, value in options.items() if not _is_default(value, fields[name])},
+        }
 
 
-def _choices_in(value: Any, nested: bool = True) -> Iterator[ResolvedChoice]:
-    """Yield the choices in an option's value, with those nested in their options or without."""
+def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
+    """Yield the choices in an option's value and those nested in their options."""
     if isinstance(value, ResolvedChoice):
-        yield from value.parts() if nested else (value,)
+        yield from value.parts()
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _choices_in(item, nested)
+            yield from _choices_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _choices_in(item, nested)
+            yield from _choices_in(item)
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from _choices_in(getattr(value, name), nested)
+            yield from _choices_in(getattr(value, name))
 
 
-def _is_outside_key(value: Any, info: FieldInfo) -> bool:
-    if any(isinstance(mark, Unhashed) or mark is Unhashed for mark in info.metadata):
-        return True
-    return _is_added_default(value, info)
+def _is_unhashed(info: FieldInfo) -> bool:
+    return any(isinstance(mark, Unhashed) or mark is Unhashed for mark in info.metadata)
 
 
-def _is_added_default(value: Any, info: FieldInfo) -> bool:
-    if not any(isinstance(mark, Added) for mark in info.metadata):
-        return False
-    if isinstance(value, ResolvedChoice) and isinstance(info.default, str):  # the default of an option that is a choice
+def _is_default(value: Any, info: FieldInfo) -> bool:
+    """Return whether an option has its default."""
+    default = info.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, ResolvedChoice) and isinstance(default, str):
         choices = slot(value.slot)
-        info = copy(info)
-        info.default = choices.resolve(choices.qualify_builtin(info.default))
-    return is_added_default(value, info)
+        default = choices.resolve(choices.qualify_builtin(default))
+    return isinstance(value, bool) == isinstance(default, bool) and bool(_hashed(value) == _hashed(default))
 
 
-def _hashed(choice: Choice) -> dict[str, Any]:
-    return choice.hashed() if isinstance(choice, ResolvedChoice) else choice.plain()
+def _hashed(value: Any) -> Any:
+    """Return an option's value as keys contain it."""
+    if isinstance(value, ResolvedChoice):
+        return value.hashed()
+    if isinstance(value, BaseModel):
+        fields = {name: (getattr(value, name), info) for name, info in type(value).model_fields.items()}
+        return {name: _hashed(item) for name, (item, info) in fields.items() if not _is_default(item, info)}
+    if isinstance(value, Mapping):
+        return {name: _hashed(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hashed(item) for item in value]
+    return plain_values(value)

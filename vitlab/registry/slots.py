@@ -59,7 +59,6 @@ class Slot(Generic[T]):
         self._members: dict[tuple[str, str], type[T]] = {}
         self._origins: dict[tuple[str, str], Origin] = {}
         self._options: dict[type[T], type[BaseModel]] = {}
-        self._former_names: dict[str, str] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Register a class under a name in this slot, for built-ins and files; packages use entry points."""
@@ -74,19 +73,6 @@ class Slot(Generic[T]):
             return component
 
         return add
-
-    def accept_former_name(self, former: str, name: str) -> None:
-        """Accept ``former`` for the built-in called ``name``.
-
-        Identities of trials keep the former name under both, so that results stored under it are found again.
-        """
-        self._former_names[name] = former
-        self._add(former, self._members[BUILT_IN, name], BUILTIN_ORIGIN)
-
-    @property
-    def former_names(self) -> Mapping[str, str]:
-        """The former name of each renamed built-in, by its present name."""
-        return self._former_names
 
     def _add(self, name: str, component: type[T], origin: Origin) -> None:
         if not (inspect.isclass(component) and issubclass(component, self.contract)):
@@ -114,9 +100,8 @@ class Slot(Generic[T]):
         del self._origins[origin.source, name]
 
     def names(self) -> list[str]:
-        """Return the present names of all components, plugins included, without importing a plugin."""
-        former = {(BUILT_IN, name) for name in self._former_names.values()}
-        loaded = {name for where, name in self._members.keys() - former if not plugins.is_disabled(where)}
+        """Return the names of all components, plugins included, without importing a plugin."""
+        loaded = {name for where, name in self._members if not plugins.is_disabled(where)}
         return sorted(loaded | {point.name for point in plugins.points(self.name)})
 
     def imported(self) -> list[str]:

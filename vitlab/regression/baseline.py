@@ -15,7 +15,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError
 
 from vitlab.errors import Problem, SpecError, UserError
-from vitlab.spec.choice import EngineName, Frozen
+from vitlab.spec.choice import Frozen
 from vitlab.spec.sentences import sentences
 from vitlab.store.files import write_bytes
 
@@ -29,7 +29,7 @@ class TraceRecord(Frozen):
     model_config = ConfigDict(allow_inf_nan=True)
 
     precision: str
-    engine: EngineName = "loop"
+    engine: str = "loop"
     losses: tuple[float, ...]
     before: float
     after: float

@@ -7,7 +7,7 @@ place of one, ``[learned, rope2d]``, is shorthand for ``{type: together, parts: 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,7 +22,6 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -43,24 +42,6 @@ class Frozen(BaseModel):
                     "truth", "found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans"
                 )
         return value
-
-
-class Added:
-    """Mark of an option that was added to a released component or section of a study file.
-
-    At its default it is left out of a trial's key, so that results stored before it existed are still found:
-    ``jitter: Annotated[float, Added()] = 0.0``.
-    """
-
-
-def is_added_default(value: Any, info: FieldInfo) -> bool:
-    """Return whether a field is marked :class:`Added` and has its default."""
-    if not any(isinstance(mark, Added) for mark in info.metadata):
-        return False
-    default = info.default
-    if isinstance(value, Choice) and isinstance(default, Choice):
-        return (value.type, value.options) == (default.type, default.options)
-    return bool(value == default)
 
 
 def _in_units(value: Any) -> Any:
@@ -155,21 +136,16 @@ class Choice:
         return {"anyOf": [{"type": "string"}, long_form]}
 
 
-def plain_values(value: Any, of_choice: Callable[[Choice], Any] = lambda choice: choice.plain()) -> Any:
-    """Return an option's value in plain JSON values, with the choices in it converted by ``of_choice``."""
+def plain_values(value: Any) -> Any:
+    """Return an option's value in plain JSON values."""
     if isinstance(value, Choice):
-        return of_choice(value)
+        return value.plain()
     if isinstance(value, BaseModel):
-        fields = {name: (getattr(value, name), info) for name, info in type(value).model_fields.items()}
-        return {
-            name: plain_values(item, of_choice)
-            for name, (item, info) in fields.items()
-            if not is_added_default(item, info)
-        }
+        return {name: plain_values(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
-        return {name: plain_values(item, of_choice) for name, item in value.items()}
+        return {name: plain_values(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_values(item, of_choice) for item in value]
+        return [plain_values(item) for item in value]
     return value
 
 
@@ -190,18 +166,3 @@ def label(plain: Any) -> Any:
     if plain["type"] == TOGETHER and isinstance(plain.get(PARTS), list | tuple):
         return "+".join(str(label(part)) for part in plain[PARTS])
     return plain["type"]
-
-
-FORMER_ENGINES = {"stack": "batch_last"}
-"""Former name of an engine to its present one.  Both are accepted in studies, and in files of earlier versions."""
-
-
-def present_engine(name: Any) -> Any:
-    """Return the present name of an engine, or of several joined by ``+``; other values are returned as they are."""
-    if not isinstance(name, str):
-        return name
-    return "+".join(dict.fromkeys(FORMER_ENGINES.get(part, part) for part in name.split("+")))
-
-
-EngineName = Annotated[str, BeforeValidator(present_engine)]
-"""The name of an engine in a stored file, or several joined by ``+``."""

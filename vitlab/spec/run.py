@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from vitlab.spec.choice import Choice, Frozen, present_engine
+from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import conflict
 
-EngineChoice = Literal["auto", "loop", "compiled", "vmap", "batch_last", "stack", "measured"]
+EngineChoice = Literal["auto", "loop", "compiled", "vmap", "batch_last", "measured"]
 
 RetryCount = Annotated[int, Field(ge=0)]
 
@@ -137,7 +137,7 @@ class RunSpec(Frozen):
     engine: EngineChoice = "auto"
     """loop: each trial by itself; compiled: the same by torch.compile, which takes a minute or more per trial before
     its first step and is meant for GPUs and long trainings; vmap: trials of one shape together; batch_last: the same
-    with the batch as the last axis, for small ViTs on a CPU (its former name is stack); auto: loop, vmap or batch_last
+    with the batch as the last axis, for small ViTs on a CPU; auto: loop, vmap or batch_last
     by the size of the model; measured: the fastest of these in a benchmark of each shape of the study, which is stored
     in plan.json."""
     deterministic: bool = True  #: on CUDA, request deterministic kernels
@@ -195,6 +195,6 @@ class RunSpec(Frozen):
 
     @property
     def effective_engine(self) -> EngineChoice:
-        """``engine`` by its present name, or ``loop`` if no other supports the settings."""
+        """``engine``, or ``loop`` if no other supports the settings."""
         is_loop = self.resources.together > 1 or self.activation_checkpointing != "none"
-        return "loop" if is_loop else cast(EngineChoice, present_engine(self.engine))
+        return "loop" if is_loop else self.engine

@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from vitlab.errors import Path, Problem, SpecError
+from vitlab.errors import Problem, SpecError
 from vitlab.spec.choice import Amount, Frozen, Goal
 from vitlab.spec.collect import collect, conflict, copied
 from vitlab.spec.design import Node
@@ -30,9 +30,6 @@ STAND_INS: Mapping[str, Any] = {"study": "study", "train": {"steps": 1}, "steps"
 
 BASE: Mapping[str, Any] = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 """The same for a base that lacks its data or its model."""
-
-FORMER_KEYS: Mapping[Path, Path] = {("run", "tracking_uri"): ("run", "tracker", "uri")}
-"""Former path of a value to its present one; both are accepted."""
 
 
 class Rule(Frozen):
@@ -208,43 +205,20 @@ def read_study(
 
 
 def study_document(file: FilePath | str, changes: Mapping[str, Any] = {}) -> Document:
-    """Read the document of a study file with ``changes`` (``--set path=value``) applied, under the present keys.
+    """Read the document of a study file with ``changes`` (``--set path=value``) applied.
 
     Raises:
         SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
     """
     document = read_document(file)
-    _rename_former_keys(document)
     for path, value in changes.items():
         _set(document.data, tuple(full_path(path).split(".")), copied(value))
-    _rename_former_keys(document)  # a change may be a mapping
     return document
 
 
 def full_path(path: str) -> str:
-    """Return the full present path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
-    full = path if path.split(".")[0] in Study.model_fields else f"base.{path}"
-    return ".".join(map(str, FORMER_KEYS.get(tuple(full.split(".")), (full,))))
-
-
-def _rename_former_keys(document: Document) -> None:
-    """Move values under former keys to their present ones in place, unless those are given, too."""
-    for former, present in FORMER_KEYS.items():
-        parent: Any = document.data
-        for part in former[:-1]:
-            parent = parent.get(part) if isinstance(parent, dict) else None
-        if not isinstance(parent, dict) or former[-1] not in parent:
-            continue
-        value = parent.pop(former[-1])
-        owner = parent.get(present[-2])
-        if value is None or (isinstance(owner, dict) and present[-1] in owner) or isinstance(owner, list | int | float):
-            continue
-        _set(document.data, tuple(map(str, present)), value)
-        for length in range(1, len(present) + 1):
-            if former in document.places:
-                document.places.setdefault(present[:length], document.places[former])
-        if former in document.values:
-            document.values.setdefault(tuple(present), document.values[former])
+    """Return the full path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
+    return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any) -> None:

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
-from vitlab.spec.choice import Added, Choice, Frozen, is_added_default
+from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import conflict
 
 STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
@@ -65,7 +58,7 @@ class TrainSpec(Frozen):
     optimizer: Choice = Choice("adamw")  #: optimizer and its learning rate
     schedule: Choice = Choice("cosine")  #: learning rate over the training
     loss: Choice = Choice("cross_entropy")  #: training loss
-    objective: Annotated[Choice, Added()] = Choice("supervised")
+    objective: Choice = Choice("supervised")
     """What is minimised: ``loss`` on labels, or a task that needs none; then the head is not trained."""
     mix: Mix | None = None
     ema: Ema | None = None
@@ -76,7 +69,7 @@ class TrainSpec(Frozen):
     """bf16 and fp16 are autocast over fp32 weights; fp16 scales the loss, and skips steps whose gradients overflow."""
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Number of evaluations on validation, evenly spaced, the last at the end."""
-    metrics: Annotated[tuple[Choice, ...], Added()] = ()  #: metrics beside those that every trial of the task reports
+    metrics: tuple[Choice, ...] = ()  #: metrics beside those that every trial of the task reports
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -98,13 +91,6 @@ class TrainSpec(Frozen):
     def _nothing_mixed(cls, value: Mix | None) -> Mix | None:
         """Return None for options that never mix, so that such an arm equals the arm without ``mix``."""
         return None if value is None or not value.prob or not (value.mixup or value.cutmix) else value
-
-    @model_serializer(mode="wrap")
-    def _without_added_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the defaults of fields marked :class:`Added`, so that they do not change older trials."""
-        tree: dict[str, Any] = handler(self)
-        fields = type(self).model_fields
-        return {name: value for name, value in tree.items() if not is_added_default(getattr(self, name), fields[name])}
 
 
 class Source(Frozen):
@@ -288,9 +274,13 @@ class TrialSpec(Frozen):
         """Return the spec in plain JSON values, without options that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
+    def without_defaults(self) -> dict[str, Any]:
+        """Return :meth:`plain` without options that have their default."""
+        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+
 
 OBJECTIVE = ("train", "objective")
-"""Path of a trial's objective, which its spec leaves out at its default."""
+"""Path of a trial's objective."""
 
 SLOTS_OF_A_TRIAL = {
     ("data",): "dataset",

@@ -14,8 +14,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from vitlab.spec.choice import present_engine
-
 
 class Ending(StrEnum):
     """How a trial ended, or one attempt at it.  The values are those of files and reports.
@@ -50,7 +48,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check the fields of ``numerics`` that reports show, and return it with the present names of engines.
+    """Check the fields of ``numerics`` that reports show, and return it.
 
     Raises:
         ValueError: If a field is of another type.
@@ -58,7 +56,7 @@ def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, kind in (("torch", str), ("device", str), ("processor", str), ("engine", str), ("threads", int)):
         if name in numerics and type(numerics[name]) is not kind:
             raise ValueError(f"{name} is no {kind.__name__}")
-    return {name: present_engine(value) if name == "engine" else value for name, value in numerics.items()}
+    return numerics
 
 
 def _with_result(ending: Ending) -> Ending:

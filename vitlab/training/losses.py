@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
-from vitlab.registry import Added, Slot
+from vitlab.registry import Slot
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 Reads = Literal["logits", "probabilities"]
@@ -100,9 +100,7 @@ class BinaryCrossEntropy(Loss):
             papers' code.  Without one, the target of a decision is the share.
     """
 
-    def __init__(
-        self, *, label_smoothing: Smoothing = 0.0, threshold: Annotated[Smoothing | None, Added()] = None
-    ) -> None:
+    def __init__(self, *, label_smoothing: Smoothing = 0.0, threshold: Smoothing | None = None) -> None:
         self.label_smoothing = label_smoothing
         self.threshold = threshold
 

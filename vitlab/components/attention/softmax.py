@@ -24,7 +24,7 @@ from vitlab.components.attention.contract import (
 from vitlab.components.base import Dropout, stacked
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
-from vitlab.registry import Added, Pick, slot
+from vitlab.registry import Pick, slot
 from vitlab.spec import Choice
 
 Implementation = Literal["explicit", "sdpa", "auto", "split", "per_head"]
@@ -71,8 +71,8 @@ class SoftmaxAttention(Attention):
         qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
-        proj_bias: Annotated[bool, Added()] = True,
-        norm: Annotated[Choice | str, Pick("norm"), Added()] = "none",
+        proj_bias: bool = True,
+        norm: Annotated[Choice | str, Pick("norm")] = "none",
     ) -> None:
         super().__init__()
         self.num_heads = g.heads
@@ -223,15 +223,11 @@ class OneHead(nn.Module):
 class Explicit(SoftmaxAttention):
     """One projection matrix; explicit kernel.
 
-    It shows its maps, drops weights, works everywhere and stacks.  Its former name is ``fused``, after the one matrix;
-    timm and torch call "fused" what is ``sdpa`` here.
+    It shows its maps, drops weights, works everywhere and stacks.  timm and torch call "fused" what is
+    ``sdpa`` here.
     """
 
     implementation = "explicit"
-
-
-# Keys of trials keep the former name, so that stored results are found under both.
-attention.accept_former_name("fused", "explicit")
 
 
 @attention.register("sdpa")

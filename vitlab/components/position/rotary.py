@@ -18,7 +18,6 @@ from vitlab import noise
 from vitlab.components.position.contract import Position, Rotation, places, position
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
-from vitlab.registry import Added
 
 Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(gt=0)]
@@ -96,15 +95,15 @@ class RoPE2D(_Rotary):
         *,
         theta: Positive = 100.0,
         coordinates: Literal["patches", "centred"] = "patches",
-        offset: Annotated[float, Added()] = 0.0,
-        reference: Annotated[tuple[Side, Side] | None, Added()] = None,
-        normalize: Annotated[Literal["separate", "max", "min"], Added()] = "separate",
-        periods: Annotated[tuple[Positive, Positive] | None, Added()] = None,
-        shift: Annotated[float, Field(ge=0), Added()] = 0.0,
-        jitter: Annotated[float, Field(ge=1), Added()] = 1.0,
-        rescale: Annotated[float, Field(ge=1), Added()] = 1.0,
-        registers: Annotated[bool, Added()] = False,
-        register_theta: Annotated[Positive, Added()] = 100.0,
+        offset: float = 0.0,
+        reference: tuple[Side, Side] | None = None,
+        normalize: Literal["separate", "max", "min"] = "separate",
+        periods: tuple[Positive, Positive] | None = None,
+        shift: Annotated[float, Field(ge=0)] = 0.0,
+        jitter: Annotated[float, Field(ge=1)] = 1.0,
+        rescale: Annotated[float, Field(ge=1)] = 1.0,
+        registers: bool = False,
+        register_theta: Positive = 100.0,
     ) -> None:
         super().__init__(g)
         options = {

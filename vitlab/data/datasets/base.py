@@ -18,7 +18,7 @@ from vitlab.errors import nearest
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Pick, Slot
 from vitlab.spec import Choice
-from vitlab.spec.choice import Added, Frozen
+from vitlab.spec.choice import Frozen
 
 NormalizationName = Literal["dataset", "half", "imagenet", "unit"]
 
@@ -167,9 +167,7 @@ class DataOptions(Frozen):
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
     """Augmentations, in this order."""
-    corrupted: Annotated[
-        Literal["all"] | list[CorruptionName] | Corrupted | None, BeforeValidator(_corrupted), Added()
-    ] = None
+    corrupted: Annotated[Literal["all"] | list[CorruptionName] | Corrupted | None, BeforeValidator(_corrupted)] = None
     """Corrupted test images: ``all`` fifteen kinds, a list of them, or a mapping; None: none."""
 
 
