@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.optimize import brentq
 from scipy.special import polygamma
 from sklearn.datasets import load_digits
 from statsmodels.stats.multitest import multipletests
@@ -586,27 +585,3 @@ def test_statistics_import_neither_torch_nor_statsmodels():
     heavy = "{'torch', 'scipy', 'statsmodels', 'pandas', 'mlflow'}"
     code = f"import sys, vitlab.statistics; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_comparisons_import_no_slow_package():
-    """scipy.stats takes a second to import, and statsmodels imports it."""
-    use = "st.adjust_p_values([0.1, 0.2]); st.power(1, 1, 5)"
-    code = f"import sys, vitlab.statistics as st; {use}; sys.exit('scipy.stats' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_root_equals_brent_and_needs_few_evaluations():
-    random = np.random.default_rng(0)
-    for low, high, place, slope in random.uniform([-50, 0, 0.1, 0.05], [0, 50, 0.9, 5], (40, 4)):
-        points = []
-
-        def falling(x: float, at: float = low + place * (high - low), slope: float = slope) -> float:
-            points.append(x)  # noqa: B023
-            return math.tanh(slope * (at - x))
-
-        expected = brentq(falling, low, high)
-        points.clear()
-        assert st.root(falling, low, high) == pytest.approx(expected, abs=1e-10) and len(points) < 50
-    assert st.root(lambda x: x, 0.0, 1.0) == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="one sign"):
-        st.root(lambda x: 1 + x * x, -1.0, 1.0)

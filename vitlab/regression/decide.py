@@ -40,7 +40,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.spec.choice import Goal
-from vitlab.statistics.replicates import root, t_quantile
+from vitlab.statistics.replicates import t_quantile
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 Against = Literal["baseline", "anchor"]
@@ -192,6 +192,7 @@ def smallest_detectable_drop(
     se: float, df: float, margin: float, min_abs: float, alpha: float, family: int, chance: float = 0.8
 ) -> float:
     """Return the smallest true drop that is detected with probability ``chance``, see :func:`chance_to_detect`."""
+    from scipy.optimize import brentq
 
     def missing_power(drop: float) -> float:
         return chance_to_detect(drop, se, df, margin, min_abs, alpha, family) - chance
@@ -199,7 +200,7 @@ def smallest_detectable_drop(
     high = max(margin, min_abs) + se
     while missing_power(high) < 0:
         high *= 2
-    return root(missing_power, 0.0, high)
+    return float(brentq(missing_power, 0.0, high))
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:

@@ -46,7 +46,6 @@ from vitlab.statistics.replicates import compare as compare
 from vitlab.statistics.replicates import interaction as interaction
 from vitlab.statistics.replicates import mean_interval as mean_interval
 from vitlab.statistics.replicates import paired_t_test as paired_t_test
-from vitlab.statistics.replicates import root as root
 from vitlab.statistics.replicates import sign_flip as sign_flip
 from vitlab.statistics.replicates import smallest_sign_flip_p as smallest_sign_flip_p
 from vitlab.statistics.replicates import t_quantile as t_quantile

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from vitlab.statistics.replicates import NAN, Contrast, root, t_quantile
+from vitlab.statistics.replicates import NAN, Contrast, t_quantile
 
 Correction = Literal["holm", "bonferroni", "none"]
 MAX_SEEDS = 10_000  #: the search for a number of seeds ends here
@@ -98,10 +98,12 @@ def detectable_difference(se: float, df: float, alpha: float = 0.05, chance: flo
     """
     if not (se > 0 and df > 0):
         return NAN
+    from scipy.optimize import brentq
+
     high = t_quantile(1 - alpha / 2, df) + 10.0
     while power(high, 1.0, df, alpha) < chance:
         high *= 2
-    return se * root(lambda shift: power(shift, 1.0, df, alpha) - chance, 0.0, high)
+    return se * float(brentq(lambda shift: power(shift, 1.0, df, alpha) - chance, 0.0, high))
 
 
 @dataclass(frozen=True)

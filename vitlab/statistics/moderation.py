@@ -47,7 +47,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from vitlab.statistics.replicates import NAN, Floats, finite, root, rounding_of
+from vitlab.statistics.replicates import NAN, Floats, finite, rounding_of
 
 MIN_ARMS = 5  #: with fewer comparisons, false alarms exceed alpha where spreads differ tenfold
 MIN_SHARING = 4  #: fewest arms that share once others are left out
@@ -350,10 +350,12 @@ def max_t_p(t: float, df: float, loadings: Sequence[float]) -> float:
 
 def max_t_quantile(alpha: float, df: float, loadings: Sequence[float]) -> float:
     """Return the bound that the largest of correlated t statistics exceeds with probability ``alpha``."""
+    from scipy.optimize import brentq
+
     high = 2.0
     while max_t_p(high, df, loadings) > alpha:
         high *= 2
-    return root(lambda t: max_t_p(t, df, loadings) - alpha, 0.0, high)
+    return float(brentq(lambda t: max_t_p(t, df, loadings) - alpha, 0.0, high))
 
 
 def step_down(t: Sequence[float], df: float, loadings: Sequence[float]) -> list[float]:

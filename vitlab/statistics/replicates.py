@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,9 +28,6 @@ def finite(values: Sequence[float] | Floats) -> Floats:
     return x
 
 
-# The special functions behind scipy.stats.t, which takes a hundred times as long to validate its arguments.
-
-
 def t_quantile(q: float, df: float) -> float:
     """Return the quantile of Student's t at probability ``q``."""
     from scipy.special import stdtrit
@@ -43,38 +40,6 @@ def t_two_sided(t: float, df: float) -> float:
     from scipy.special import stdtr
 
     return float(2 * stdtr(df, -abs(t)))
-
-
-def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return a root of a continuous function whose signs at ``low`` and ``high`` differ, to an error below 1e-12.
-
-    ``scipy.optimize``, which has more methods, takes longer to import than a report takes otherwise.
-
-    Reference: Oliveira and Takahashi (2020), ACM Transactions on Mathematical Software 47, 1-24, "ITP".
-
-    Raises:
-        ValueError: if the signs are equal.
-    """
-    at_low, at_high = function(low), function(high)
-    if at_low * at_high > 0:
-        raise ValueError(f"a function with values {at_low} and {at_high} of one sign has no root between them for sure")
-    sign = 1.0 if at_high > at_low else -1.0
-    tolerance, width, step = 5e-13 * max(1.0, abs(low), abs(high)), high - low, 0
-    most = math.ceil(math.log2(max(1.0, width / (2 * tolerance)))) + 1  # steps: one more than bisection needs
-    while high - low > 2 * tolerance:
-        middle = (low + high) / 2
-        secant = (low * at_high - high * at_low) / (at_high - at_low)
-        towards = math.copysign(1.0, middle - secant)
-        truncated = min(0.2 / width * (high - low) ** 2, abs(middle - secant))
-        radius = tolerance * 2.0 ** (most - step) - (high - low) / 2
-        point = secant + towards * truncated
-        point = point if abs(point - middle) <= radius else middle - towards * radius
-        value = function(point)
-        if value == 0:
-            return point
-        low, at_low, high, at_high = (low, at_low, point, value) if sign * value > 0 else (point, value, high, at_high)
-        step += 1
-    return (low + high) / 2
 
 
 ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-point rounding
