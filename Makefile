@@ -33,7 +33,7 @@ test-gpu: .venv/ready-dev
 
 # Needs no GPU; takes some minutes.  ARMS="base position" selects arms by parts of their names, ARMS=--steps is fast.
 gpu-dry-run: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/gpu_dry_run.py $(ARMS)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/gpu_dry_run.py $(ARMS)
 
 check: style
 	$(TYPES)
@@ -45,17 +45,17 @@ style: .venv/ready-dev
 # Only the benchmarks need vit-pytorch.
 bench: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt vit-pytorch==1.26.11
-	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/run.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/benchmarks/run.py
 
 # Half an hour of faults; only this target installs Ray.
 soak: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[ray]"
-	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/soak.py
 
 # Damaged study files and damaged stores at length; a finding is printed with the command that repeats it.
 fuzz: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_studies.py --mutants 30000 --processes 2 --seed $(SEED)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_store.py --mutants 3000 --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_studies.py --mutants 30000 --processes 2 --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_store.py --mutants 3000 --seed $(SEED)
 
 # Tests build the site too; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
 docs: .venv/ready-dev

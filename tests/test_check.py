@@ -43,7 +43,7 @@ from vitlab.store.folders import Store
 from vitlab.store.result import TrialResult
 from vitlab.training.loop import Training
 
-BUGS = runpy.run_path(str(Path(__file__).parent / "benchmarks" / "bugs.py"))["BUGS"]
+BUGS = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "benchmarks" / "bugs.py"))["BUGS"]
 CONTENT: dict[str, Any] = {
     "study": "gate",
     "base": {

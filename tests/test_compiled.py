@@ -78,7 +78,7 @@ def test_compiled_trains_one_trial_at_a_time() -> None:
 
 FAULTS = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {tools!r})
 import torch
 import gpu_dry_run
 from gpu_dry_run import IMAGES, Arm, Watch, step_of
@@ -106,7 +106,7 @@ for fault in (
 
 def test_dry_run_finds_faults_on_gpus() -> None:
     """In a process of its own, since the device that stands for a GPU cannot be removed."""
-    done = warm.python(FAULTS.format(tests=str(HERE)), HERE.parent, os.environ)
+    done = warm.python(FAULTS.format(tools=str(HERE.parent / "tools")), HERE.parent, os.environ)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:2] == ["[True, True]", "True"]

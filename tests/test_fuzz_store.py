@@ -5,12 +5,12 @@ from pathlib import Path
 
 import warm
 
-HERE = Path(__file__).parent
+TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def test_damaged_store_is_read_without_traceback_and_completed(tmp_path: Path) -> None:
     words = ["fuzz_store", "--mutants", "20", "--seed", "0"]
-    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); sys.argv = {words!r}; import fuzz_store"
+    code = f"import sys; sys.path.insert(0, {str(TOOLS)!r}); sys.argv = {words!r}; import fuzz_store"
     done = warm.python(f"{code}; sys.exit(fuzz_store.main())", tmp_path, os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 mutants of seed 0: 0 findings" in done.stdout and list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """Arguments of timm's entry points: what an architecture's name in a config.json means beyond the tensors.
 
 timm itself is not imported.  The table holds its plain, distilled, hybrid and rotary Vision Transformers, and of their
-arguments those that no name or shape of a tensor shows.  ``python tests/timm_table.py`` prints it anew.
+arguments those that no name or shape of a tensor shows.  ``python tools/timm_table.py`` prints it anew.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A fuzzer of stored files: a finished study whose files are cut, flipped, retyped, emptied or replaced by folders.
 
-    python tests/fuzz_store.py --mutants 10000 --seed 7
+    python tools/fuzz_store.py --mutants 10000 --seed 7
 
 Every mutant is read by the commands that read a store.  Each must answer or end in an error with a sentence: no other
 exception, no hang, no write outside the folder.  A run must then complete the study, with the results it had.

@@ -1,7 +1,7 @@
 """A thousand short trials by eight workers, logged through one driver: what is stored, and what the driver's memory does.
 
-    python tests/benchmarks/tracking.py                      into SQLite
-    python tests/benchmarks/tracking.py --where postgresql   into PostgreSQL, through the server of docker/compose.yaml
+    python tools/benchmarks/tracking.py                      into SQLite
+    python tools/benchmarks/tracking.py --where postgresql   into PostgreSQL, through the server of docker/compose.yaml
 
 Workers are processes that write journals and results by the store's own writers, without a training; the driver is the
 tracker as a run has it.  ``--train`` trains in their place: trials of one step, together, by ``vitlab run``.

@@ -1,6 +1,6 @@
 """How often the gate is wrong: simulated studies in which nothing has changed, judged as real ones.
 
-    python tests/benchmarks/calibration.py --write    # 2,000 studies a line, a few minutes on one core
+    python tools/benchmarks/calibration.py --write    # 2,000 studies a line, a few minutes on one core
 
 A simulated study draws the values of its seeds from a Gaussian (standard deviation 1), or anew from those of real
 trainings (``pool.parquet``, which ``pool.py`` has made): baseline and candidate without correlation, for that is what is
@@ -274,7 +274,7 @@ def main() -> int:
         text = gate_page(count, np.random.default_rng([arguments.seed, 5]), worst)
         print(f"\n{text}")
         if arguments.write:
-            write_section("tests/benchmarks/calibration.py", text)
+            write_section("tools/benchmarks/calibration.py", text)
     if arguments.only in (None, "gaussian"):
         draws = np.random.default_rng([arguments.seed, 0])
         noise = gaussian(draws)

@@ -1,6 +1,6 @@
 """Speed and memory of the implementations of attention, side by side.
 
-    python tests/benchmarks/attention.py [--device cuda] [--rounds 7]
+    python tools/benchmarks/attention.py [--device cuda] [--rounds 7]
 
 Every model has the same weights and sees the same images.  Times: all implementations in turns, each for a short block,
 several rounds; a figure is the median over rounds of the ratio to ``explicit`` in the same round.  Memory: the peak of one

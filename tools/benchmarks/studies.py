@@ -4,7 +4,7 @@ Both sides by the clock, with start-up, on all cores of this machine.  The studi
 what costs once a study or once a trial weighs more here than in them.  The other side is one process that trains one
 after another, at the thread count that is best for it; a few of its trainings are measured, and the rest take as long.
 
-    python tests/benchmarks/studies.py tutorial|timm THREADS COUNT EPOCHS     the other side: seconds of each training
+    python tools/benchmarks/studies.py tutorial|timm THREADS COUNT EPOCHS     the other side: seconds of each training
 
 ``run.py --only P2-full,P15-full`` runs the studies at full length instead, and compares them with the other side as its
 authors run it, one after another with all cores, and at its best setting: one thread, a process per core side by side.
@@ -174,7 +174,7 @@ def _tutorial(epochs: int) -> Callable[[], None]:
     from seeds import Pictures
     from torch.utils.data import DataLoader, Subset
 
-    sys.path.append(str(Path(__file__).parents[1]))
+    sys.path.append(str(Path(__file__).parents[2] / "tests"))
     from plain_vit import PUBLISHED, plain
 
     pictures = Pictures()

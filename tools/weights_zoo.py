@@ -1,7 +1,7 @@
 """Models of other libraries, shrunk and with random weights, opened by vitlab: equal, refused, or documented.
 
-``python tests/weights_zoo.py`` tries all of them and writes ``docs/pages/weights.md``; ``test_weights_zoo.py`` tries a
-sample and holds it against that page.  ``python tests/weights_zoo.py WORD`` prints the rows whose name holds WORD.
+``python tools/weights_zoo.py`` tries all of them and writes ``docs/pages/weights.md``; ``test_weights_zoo.py`` tries a
+sample and holds it against that page.  ``python tools/weights_zoo.py WORD`` prints the rows whose name holds WORD.
 """
 
 from __future__ import annotations
@@ -633,7 +633,7 @@ Configurations of timm, transformers, torchvision and Google, shrunk to two bloc
 A `config.json` is read completely, but only beside a file with the hub's name, `model.safetensors` or
 `pytorch_model.bin`. An architecture of timm that is not in the first table is refused by its name.
 
-`python tests/weights_zoo.py` tries all rows and writes this page; `tests/test_weights_zoo.py` tries some of them and
+`python tools/weights_zoo.py` tries all rows and writes this page; `tests/test_weights_zoo.py` tries some of them and
 fails if the page differs.
 """
 

@@ -1,6 +1,6 @@
 """Training of the pool of real seeds for ``verdicts.py`` and ``calibration.py``: ``pool.yaml``, with and without bugs.
 
-    python tests/benchmarks/pool.py --work FOLDER     # 20,416 trainings, 17 CPU-minutes
+    python tools/benchmarks/pool.py --work FOLDER     # 20,416 trainings, 17 CPU-minutes
 
 Every arm of the study is trained with many seeds by the sound code, and the arm ``gate`` with fewer by the code with
 each bug of ``bugs.py``.  The engine is that of ``vitlab run``, with larger batches and no files of trials.  Each

@@ -1,6 +1,6 @@
 """A campaign of faults: studies whose processes are killed, stopped, starved and cut off.
 
-    python tests/soak.py [--minutes 30] [--seed 0] [--scale 1] [--executors local,ray] [--out vitlab-runs/soak]
+    python tools/soak.py [--minutes 30] [--seed 0] [--scale 1] [--executors local,ray] [--out vitlab-runs/soak]
 
 A study of small trainings on digits is run again and again, by the local executor and on a Ray cluster of a head and
 two machines, all on this one, while faults are put in at random.  Every study must then be complete; each result equal,
@@ -33,6 +33,8 @@ from typing import Any
 from unittest import mock
 
 import yaml
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from job_helpers import processes
 
 from vitlab.executors import base

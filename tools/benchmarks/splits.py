@@ -1,6 +1,6 @@
 """How often equal learners are told apart where each seed holds out other images: real learners on real digits.
 
-    python tests/benchmarks/splits.py --write       # 1,000 studies a line; the table of docs/pages/statistics.md
+    python tools/benchmarks/splits.py --write       # 1,000 studies a line; the table of docs/pages/statistics.md
 
 A study draws some images of scikit-learn's digits.  Every arm is the same learner, and sees a random half of the pixels
 of each image, drawn anew for each arm and image: arms are exchangeable, so that no comparison has anything to find on
@@ -142,7 +142,7 @@ def main() -> int:
     text += table([*heads, "variance", "corrected for"], rows)
     print(f"\n{text}")
     if arguments.write:
-        write_section("tests/benchmarks/splits.py", text)
+        write_section("tools/benchmarks/splits.py", text)
     return int(worst > ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / arguments.studies))
 
 

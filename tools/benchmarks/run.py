@@ -1,6 +1,6 @@
 """The benchmarks: vitlab against its peers, in turns, and what it costs beside the training.
 
-    python tests/benchmarks/run.py [--only P3,P4] [--out vitlab-runs/bench]
+    python tools/benchmarks/run.py [--only P3,P4] [--out vitlab-runs/bench]
 
 Prints a table and writes it, with a figure and the numbers, to the output folder.  Contenders are run in turns
 (:mod:`measuring`); a figure is the median over rounds, with its quartiles, of ratios within a round.  Everything runs at

@@ -1,6 +1,6 @@
 """CPU time of the corruptions of test images, by kind and severity.
 
-    python tests/benchmarks/corruptions.py [--side 32] [--images 1000] [--channels 3]
+    python tools/benchmarks/corruptions.py [--side 32] [--images 1000] [--channels 3]
 
 One thread; microseconds of CPU time per image.  Nothing is asserted.
 """

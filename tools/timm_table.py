@@ -1,6 +1,6 @@
 """Rows of :mod:`vitlab.weights.timm_models`, read off timm's own entry points.
 
-``python tests/timm_table.py`` prints the table of the timm that is installed.
+``python tools/timm_table.py`` prints the table of the timm that is installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A fuzzer of study files: the shipped pipelines, mutated as trees and as text.
 
-    python tests/fuzz_studies.py --mutants 100000 --seed 7 --processes 4
+    python tools/fuzz_studies.py --mutants 100000 --seed 7 --processes 4
 
 Every mutant is read, planned and printed as ``vitlab plan`` does.  It must end in a plan or in a UserError with at
 least one sentence: no other exception, no hang, no write outside its folder, no process and no connection.

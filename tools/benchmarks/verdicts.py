@@ -1,6 +1,6 @@
 """How often verdicts are wrong, and what they find: real trainings and simulated studies of many kinds.
 
-    python tests/benchmarks/verdicts.py --write       # the tables of docs/pages/statistics.md
+    python tools/benchmarks/verdicts.py --write       # the tables of docs/pages/statistics.md
 
 Sources are synthetic, or draw from the final values of real trainings without replacement (``sources.py``).  Studies are
 judged as the report does, with each kind of variance (``judging.py``).  The tables are
@@ -27,10 +27,10 @@ from judging import ALPHA, first_step
 from numpy.typing import NDArray
 from scipy import stats
 from sources import METRICS, SYNTHETIC, Source, collapses, pool, real
+from vitlab.statistics.stopping import stagewise_p
 
 from vitlab import statistics
 from vitlab.statistics.moderation import residual_variances
-from vitlab.statistics.stopping import stagewise_p
 
 Floats = NDArray[np.float64]
 CELLS = ((3, 1), (3, 3), (3, 5), (3, 10), (3, 20), (5, 5), (5, 10), (10, 5), (10, 10), (20, 20))
@@ -286,7 +286,7 @@ def main() -> int:
         all_valid &= valid
         print(f"\n{text}")
         if arguments.write:
-            write_section(f"tests/benchmarks/verdicts.py: {name}", text)
+            write_section(f"tools/benchmarks/verdicts.py: {name}", text)
     return int(not all_valid)
 
 

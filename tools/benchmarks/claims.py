@@ -18,9 +18,9 @@ from judging import ALPHA, KINDS, VERDICTS, Comparisons, check, compare, verdict
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 from sources import Floats, Source
+from vitlab.statistics.stopping import stagewise_p
 
 from vitlab import statistics
-from vitlab.statistics.stopping import stagewise_p
 
 COMPARISONS = 5
 DESIGNS = {"10 seeds": (10,), "3 to 12 seeds, a look after every one": tuple(range(3, 13))}

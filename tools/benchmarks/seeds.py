@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitlab.data.torchvision_import import torchvision
 from vitlab.lab import plan_study
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from plain_vit import PUBLISHED, STUDY, plain
 
 SEEDS = 16
