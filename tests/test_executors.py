@@ -585,7 +585,7 @@ def test_only_own_stopped_orphan_is_killed(
     gone = subprocess.Popen([sys.executable, "-c", ""])
     name = process(gone.pid)
     gone.wait()
-    assert name and not base.is_alive(name)
+    assert name and not locks.is_alive(name)
     holders = {}
     for kind, driver in {"orphan": name, "worker": process(os.getpid()), "victim": name}.items():
         command = [sys.executable, "-c", STOPPED, job(tmp_path, kind).folder]
@@ -602,13 +602,13 @@ def test_only_own_stopped_orphan_is_killed(
         assert ends(executor, 1)["orphan"].ending == "lost"
         assert holders["orphan"].wait() == -signal.SIGKILL
         assert executor.poll(0.6) == [] and holders["worker"].poll() is None
-        assert holders["victim"].poll() is None and not base.end_orphan(TrialFolder(work[2].folder))
+        assert holders["victim"].poll() is None and not locks.end_orphan(TrialFolder(work[2].folder).lock)
         forged.close()
     finally:
         for holder in holders.values():
             holder.kill()
             holder.wait()
-    assert not base.kill(name), "another process that has its number is not it"
+    assert not locks.kill(name), "another process that has its number is not it"
 
 
 def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ import yaml
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from job_helpers import processes
 
-from vitlab.executors import base
 from vitlab.plan.values import Plan
+from vitlab.store import locks
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import process
@@ -235,7 +235,7 @@ class Bout:
             starts = [event for event in folder.events()[0] if event.kind == "start"]
             if starts and not folder.done() and (name := process(starts[-1].body["pid"])):
                 pid = starts[-1].body["pid"]
-                sign = Path(f"/proc/{pid}/cmdline").read_bytes() if base.is_alive(name) else b""
+                sign = Path(f"/proc/{pid}/cmdline").read_bytes() if locks.is_alive(name) else b""
                 if (b"forkserver" in sign or b"ray::" in sign) and name not in self.stopped:
                     folders.append((folder, name))
         return folders
@@ -275,7 +275,7 @@ class Bout:
         folder, name = self.dice.choice(running)
         pid = int(name.split("/")[1])
         if fault == "worker killed":
-            return base.kill(name)
+            return locks.kill(name)
         if fault == "worker stopped":
             os.kill(pid, signal.SIGSTOP)
             self.stopped.append(name)
@@ -300,7 +300,7 @@ class Bout:
             case 3:
                 data.clear()
         file.write_bytes(data)
-        self.damaged += base.kill(name)
+        self.damaged += locks.kill(name)
         return True
 
     # -- to the end ---------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class Bout:
             faults.append(f"{self.damaged} checkpoints were damaged, and {anew} attempts have seen one")
         if not wait_for(lambda: not processes(f"{MARK}={self.mark}", "environ"), 60.0):
             faults.append(f"processes are left: {processes(f'{MARK}={self.mark}', 'environ')}")
-        faults += [f"{name} was stopped, and is there still" for name in self.stopped if base.is_alive(name)]
+        faults += [f"{name} was stopped, and is there still" for name in self.stopped if locks.is_alive(name)]
         if self.server is not None:
             faults += self._in_mlflow()
         return faults

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import threading
 import time
 import traceback
@@ -41,7 +40,7 @@ from vitlab.registry.plugin_files import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, Busy, holds_lock, owner, process
+from vitlab.store.locks import DRIVER, Busy, end_orphan, process
 from vitlab.store.result import Ending
 
 Stage = Literal["tries", "begun", "waits"]
@@ -302,41 +301,7 @@ def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
         if stop() or not folder.is_locked():
             return
         if time.monotonic() - since > GONE_S:
-            end_orphan(folder)
-
-
-def end_orphan(folder: TrialFolder) -> bool:
-    """Kill the worker that holds a trial if its driver is dead: it should have exited, so it is stopped or stuck.
-
-    A lock file may be written by others, so the process it names is killed only if it holds that very lock.
-
-    Returns:
-        True if such a worker was found on this machine.
-    """
-    process_name, driver = owner(folder.lock)
-    if not driver or is_alive(driver) or driver.split("/")[0] != process_name.split("/")[0]:
-        return False
-    return holds_lock(process_name, folder.lock) and kill(process_name)
-
-
-def is_alive(name: str) -> bool:
-    """Return True if the process with this :func:`vitlab.store.locks.process` name runs on this machine."""
-    pid = name.partition("/")[2].partition("/")[0]
-    return pid.isdecimal() and process(int(pid)) == name
-
-
-def kill(name: str) -> bool:
-    """Kill the process of this name, but never another one that reuses its PID; return True if it was running."""
-    if not is_alive(name):
-        return False
-    with suppress(ProcessLookupError):
-        handle = os.pidfd_open(int(name.split("/")[1]))
-        try:
-            if is_alive(name):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
-    return True
+            end_orphan(folder.lock)
 
 
 def one_sentence(error: BaseException) -> str:

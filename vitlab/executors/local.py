@@ -49,6 +49,7 @@ from vitlab.runner.job import Job
 from vitlab.runner.ranks import without_main
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import end_orphan
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ class Local(Executor):
         for job in list(self._elsewhere):
             if TrialFolder(job.folder).is_locked():
                 if time.monotonic() - self._since > base.GONE_S:
-                    base.end_orphan(TrialFolder(job.folder))
+                    end_orphan(TrialFolder(job.folder).lock)
                 continue
             self._elsewhere.remove(job)
             result = TrialFolder(job.folder).result()

@@ -45,7 +45,7 @@ from vitlab.executors.task import Finished, ProgressMessage, Started, StopSignal
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import Busy
+from vitlab.store.locks import Busy, kill
 from vitlab.store.result import Ending
 
 POLL_S = 0.2  #: interval at which the driver tries to take a lease
@@ -285,7 +285,7 @@ class Ray(Executor):
     def _kill(self, running: _SubmittedJob) -> None:
         """Kill the process of a task, by another task on its machine."""
         if running.started is not None:
-            task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(base.kill)
+            task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(kill)
             task.options(scheduling_strategy=at(running.started.node)).remote(running.started.process)
 
     def _require_daemon(self) -> None:

@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
-from vitlab.executors.base import Stage, attempt, is_alive, overdue_message
+from vitlab.executors.base import Stage, attempt, overdue_message
 from vitlab.runner.job import Job
-from vitlab.store.locks import DRIVER
+from vitlab.store.locks import DRIVER, is_alive
 from vitlab.store.result import Ending
 
 ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver

@@ -16,6 +16,7 @@ import fcntl
 import os
 import random
 import re
+import signal
 import socket
 import threading
 import time
@@ -106,9 +107,9 @@ def holds_lock(name: str, file: Path) -> bool:
         name: The process, as :func:`process` names it.
         file: The file.
     """
-    pid = name.partition("/")[2].partition("/")[0]
-    if not pid.isdecimal() or process(int(pid)) != name:
+    if not is_alive(name):
         return False
+    pid = name.split("/")[1]
     with suppress(OSError):
         folder = Path("/proc") / pid
         if folder.stat().st_uid != os.geteuid():
@@ -143,6 +144,40 @@ def own_process() -> str:
 @cache
 def _own_name(pid: int) -> str:
     return process(pid)
+
+
+def is_alive(name: str) -> bool:
+    """Return True if the process with this :func:`process` name runs on this machine."""
+    pid = name.partition("/")[2].partition("/")[0]
+    return pid.isdecimal() and process(int(pid)) == name
+
+
+def kill(name: str) -> bool:
+    """Kill the process of this name, but never another one that reuses its PID; return True if it was running."""
+    if not is_alive(name):
+        return False
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(int(name.split("/")[1]))
+        try:
+            if is_alive(name):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+    return True
+
+
+def end_orphan(file: Path) -> bool:
+    """Kill the process that holds a lock if its driver is dead: it should have exited, so it is stopped or stuck.
+
+    A lock file may be written by others, so the process it names is killed only if it holds that very lock.
+
+    Returns:
+        True if such a process was found on this machine.
+    """
+    name, driver = owner(file)
+    if not driver or is_alive(driver) or driver.split("/")[0] != name.split("/")[0]:
+        return False
+    return holds_lock(name, file) and kill(name)
 
 
 # -- kernel locks ------------------------------------------------------------------------------------------------------

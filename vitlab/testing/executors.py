@@ -19,11 +19,11 @@ from unittest import SkipTest
 from vitlab.errors import UserError
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.executors import contract_jobs as jobs
-from vitlab.executors.base import is_alive, kill
 from vitlab.plan.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import is_alive, kill
 from vitlab.store.result import Ending
 from vitlab.testing.assertions import expect
 
