@@ -22,6 +22,7 @@ from vitlab.cli.show import shown_default, shown_type
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer
 from vitlab.registry import catalogue
+from vitlab.registry.json_schema import study_schema
 from vitlab.report import api, comparison_columns, frame, verdict
 from vitlab.training.artifacts import Transform
 
@@ -61,7 +62,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def pages() -> dict[str, str]:
     """Return generated Markdown by path: the study file, the commands, and every slot with its built-in components."""
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
-    generated = {"reference/study.md": study, "reference/commands.md": "\n".join(_commands())}
+    generated = {"reference/study.md": study, "reference/keys.md": "\n".join(_keys())}
+    generated["reference/commands.md"] = "\n".join(_commands())
     generated["reference/python.md"] = "\n".join(_python())
     for name in registry.SLOT_MODULES:
         generated[f"reference/{name}.md"] = "\n".join(_slot(name))
@@ -70,6 +72,50 @@ def pages() -> dict[str, str]:
 
 def _title(text: str) -> str:
     return text.partition("\n")[0].removeprefix("# ").replace("`", "")
+
+
+def _keys() -> Iterator[str]:
+    """Yield every key of a study file, section by section, as the JSON Schema has it."""
+    schema = study_schema()
+    yield "# Keys of the study file\n"
+    yield (
+        "Every key with its type, default and meaning, from the schema that `vitlab schema` prints for editors. "
+        "[The study file on one page](study.md) explains how they belong together. A type such as `choice of norm` "
+        "names a slot: a component's name, or a mapping with `type` and its options.\n"
+    )
+    paths: dict[str, str] = {}  # of the sections that follow, by their name in the schema
+    sections = [("", schema)]
+    for path, part in sections:  # grows while it is read
+        yield f"## `{path}` {{#{_anchor(path)}}}\n" if path else "## The file\n"
+        if text := path and part.get("description"):
+            yield f"{_prose(text)}\n"
+        yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
+        mapping = next((form for form in (part, *part.get("anyOf", part.get("oneOf", []))) if "properties" in form), {})
+        for key, field in mapping.get("properties", {}).items():
+            for name in re.findall(r"#/\$defs/(\w+)'", str(field)):
+                if name not in paths:
+                    paths[name] = f"{path}.{key}".lstrip(".")
+                    sections.append((paths[name], schema["$defs"][name]))
+            value = field.get("default")
+            has_section = field.get("$ref", "").rpartition("/")[2] in paths
+            default = "" if has_section or value in (None, "") else f"`{shown_default(value)}`"
+            default = "required" if key in mapping.get("required", []) else default
+            meaning = " ".join(field.get("description", "").split()).replace("|", "&#124;")
+            yield f"| `{key}` | {_linked_type(field, paths)} | {default} | {_inline(meaning)} |"
+        yield ""
+
+
+def _linked_type(field: dict[str, Any], paths: Mapping[str, str]) -> str:
+    """Return the type of a key, with links to the pages of slots and to other sections of the page."""
+    text = shown_type(field)
+    text = re.sub(r"\bslot\.(\w+)", r"[choice of \1](\1.md)", text)
+    for name, path in paths.items():
+        text = re.sub(rf"\b{name}\b", f"[`{path}`](#{_anchor(path)})", text)
+    return text
+
+
+def _anchor(path: str) -> str:
+    return path.replace(".", "-")
 
 
 def _slot(name: str) -> Iterator[str]:

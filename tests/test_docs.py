@@ -20,6 +20,7 @@ from vitlab.cli import COMMANDS
 from vitlab.components.head import Logits
 from vitlab.report.comparison_columns import MEANINGS
 from vitlab.report.frame import AFTER, BEFORE, HISTORY
+from vitlab.spec import Analysis, RunSpec, TrainSpec, TrialSpec
 from vitlab.spec.run import Retries
 from vitlab.store.result import Ending
 
@@ -171,6 +172,17 @@ def test_reference_has_bounds_and_every_command(reference: dict[str, str]) -> No
     assert "``" not in "".join(reference.values()).replace("```", "")
 
 
+def test_reference_has_every_key_of_the_study_file(reference: dict[str, str]) -> None:
+    """The reference is the pydantic models, without the JSON Schema that the page is made from."""
+    page = reference["reference/keys.md"]
+    sections = dict(re.findall(r"(?ms)^## `([\w.]+)` \{#[\w-]+\}\n(.*?)(?=^## |\Z)", page))
+    for path, model in (("base", TrialSpec), ("base.train", TrainSpec), ("run", RunSpec), ("analysis", Analysis)):
+        rows = dict(re.findall(r"(?m)^\| `(\w+)` \| .*? \| .*? \| (.*?) \|$", sections[path]))
+        assert rows.keys() == {field.alias or name for name, field in model.model_fields.items()}, path
+        assert all(rows.values()), path
+    assert "| `evaluations` | integer >= 1 and <= 1e+06 | `10` |" in sections["base.train"]
+
+
 def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
         pytest.skip('the site needs mkdocs-material: pip install -c constraints.txt -e ".[docs]"')
@@ -180,7 +192,11 @@ def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         capture_output=True, text=True, env=environment(NO_MKDOCS_2_WARNING="1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    generated = [*(f"reference/{name}.md" for name in registry.SLOT_MODULES), *docs_module("gallery").pages()]
+    generated = [
+        "reference/keys.md",
+        *(f"reference/{name}.md" for name in registry.SLOT_MODULES),
+        *docs_module("gallery").pages(),
+    ]
     for page in [*PAGES, *(ROOT / "docs" / "pages" / path for path in generated)]:
         at = page.relative_to(ROOT / "docs" / "pages").with_suffix("")
         html = (site / (at.parent if at.name == "index" else at) / "index.html").read_text()
