@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -52,20 +53,16 @@ def _torch_draws_the_same() -> None:
 
 def _restore_plugin_files() -> Iterator[None]:
     """Forget plugin files that are loaded meanwhile: they are part of the code of every later trial of the process."""
-    name = "vitlab.registry.plugin_files"
-    before = sys.modules.get(name)
-    files, texts, components = (
-        ({}, {}, []) if before is None else (dict(before._files), dict(before._texts), list(before._from_files))
-    )
+    before = _loaded_files()
     yield
-    after = sys.modules.get(name)
-    if after is None:
-        return
-    for component in [item for item in after._from_files if item not in components]:
-        component.unregister()
-    for stored, earlier in ((after._files, files), (after._texts, texts)):
-        stored.clear()
-        stored.update(earlier)
+    for module, file in _loaded_files().items():
+        if module not in before:
+            sys.modules["vitlab.registry.file_loader"].unload(file)
+
+
+def _loaded_files() -> dict[str, Any]:
+    module = sys.modules.get("vitlab.registry.plugin_files")  # not imported for tests that do not need it
+    return {} if module is None else dict(module._by_module)
 
 
 @pytest.fixture(autouse=True)

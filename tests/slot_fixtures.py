@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from vitlab.registry import Slot, plugin_files, slots
+from vitlab.registry import Slot, file_loader, plugin_files
 
 
-def keep(monkeypatch: pytest.MonkeyPatch, *rooms: Slot[Any]) -> None:
+def keep(monkeypatch: pytest.MonkeyPatch, *slots: Slot[Any]) -> None:
     """Remove what the test registers in these slots, directly or by a file."""
-    for room in rooms:
-        for name in ("_members", "_origins"):
-            monkeypatch.setattr(room, name, dict(getattr(room, name)))
-    monkeypatch.setattr(slots, "_resolved", {})
-    for name in ("_files", "_texts"):
-        monkeypatch.setattr(plugin_files, name, dict(getattr(plugin_files, name)))
-    monkeypatch.setattr(plugin_files, "_from_files", list(plugin_files._from_files))
+    for slot in slots:
+        monkeypatch.setattr(slot, "components", dict(slot.components))
+    monkeypatch.setattr(plugin_files, "_by_module", dict(plugin_files._by_module))
+    monkeypatch.setattr(file_loader, "_origins", dict(file_loader._origins))

@@ -90,17 +90,6 @@ def test_files_and_commands_in_text_exist(page: Path) -> None:
         assert (ROOT / file).exists(), file
 
 
-def test_plugin_page_lists_registration_of_every_slot() -> None:
-    page = (ROOT / "docs" / "pages" / "guides" / "plugin.md").read_text()
-    rows = re.findall(r"(?m)^\| `(\w+)` \| `(from [\w.]+ import \w+, \w+)` \|", page)
-    assert [name for name, _ in rows] == list(registry.SLOT_MODULES)
-    for name, line in rows:
-        names: dict[str, object] = {}
-        exec(line, names)
-        slot = registry.slot(name)
-        assert names[name] is slot and slot.contract in names.values(), line
-
-
 def test_executor_page_lists_every_ending_with_its_retries() -> None:
     page = (ROOT / "docs" / "pages" / "guides" / "executor.md").read_text()
     rows = dict(re.findall(r"(?m)^\| `(\w+)` \| by the .*? \| .*? \| (.*?) \|", page))

@@ -513,5 +513,5 @@ def test_metric_with_unit_is_registered_and_its_facts_are_read_back(unit: str) -
 def test_good_and_builtin_metrics_pass_contract_test() -> None:
     metric.register("good")(Right)
     testing.check_component("metric", "good")
-    names = [name for where, name in slot("metric")._members if where == BUILT_IN]
+    names = [name for where, name in slot("metric").components if where == BUILT_IN]
     assert len(names) >= 9

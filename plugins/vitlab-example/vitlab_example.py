@@ -12,8 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitlab.components.position import Position
-from vitlab.geometry import Geometry
+from vitlab.plugin import Geometry, Position
 
 
 class Polar(Position):

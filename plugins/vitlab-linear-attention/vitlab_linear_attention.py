@@ -19,11 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.attention import Attention, Rotation, rotate
-from vitlab.components.base import Dropout
-from vitlab.geometry import Geometry
-from vitlab.registry import Pick, slot
-from vitlab.spec import Choice
+from vitlab.plugin import Attention, Choice, Dropout, Geometry, Pick, Rotation, rotate, slot
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Norm = Annotated[Choice | str, Pick("norm")]

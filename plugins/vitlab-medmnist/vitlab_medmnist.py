@@ -15,11 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.data.datasets import Dataset, Images, files
-from vitlab.data.datasets.base import Split
-from vitlab.errors import DataError
-from vitlab.geometry import DataInfo
-from vitlab.registry import Unhashed
+from vitlab.plugin import DataError, DataInfo, Dataset, Images, Split, Unhashed, files
 
 SIDE = 28
 PUBLISHED = "https://zenodo.org/records/6496656"

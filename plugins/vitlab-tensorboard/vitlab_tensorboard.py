@@ -20,11 +20,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator
 
-from vitlab.plan.values import Plan
-from vitlab.spec import RunSpec
-from vitlab.store.files import write_bytes
-from vitlab.store.folders import Store
-from vitlab.trackers import Cursor, Replay, TrackedTrial, TrialUpdate, public, records
+from vitlab.plugin import Cursor, Plan, Replay, RunSpec, Store, TrackedTrial, TrialUpdate, public, records, write_bytes
 
 VERSION = "brain.Event:2"
 STUDY = "study"

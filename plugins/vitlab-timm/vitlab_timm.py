@@ -14,12 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.head import Logits
-from vitlab.components.init import seeded
-from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import OptionError, WeightsError, nearest
-from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, State
+from vitlab.plugin import DataInfo, Logits, Model, OptionError, State, WeightsError, nearest, seeded, torchvision
 
 Scalar = bool | int | float | str
 Setting = Scalar | list[Scalar]

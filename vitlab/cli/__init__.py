@@ -150,7 +150,7 @@ def _unexpected(error: Exception) -> int:
             err=True,
         )
         return UserError.exit_code
-    from vitlab.registry.plugin_files import culprit
+    from vitlab.registry.tracebacks import culprit
 
     if (source := culprit(error)) is not None:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))

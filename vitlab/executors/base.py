@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal
 
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.registry import Slot
-from vitlab.registry.plugin_files import sentence_with_place
+from vitlab.registry.tracebacks import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder

@@ -50,7 +50,7 @@ for module in (
 
 read_ahead()  # every worker compares the installed code with that of its plan
 for components in map(slot, SLOTS):
-    for name in components.imported():
+    for _, name in components.components:
         with suppress(Exception):  # it has options without a default, or shares its name with a plugin
             components.resolve(name)
 

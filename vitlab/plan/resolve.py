@@ -32,8 +32,8 @@ from vitlab.plan.key import (
 from vitlab.plan.shared_images import other_split, same_images
 from vitlab.plan.unlabelled import parts_with_labels
 from vitlab.registry import SLOT_MODULES, ResolvedChoice, slot
-from vitlab.registry.options import is_choice
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
+from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults

@@ -52,7 +52,7 @@ class ModuleSource:
     digest: str  #: digest of the code; empty for a missing module
     imports: tuple[tuple[str, str], ...] = ()  #: module, and the name imported from it or ``""``
     passed_on: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Name to its module and name there, for a package that only re-exports names; otherwise empty."""
+    """Name to its module and name there, for a module that only re-exports names, if lazily; otherwise empty."""
 
 
 Reader = Callable[[str], ModuleSource]
@@ -154,9 +154,9 @@ def defining_module(module: str, name: str, reader: Reader) -> str:
     while (module, name) not in visited:  # packages may pass one name to each other
         visited.add((module, name))
         file = file_of(module)
-        if name in ("", "*") or file is None or file.name != PACKAGE:
+        if name in ("", "*") or file is None:
             break
-        if file_of(f"{module}.{name}"):
+        if file.name == PACKAGE and file_of(f"{module}.{name}"):
             return f"{module}.{name}"
         module, name = reader(module).passed_on.get(name, (module, name))
     return module
@@ -311,13 +311,14 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _parsed(text: bytes, package: str, passes_on: bool) -> ModuleSource:
+def _parsed(text: bytes, package: str, is_package: bool) -> ModuleSource:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ModuleSource(_digest(text))  # the error is reported when the module is imported
-    imports = tuple(dict.fromkeys(_imports(tree, package)))
-    passed_on = _passed_on(tree, package) if passes_on else {}
+    lazy = [] if is_package else _lazy_exports(tree)
+    imports = tuple(dict.fromkeys(_imports([*tree.body, *lazy], package)))
+    passed_on = _passed_on(tree.body, package) if is_package else _passed_on(lazy, package)
     for node in (tree, *_statements(tree.body)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
@@ -329,8 +330,16 @@ def _is_imported_module(module: str) -> bool:
     return module in sys.modules and not hasattr(sys.modules[module], "__path__")
 
 
-def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
-    for node in _statements(tree.body):
+def _lazy_exports(tree: ast.Module) -> list[ast.stmt]:
+    """Return the imports for type checkers in a module that imports these names when they are first read."""
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
+        return []
+    blocks = [node.body for node in tree.body if isinstance(node, ast.If) and _for_type_checkers(node.test)]
+    return [node for block in blocks for node in block]
+
+
+def _imports(body: Iterable[ast.stmt], package: str) -> Iterator[tuple[str, str]]:
+    for node in _statements(body):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -360,9 +369,9 @@ def _for_type_checkers(test: ast.expr) -> bool:
     return (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")) == "TYPE_CHECKING"
 
 
-def _passed_on(tree: ast.Module, package: str) -> dict[str, tuple[str, str]]:
+def _passed_on(body: Iterable[ast.stmt], package: str) -> dict[str, tuple[str, str]]:
     names: dict[str, tuple[str, str]] = {}
-    for node in tree.body:
+    for node in body:
         if isinstance(node, ast.ImportFrom):
             base = _base(node, package)
             names |= {alias.asname or alias.name: (base, alias.name) for alias in node.names}

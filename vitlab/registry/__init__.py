@@ -18,20 +18,22 @@ They are listed without being imported, imported on first use, and never replace
 :mod:`vitlab.registry.plugins`.  A single file of components can be loaded for one run with :func:`load_file`.
 
 The modules, lowest layer first: :mod:`~vitlab.registry.slot_modules` maps slots to modules,
-:mod:`~vitlab.registry.options` derives schemas from signatures and holds validated choices,
-:mod:`~vitlab.registry.plugin_files` loads single files, :mod:`~vitlab.registry.slots` holds the slot class, and
-:mod:`~vitlab.registry.catalogue` lists components without importing them.
+:mod:`~vitlab.registry.plugins` reads what installed packages offer, :mod:`~vitlab.registry.plugin_files` records the
+files that were run, :mod:`~vitlab.registry.tracebacks` finds plugins in failures, :mod:`~vitlab.registry.options`
+derives schemas from signatures and holds validated choices, :mod:`~vitlab.registry.slots` holds the slot class,
+:mod:`~vitlab.registry.file_loader` runs files, and :mod:`~vitlab.registry.catalogue` lists components without importing
+them.
 """
 
 from vitlab.registry.catalogue import Entry as Entry
 from vitlab.registry.catalogue import listing as listing
-from vitlab.registry.options import SLOT_MARK as SLOT_MARK
-from vitlab.registry.options import Pick as Pick
+from vitlab.registry.file_loader import load_file as load_file
 from vitlab.registry.options import ResolvedChoice as ResolvedChoice
 from vitlab.registry.options import Unhashed as Unhashed
-from vitlab.registry.plugin_files import load_file as load_file
 from vitlab.registry.slot_modules import BUILT_IN as BUILT_IN
 from vitlab.registry.slot_modules import SLOT_MODULES as SLOT_MODULES
 from vitlab.registry.slot_modules import Origin as Origin
-from vitlab.registry.slot_modules import slot as slot
+from vitlab.registry.slots import SLOT_MARK as SLOT_MARK
+from vitlab.registry.slots import Pick as Pick
 from vitlab.registry.slots import Slot as Slot
+from vitlab.registry.slots import slot as slot

@@ -15,8 +15,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import vitlab
-from vitlab.registry import plugin_files, plugins
+from vitlab.registry import plugins
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN, Origin, slot_module
+from vitlab.registry.slots import registered_by_files
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,8 @@ def listing(name: str) -> list[Entry]:
         for point in plugins.points(name)
     ]
     by_file = [
-        Entry(
-            name,
-            item.name,
-            item.origin,
-            f"{item.component.__module__}:{item.component.__qualname__}",
-            _first_line(inspect.getdoc(item.component)),
-        )
-        for item in plugin_files.registered(name)
+        Entry(name, component, origin, f"{cls.__module__}:{cls.__qualname__}", _first_line(inspect.getdoc(cls)))
+        for component, cls, origin in registered_by_files(name)
     ]
     return sorted(built_in + offered + by_file, key=lambda entry: (entry.name, str(entry.origin)))
 

@@ -8,44 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from vitlab.errors import BrokenComponent, OptionError, nearest
-from vitlab.registry.slot_modules import BUILT_IN, Origin, slot
-from vitlab.spec.choice import Choice, Frozen, plain_values
+from vitlab.errors import BrokenComponent, nearest
+from vitlab.registry.slot_modules import BUILT_IN, Origin
+from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import Fault
 from vitlab.spec.sentences import details, fault
 
-SLOT_MARK = "x-slot"
-"""Key in the JSON Schema of an option that is a choice from a slot."""
-
 FAULTS = "faults"  #: the type of the pydantic error that carries the faults of a nested choice
-
-
-class Pick:
-    """Mark of an option that is a choice from a slot: ``position: Annotated[Choice | str, Pick("position")]``."""
-
-    def __init__(self, slot: str) -> None:
-        self.slot = slot
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        def validate(value: Any) -> ResolvedChoice:
-            try:
-                return slot(self.slot).resolve(value)
-            except OptionError as error:
-                # A validator can raise only one error, so it carries all faults; faults_of unpacks them.
-                raise PydanticCustomError(FAULTS, "{text}", {"text": str(error), FAULTS: error.faults}) from None
-
-        return core_schema.no_info_plain_validator_function(
-            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
-        )
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        # Not a $ref, which pydantic would follow; vitlab.registry.json_schema replaces the mark by one.
-        return {SLOT_MARK: self.slot}
 
 
 class Unhashed:
@@ -59,6 +31,12 @@ class Options(Frozen):
     """The base model of options in a slot without shared options."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def option_names(component: type) -> list[str]:
+    """Return the keyword-only parameters of a component's constructor."""
+    parameters = inspect.signature(component.__init__).parameters.values()  # type: ignore[misc]
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
@@ -92,31 +70,6 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     return model
 
 
-def clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
-    """Return the default of each option whose default names a built-in that a plugin offers too, as ``vitlab:NAME``.
-
-    The keys are names of options.
-    """
-    defaults = {}
-    for name, info in model.model_fields.items():
-        for mark in info.metadata:
-            if isinstance(mark, Pick) and isinstance(info.default, str):
-                qualified = slot(mark.slot).qualify_builtin(info.default)
-                if qualified != info.default:
-                    defaults[name] = qualified
-    return defaults
-
-
-def is_choice(info: FieldInfo) -> bool:
-    """Return whether an option is a choice from a slot, or a list of them."""
-    return any(isinstance(mark, Pick) for mark in info.metadata) or _picks(info.annotation)
-
-
-def _picks(annotation: Any) -> bool:
-    arguments = typing.get_args(annotation)
-    return any(isinstance(part, Pick) or _picks(part) for part in arguments)
-
-
 def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[Fault]:
     """Return every fault in the options of ``who``, nested choices included, each with its path inside them."""
     faults: list[Fault] = []
@@ -143,45 +96,64 @@ class ResolvedChoice(Choice):
 
     slot: str = field(kw_only=True)
     component: type = field(kw_only=True, compare=False)
+    model: type[BaseModel] = field(kw_only=True, compare=False)  #: the model that validated the options
     origin: Origin = field(kw_only=True)
 
     def parts(self) -> Iterator[ResolvedChoice]:
         """Yield this choice and every choice nested in its options."""
         yield self
-        yield from _choices_in(self.options)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the long form in plain JSON values."""
-        return {"type": self.type, **{name: plain_values(value) for name, value in self.options.items()}}
+        for part in _choices_in(self.options):
+            yield from part.parts()
 
     def hashed(self) -> dict[str, Any]:
-        """Return :meth:`plain` as keys contain it.
+        """Return what a trial's key contains: the name, and each option that has another value than its default.
 
-        A built-in has its bare name.  Options marked :class:`Unhashed` and options at their default are left out:
-        an option that is added later changes no key, and a default that is changed changes the code digest.
+        A built-in has its bare name.  An option that is added to a component later changes no key at its default; a
+        changed default changes the code digest.  Options marked :class:`Unhashed` are left out, too.
         """
-        fields = slot(self.slot).options(self.component).model_fields
-        is_builtin = self.origin.source == BUILT_IN
-        options = {name: value for name, value in self.options.items() if not _is_unhashed(fields[name])}
-        return {
-            "type": self.type.removeprefix(f"{BUILT_IN}:") if is_builtin else self.type,
-            **{name: _hashed(value) for name, value in options.items() if not _is_default(value, fields[name])},
-        }
+        name = self.type.removeprefix(f"{BUILT_IN}:") if self.origin.source == BUILT_IN else self.type
+        return {"type": name, **_hashed_fields(self.options, self.model)}
 
 
 def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
-    """Yield the choices in an option's value and those nested in their options."""
-    if isinstance(value, ResolvedChoice):
-        yield from value.parts()
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _choices_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _choices_in(item)
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _choices_in(getattr(value, name))
+    """Yield the choices in an option's value, without the choices in their options."""
+    match value:
+        case ResolvedChoice():
+            yield value
+        case Mapping():
+            for item in value.values():
+                yield from _choices_in(item)
+        case list() | tuple():
+            for item in value:
+                yield from _choices_in(item)
+        case BaseModel():
+            yield from _choices_in(dict(value))
+
+
+def _hashed_fields(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Return the options that are part of a key: at another value than their default, and not :class:`Unhashed`."""
+    fields = model.model_fields
+    return {
+        name: _hashed(value)
+        for name, value in values.items()
+        if not _is_unhashed(fields[name]) and not _is_default(value, fields[name])
+    }
+
+
+def _hashed(value: Any) -> Any:
+    """Return an option's value in plain JSON values, as a key contains it."""
+    match value:
+        case ResolvedChoice():
+            return value.hashed()
+        case Choice():
+            return value.plain()
+        case BaseModel():
+            return _hashed_fields(dict(value), type(value))
+        case Mapping():
+            return {name: _hashed(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_hashed(item) for item in value]
+    return value
 
 
 def _is_unhashed(info: FieldInfo) -> bool:
@@ -189,23 +161,10 @@ def _is_unhashed(info: FieldInfo) -> bool:
 
 
 def _is_default(value: Any, info: FieldInfo) -> bool:
-    """Return whether an option has its default."""
+    if info.is_required():
+        return False
     default = info.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, ResolvedChoice) and isinstance(default, str):
-        choices = slot(value.slot)
-        default = choices.resolve(choices.qualify_builtin(default))
+        return value.hashed() == {"type": default}
+    # True equals 1, and is another value of an option that takes both.
     return isinstance(value, bool) == isinstance(default, bool) and bool(_hashed(value) == _hashed(default))
-
-
-def _hashed(value: Any) -> Any:
-    """Return an option's value as keys contain it."""
-    if isinstance(value, ResolvedChoice):
-        return value.hashed()
-    if isinstance(value, BaseModel):
-        fields = {name: (getattr(value, name), info) for name, info in type(value).model_fields.items()}
-        return {name: _hashed(item) for name, (item, info) in fields.items() if not _is_default(item, info)}
-    if isinstance(value, Mapping):
-        return {name: _hashed(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hashed(item) for item in value]
-    return plain_values(value)

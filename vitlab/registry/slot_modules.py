@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import typing
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from vitlab._version import __version__
 from vitlab.errors import UnknownComponent, nearest
-
-if TYPE_CHECKING:
-    from vitlab.registry.slots import Slot
 
 SLOT_MODULES = {
     "model": "vitlab.models",
@@ -66,9 +59,3 @@ def slot_module(name: str) -> str:
             f"no slot called '{name}'.{nearest(name, SLOT_MODULES)} Slots: {', '.join(SLOT_MODULES)}."
         )
     return SLOT_MODULES[name]
-
-
-@cache
-def slot(name: str) -> Slot[Any]:
-    """Import and return the slot called ``name``.  Raises as :func:`slot_module`."""
-    return typing.cast("Slot[Any]", getattr(importlib.import_module(slot_module(name)), name))

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import marshal
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
-from vitlab.registry.options import Options, ResolvedChoice, clashing_defaults, faults_of, options_of
-from vitlab.registry.plugin_files import with_frames
-from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin
+from vitlab.registry.options import FAULTS, Options, ResolvedChoice, faults_of, option_names, options_of
+from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_module
+from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, TOGETHER, Choice
 from vitlab.spec.collect import collect
 
 T = TypeVar("T")
 
-RENAMED_METHODS = {"why_not": "incompatibility", "views": "logits_by_head"}
-"""Former name of a contract's method to its present name, so that a plugin's override is not lost silently."""
+SLOT_MARK = "x-slot"
+"""Key in the JSON Schema of an option that is a choice from a slot."""
 
-MAX_RESOLVED = 10_000  #: resolved choices that are cached
-
-_resolved: dict[tuple[str, str, bytes, str, int], ResolvedChoice] = {}
-"""Cache of resolved choices by slot, name, plain options, disabled plugins and number of reloads."""
+_slots: list[Slot[Any]] = []  # all slots that are imported
 
 
 class Slot(Generic[T]):
@@ -50,63 +49,59 @@ class Slot(Generic[T]):
         contract: type[T],
         *,
         shared: type[BaseModel] | None = None,
-        fault: Callable[[type[T]], str | None] | None = None,
+        fault: Callable[[type[T]], str | None] = lambda component: None,
     ) -> None:
         self.name = name
         self.contract = contract
         self.shared = shared
+        self.components: dict[tuple[str, str], tuple[type[T], Origin]] = {}
+        """The imported components, by source and name."""
         self._fault = fault
-        self._members: dict[tuple[str, str], type[T]] = {}
-        self._origins: dict[tuple[str, str], Origin] = {}
         self._options: dict[type[T], type[BaseModel]] = {}
+        _slots.append(self)
+
+    # -- registration -------------------------------------------------------------------------------------------------
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Register a class under a name in this slot, for built-ins and files; packages use entry points."""
 
-        def add(component: type[T]) -> type[T]:
-            if origin := plugin_files.running(component.__module__):
-                plugin_files.FromFile(self, name, component, origin).register()
-                return component
-            package = component.__module__.partition(".")[0]
-            # A class outside the package and outside a plugin file is registered by a notebook or a script.
-            self._add(name, component, BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, "unversioned"))
+        def register(component: type[T]) -> type[T]:
+            self.add(name, component, _origin_of(component))
             return component
 
-        return add
+        return register
 
-    def _add(self, name: str, component: type[T], origin: Origin) -> None:
-        if not (inspect.isclass(component) and issubclass(component, self.contract)):
-            raise BrokenComponent(
-                f"{self.name} '{name}' from {origin} is not a {self.contract.__name__}: "
-                f"{self.name} components derive from {self.contract.__module__}.{self.contract.__name__}"
-            )
-        for old, new in RENAMED_METHODS.items():
-            if hasattr(component, old) and hasattr(self.contract, new):
-                raise BrokenComponent(
-                    f"{self.name} '{name}' from {origin} defines {old}(), which is unused: rename it {new}()"
-                )
-        if self._fault is not None and (sentence := self._fault(component)):
-            raise BrokenComponent(f"{self.name} '{name}' from {origin}: {sentence}")
-        other = self._members.get((origin.source, name))
-        if other is not None and other is not component and not _is_reloaded(other, component):
+    def add(self, name: str, component: type[T], origin: Origin) -> None:
+        """Add a component.
+
+        Raises:
+            BrokenComponent: if it does not implement the contract.
+            ClashError: if its source has registered another class under this name.
+        """
+        if sentence := self._mistake(component):
+            raise BrokenComponent(f"{self.name} '{name}' from {origin}{sentence}")
+        other, _ = self.components.get((origin.source, name), (component, origin))
+        if not _replaces(component, other):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
-        _resolved.clear()  # the name may be ambiguous now, also in choices that have this component as an option
-        self._members[origin.source, name] = component
-        self._origins[origin.source, name] = origin
+        self.components[origin.source, name] = component, origin
 
-    def _remove(self, name: str, origin: Origin) -> None:
-        _resolved.clear()
-        del self._members[origin.source, name]
-        del self._origins[origin.source, name]
+    def _mistake(self, component: type[T]) -> str | None:
+        """Return what is wrong with what a class declares, as the end of a sentence; None if nothing is."""
+        if not (inspect.isclass(component) and issubclass(component, self.contract)):
+            contract = self.contract.__name__
+            return f" is not a {contract}: {self.name} components derive from {self.contract.__module__}.{contract}"
+        common = set(self.shared.model_fields if self.shared else ()) & set(option_names(component))
+        for option in sorted(common):
+            return f": option '{option}' is one of every {self.name}; rename it"
+        sentence = self._fault(component)
+        return sentence and f": {sentence}"
+
+    # -- lookup -------------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """Return the names of all components, plugins included, without importing a plugin."""
-        loaded = {name for where, name in self._members if not plugins.is_disabled(where)}
+        loaded = {name for where, name in self.components if not plugins.is_disabled(where)}
         return sorted(loaded | {point.name for point in plugins.points(self.name)})
-
-    def imported(self) -> list[str]:
-        """Return the names of the built-ins that are imported."""
-        return sorted(name for where, name in self._members if where == BUILT_IN)
 
     def find(self, name: str) -> tuple[type[T], Origin]:
         """Return the component called ``name`` and its origin.
@@ -118,26 +113,25 @@ class Slot(Generic[T]):
         """
         source, _, bare = name.rpartition(":")
         points = {plugins.source(point): point for point in plugins.points(self.name) if point.name == bare}
-        sources = self._loaded(bare) | set(points)
-        if source:
-            sources &= {source}
+        sources = self._sources(bare) & {source} if source else self._sources(bare)
         if not sources:
             names = self.names()
             raise UnknownComponent(
                 f"no {self.name} called '{name}'.{nearest(bare, names)} Installed: {', '.join(names) or 'none'}."
-                f"{self._disabled_hint(source, bare)}"
+                f"{_disabled_hint(self.name, source, bare)}"
             )
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
             raise ClashError(f"{self.name} '{bare}' is offered by {' and '.join(sorted(sources))}; write {qualified}.")
         where = sources.pop()
-        if (where, bare) not in self._members:
+        if (where, bare) not in self.components:
             self._load(points[where])
-        component, origin = self._members[where, bare], self._origins[where, bare]
+        component, origin = self.components[where, bare]
+        # A notebook may have reloaded the module since.
         current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
-        if current is not component and _is_reloaded(component, current):
-            self._add(bare, current, origin)
-        return self._members[where, bare], origin
+        if current is not component and _replaces(current, component):
+            self.add(bare, current, origin)
+        return self.components[where, bare]
 
     def get(self, name: str) -> type[T]:
         """Return the component called ``name``; raises as :meth:`find`."""
@@ -148,34 +142,23 @@ class Slot(Generic[T]):
 
         A study that relies on a default stays unambiguous after a clashing plugin is installed.
         """
-        sources = self._loaded(name) | {
-            plugins.source(point) for point in plugins.points(self.name) if point.name == name
-        }
+        sources = self._sources(name)
         return f"{BUILT_IN}:{name}" if BUILT_IN in sources and len(sources) > 1 else name
 
-    def _loaded(self, bare: str) -> set[str]:
-        return {where for where, component in self._members if component == bare and not plugins.is_disabled(where)}
-
-    def _disabled_hint(self, source: str, bare: str) -> str:
-        """Return a sentence naming the disabled plugins that offer a missing component; empty if there are none."""
-        offered = {plugins.source(point) for point in plugins.offered(self.name) if point.name == bare}
-        disabled = [where for where in sorted(offered) if source in ("", where)]
-        if not disabled:
-            return ""
-        verb = "is" if len(disabled) == 1 else "are"
-        return f" {' and '.join(disabled)}, which would offer it, {verb} disabled; see {plugins.VARIABLE}."
+    def _sources(self, bare: str) -> set[str]:
+        """Return the sources that offer a name."""
+        loaded = {where for where, name in self.components if name == bare and not plugins.is_disabled(where)}
+        return loaded | {plugins.source(point) for point in plugins.points(self.name) if point.name == bare}
 
     def _load(self, point: EntryPoint) -> None:
         origin = Origin(plugins.source(point), plugins.version(point))
         if reason := plugins.refusal(point):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
-        try:
+        with import_failure(f"{self.name} '{point.name}' from {origin} failed to import"):
             component = point.load()
-        except (Exception, SystemExit) as error:  # importing a plugin can raise anything
-            raise BrokenComponent(
-                f"{self.name} '{point.name}' from {origin} failed to import: {with_frames(error)}"
-            ) from error
-        self._add(point.name, component, origin)
+        self.add(point.name, component, origin)
+
+    # -- choices ------------------------------------------------------------------------------------------------------
 
     def options(self, component: type[T]) -> type[BaseModel]:
         """Return the pydantic model of a component's options, derived from its signature."""
@@ -195,15 +178,22 @@ class Slot(Generic[T]):
         """
         if isinstance(choice, ResolvedChoice) and choice.slot == self.name:
             return choice
-        if isinstance(choice, list | tuple):
-            return self._resolve_list(choice)
         try:
-            choice = Choice.of(choice)
+            parsed = Choice.of(choice)
         except ValueError as error:
             raise OptionError([((), str(error))]) from None
-        key = self._key(choice)
-        if key in _resolved:
-            return _resolved[key]
+        try:
+            return self._resolve(parsed)
+        except OptionError as error:
+            if not isinstance(choice, list | tuple):
+                raise
+            # The paths of faults in a list begin with an index in the list.
+            if len(choice) == 1:
+                raise OptionError([((0, *path), sentence) for path, sentence in error.faults]) from None
+            shorter = [(path[1:] if path[:1] == (PARTS,) else path, sentence) for path, sentence in error.faults]
+            raise OptionError(shorter) from None
+
+    def _resolve(self, choice: Choice) -> ResolvedChoice:
         try:
             component, origin = self.find(choice.type)
         except (UnknownComponent, ClashError) as error:
@@ -214,40 +204,20 @@ class Slot(Generic[T]):
         model = self.options(component)
         options = dict(getattr(component, "complete", dict)(choice.options))
         if origin.source == BUILT_IN:
-            options = {**clashing_defaults(model), **options}
+            options = {**_clashing_defaults(model), **options}
         collected = collect(model, options, partial(faults_of, who=f"{self.name} '{choice.type}'", model=model))
         result = None
         if collected.value is not None:
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
-            result = ResolvedChoice(choice.type, values, slot=self.name, component=component, origin=origin)
+            result = ResolvedChoice(
+                choice.type, values, slot=self.name, component=component, model=model, origin=origin
+            )
         if collected.faults:
             wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}
             faults = [(fault.path, fault.message) for fault in collected.faults]
             raise OptionError(faults, result, wrong)
         assert result is not None
-        if key is not None:
-            if len(_resolved) >= MAX_RESOLVED:
-                _resolved.clear()
-            _resolved[key] = result
         return result
-
-    def _key(self, choice: Choice) -> tuple[str, str, bytes, str, int] | None:
-        """Return the key of a choice in the cache; None if an option is no plain value."""
-        try:
-            options = marshal.dumps(dict(choice.options), 2)  # tells types apart; version 2 writes equal values equally
-        except ValueError:
-            return None
-        return self.name, choice.type, options, plugins.disabled(), imports.reloads()
-
-    def _resolve_list(self, parts: Sequence[Any]) -> ResolvedChoice:
-        """Resolve a list in the place of a choice; the paths of faults begin with an index in the list."""
-        try:
-            return self.resolve(Choice.of(parts))
-        except OptionError as error:
-            if len(parts) == 1:
-                raise OptionError([((0, *path), sentence) for path, sentence in error.faults]) from None
-            shorter = [(path[1:] if path[:1] == (PARTS,) else path, sentence) for path, sentence in error.faults]
-            raise OptionError(shorter) from None
 
     def build(self, choice: Choice | str | Mapping[str, Any] | Sequence[Any], *context: Any) -> T:
         """Construct the component of a choice; ``context`` holds its positional arguments.
@@ -255,18 +225,109 @@ class Slot(Generic[T]):
         Raises:
             OptionError: if the options do not fit.
         """
-        full = choice if isinstance(choice, ResolvedChoice) else self.resolve(choice)
+        full = self.resolve(choice)
         shared = set(self.shared.model_fields) if self.shared else set()
         own = {name: value for name, value in full.options.items() if name not in shared}
         return typing.cast(T, full.component(*context, **own))
 
 
-def _is_reloaded(old: type[Any], new: Any) -> bool:
-    """Return whether ``new`` replaces ``old`` because their module was reloaded."""
-    last = imports.last_import(old.__module__)
-    names = (old.__module__, old.__qualname__)
-    return (
-        last is not None
-        and last.reloaded
-        and names == (getattr(new, "__module__", ""), getattr(new, "__qualname__", ""))
-    )
+@cache
+def slot(name: str) -> Slot[Any]:
+    """Import and return the slot called ``name``.
+
+    Raises:
+        UnknownComponent: if no slot has that name; the message gives the nearest name and all slots.
+    """
+    return typing.cast("Slot[Any]", getattr(importlib.import_module(slot_module(name)), name))
+
+
+def remove_all(origin: Origin) -> list[tuple[Slot[Any], str, type[Any]]]:
+    """Remove the components of an origin from all slots, and return each with its slot and its name."""
+    removed = []
+    for each in _slots:
+        for (source, name), (component, its_origin) in list(each.components.items()):
+            if its_origin == origin:
+                del each.components[source, name]
+                removed.append((each, name, component))
+    return removed
+
+
+def registered_by_files(name: str) -> list[tuple[str, type[Any], Origin]]:
+    """Return the name, class and origin of the components that plugin files have registered in a slot."""
+    return [
+        (component_name, component, origin)
+        for each in _slots
+        for (_, component_name), (component, origin) in each.components.items()
+        if each.name == name and plugin_files.find(component.__module__)
+    ]
+
+
+class Pick:
+    """Mark of an option that is a choice from a slot: ``position: Annotated[Choice | str, Pick("position")]``."""
+
+    def __init__(self, slot: str) -> None:
+        self.slot = slot
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def validate(value: Any) -> ResolvedChoice:
+            try:
+                return slot(self.slot).resolve(value)
+            except OptionError as error:
+                # A validator can raise only one error, so it carries all faults; faults_of unpacks them.
+                raise PydanticCustomError(FAULTS, "{text}", {"text": str(error), FAULTS: error.faults}) from None
+
+        return core_schema.no_info_plain_validator_function(
+            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # Not a $ref, which pydantic would follow; vitlab.registry.json_schema replaces the mark by one.
+        return {SLOT_MARK: self.slot}
+
+
+def is_choice(info: FieldInfo) -> bool:
+    """Return whether an option is a choice from a slot, or a list of them."""
+    return any(isinstance(mark, Pick) for mark in info.metadata) or _has_pick(info.annotation)
+
+
+def _has_pick(annotation: Any) -> bool:
+    return any(isinstance(part, Pick) or _has_pick(part) for part in typing.get_args(annotation))
+
+
+def _clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
+    """Return the default of each option whose default names a built-in that a plugin offers too, as ``vitlab:NAME``."""
+    defaults = {}
+    for name, info in model.model_fields.items():
+        for mark in info.metadata:
+            if isinstance(mark, Pick) and isinstance(info.default, str):
+                qualified = slot(mark.slot).qualify_builtin(info.default)
+                if qualified != info.default:
+                    defaults[name] = qualified
+    return defaults
+
+
+def _origin_of(component: type[Any]) -> Origin:
+    """Return the origin of a class that registers itself: vitlab, a plugin file, or a notebook or script."""
+    if file := plugin_files.find(component.__module__):
+        return file.origin
+    package = component.__module__.partition(".")[0]
+    return BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, "unversioned")
+
+
+def _replaces(new: type[Any], old: type[Any]) -> bool:
+    """Return whether a class may take the place of another: it is the same, or comes from a reload of its module.
+
+    A class that a notebook defines again does not, because its code has no digest that changes with it.
+    """
+    names = [(item.__module__, item.__qualname__) for item in (new, old)]
+    return new is old or (inspect.isclass(new) and names[0] == names[1] and old.__module__ != "__main__")
+
+
+def _disabled_hint(slot_name: str, source: str, bare: str) -> str:
+    """Return a sentence naming the disabled plugins that offer a missing component; empty if there are none."""
+    offered = {plugins.source(point) for point in plugins.offered(slot_name) if point.name == bare}
+    disabled = [where for where in sorted(offered) if source in ("", where)]
+    if not disabled:
+        return ""
+    verb = "is" if len(disabled) == 1 else "are"
+    return f" {' and '.join(disabled)}, which would offer it, {verb} disabled; see {plugins.VARIABLE}."

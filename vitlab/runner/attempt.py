@@ -24,7 +24,7 @@ from vitlab.models.contract import digest
 from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.registry.plugin_files import sentence_with_place
+from vitlab.registry.tracebacks import sentence_with_place
 from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, matrix_rate, size_of, utilisation, versions
 from vitlab.runner.job import Settings
 from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_model

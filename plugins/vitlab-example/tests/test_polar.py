@@ -7,9 +7,7 @@ pytest.importorskip("vitlab_example", reason="pip install -e plugins/vitlab-exam
 
 import torch
 
-from vitlab.geometry import Geometry
-from vitlab.registry import slot
-from vitlab.testing import check_component
+from vitlab.plugin import Geometry, check_component, slot
 
 
 def test_polar_passes_contract_test() -> None:

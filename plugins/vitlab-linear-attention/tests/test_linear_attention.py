@@ -15,13 +15,10 @@ pytest.importorskip("vitlab_linear_attention", reason="pip install -e plugins/vi
 from vitlab_linear_attention import orthogonal, windows
 
 from vitlab import lab
-from vitlab.data.torchvision_import import torchvision
-from vitlab.geometry import DataInfo, Geometry
-from vitlab.models import ViT, model
+from vitlab.models import ViT
 from vitlab.models.cost import macs
-from vitlab.registry import slot
+from vitlab.plugin import DataInfo, Geometry, check_component, model, slot, torchvision
 from vitlab.spec.trial import InitFrom
-from vitlab.testing import check_component
 from vitlab.weights.transfer import start_from
 
 STUDY = Path(__file__).parents[1] / "study.yaml"

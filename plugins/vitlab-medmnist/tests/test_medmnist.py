@@ -21,9 +21,8 @@ from vitlab_medmnist import SETS
 from vitlab import lab
 from vitlab.data.prepare import data_info, prepare
 from vitlab.driver.smoke import smoke
-from vitlab.errors import DataError, SpecError
-from vitlab.registry import slot
-from vitlab.testing import check_component
+from vitlab.errors import SpecError
+from vitlab.plugin import DataError, check_component, slot
 
 STUDY = Path(__file__).parents[1] / "study.yaml"
 COUNTS = {"train": 40, "val": 8, "test": 12}

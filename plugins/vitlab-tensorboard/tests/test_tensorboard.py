@@ -29,13 +29,10 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from vitlab import cli, lab
 from vitlab.errors import SpecError
-from vitlab.plan.values import Plan
-from vitlab.registry import slot
+from vitlab.plugin import Job, Plan, RunSpec, Store, check_component, slot
 from vitlab.runner import run as runner
-from vitlab.runner.job import Job, JobTrial
-from vitlab.spec import RunSpec
-from vitlab.store.folders import Store, TrialFolder
-from vitlab.testing import check_component
+from vitlab.runner.job import JobTrial
+from vitlab.store.folders import TrialFolder
 from vitlab.trackers.delivery import sync
 
 pytestmark = pytest.mark.usefixtures("no_figures")

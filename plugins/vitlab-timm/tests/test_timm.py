@@ -14,17 +14,13 @@ pytest.importorskip("vitlab_timm", reason="pip install -e plugins/vitlab-timm")
 from vitlab_timm import Timm
 
 from vitlab import lab
-from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.smoke import smoke
-from vitlab.errors import OptionError, WeightsError
-from vitlab.geometry import DataInfo
-from vitlab.models import model
 from vitlab.models.contract import head_names
 from vitlab.models.cost import cost_of
+from vitlab.plugin import DataInfo, OptionError, WeightsError, check_component, model, torchvision
 from vitlab.runner.models import load_model
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.testing import check_component
 from vitlab.weights.transfer import start_from
 
 torchvision()

@@ -1,0 +1,108 @@
+"""Tests of ``vitlab.plugin``: its names, what it imports, and that plugins, templates and guides use nothing else."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vitlab
+from vitlab import plugin
+from vitlab.cli.new import KINDS, write_plugin
+from vitlab.plan import source
+from vitlab.plan.key import closure, refresh
+from vitlab.registry import SLOT_MODULES, slot
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "pages" / "guides" / "plugin.md").read_text()
+
+
+def imports_of(text: str) -> Iterator[str]:
+    """Yield each module or name of vitlab that a source text imports, such as ``vitlab.plugin.Geometry``."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_internal(name: str) -> bool:
+    """Return whether an import is of vitlab, and neither from the door nor a public name."""
+    top, _, rest = name.partition(".")
+    return top == "vitlab" and not (rest == "" or rest in vitlab.__all__ or rest.startswith("plugin"))
+
+
+def code_blocks(page: Path) -> Iterator[str]:
+    for indent, text in re.findall(r"(?ms)^( *)```python[^\n]*\n(.*?)^ *```$", page.read_text()):
+        yield re.sub(rf"(?m)^{indent}", "", text)
+
+
+def test_names_for_type_checkers_are_the_names_at_run_time() -> None:
+    tree = ast.parse(Path(plugin.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    declared = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert declared == plugin._HOMES
+    for name, module in declared.items():
+        home = importlib.import_module(module)
+        expected = getattr(home, name, None) or importlib.import_module(f"{module}.{name}")
+        assert getattr(plugin, name) is expected
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        plugin.nothing  # noqa: B018
+
+
+def test_door_has_every_slot_and_contract() -> None:
+    for name in SLOT_MODULES:
+        assert getattr(plugin, name) is slot(name)
+        contract = plugin.Replay if name == "tracker" else getattr(plugin, slot(name).contract.__name__)
+        assert issubclass(contract, slot(name).contract)
+
+
+def test_import_of_door_needs_no_torch() -> None:
+    code = "import sys; from vitlab.plugin import Choice, Pick; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_page_lists_every_name_once() -> None:
+    (section,) = re.findall(r"(?ms)^## The names\n(.*?)(?=^## |\Z)", PAGE)
+    assert sorted(re.findall(r"`(\w+)`", section)) == sorted([*plugin.__all__])
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*(ROOT / "plugins").glob("*/*.py"), *(ROOT / "plugins").glob("*/tests/*.py")],
+    ids=lambda file: file.name,
+)
+def test_shipped_plugins_use_the_door(file: Path) -> None:
+    internal = [name for name in imports_of(file.read_text()) if is_internal(name)]
+    if file.parent.name == "tests":  # the tests look into runs of studies, too
+        internal = [name for name in internal if name.startswith("vitlab.testing")]
+    assert not internal
+
+
+def test_templates_and_pages_use_the_door(tmp_path: Path) -> None:
+    texts = [
+        file.read_text() for kind in KINDS for file in write_plugin(f"acme-{kind}", kind, out=tmp_path).rglob("*.py")
+    ]
+    pages = [*(ROOT / "docs" / "pages").rglob("*.md"), ROOT / "plugins" / "README.md", ROOT / "README.md"]
+    texts += [block for page in pages for block in code_blocks(page)]
+    assert len(texts) > 50
+    assert not [name for text in texts for name in imports_of(text) if is_internal(name)]
+
+
+def test_code_of_a_component_has_the_modules_behind_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "through_names.py").write_text("from vitlab.plugin import noise, rotate\n")
+    (tmp_path / "through_module.py").write_text("import vitlab.plugin\n")
+    refresh()
+    by_names = closure({"through_names"}, source.parse)
+    assert {"vitlab.noise", "vitlab.components.attention.contract"} <= set(by_names)
+    assert not {"vitlab.plugin", "vitlab.executors.base"} & set(by_names), "neither the door nor what is not used"
+    assert {"vitlab.noise", "vitlab.executors.base"} <= set(closure({"through_module"}, source.parse))

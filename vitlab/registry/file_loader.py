@@ -1,0 +1,95 @@
+"""The loader of single Python files of components.
+
+A file is run again if its code has changed; the components of a file that fails are unregistered.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+
+from vitlab import imports
+from vitlab.errors import BrokenComponent, ClashError
+from vitlab.registry import plugin_files
+from vitlab.registry.plugin_files import PluginFile
+from vitlab.registry.slot_modules import Origin
+from vitlab.registry.slots import remove_all
+from vitlab.registry.tracebacks import with_frames
+
+_origins: dict[Path, Origin] = {}  # files that have run, with the digest of their code
+
+
+class _TextLoader(SourceFileLoader):
+    """Loader of text that has been read: the digested text runs, not a newer file or older code in __pycache__."""
+
+    def __init__(self, name: str, file: PluginFile) -> None:
+        super().__init__(name, str(file.path))
+        self._text = file.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._text, self.path)
+
+
+def load_file(file: Path | str) -> Origin:
+    """Run a Python file that registers components in this process.
+
+    A file whose code has not changed is run once.  An edited file is run again, and its components replace those it
+    registered before.  A file that fails changes nothing.
+
+    Raises:
+        BrokenComponent: if the file does not exist or fails; the message ends with the lines that were running.
+        ClashError: if it registers a component that another file of the same name has registered.
+    """
+    path = Path(file).resolve()
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BrokenComponent(f"plugin file {file}: {error.strerror}") from None
+    origin = Origin(path.name, _digest(text))
+    if origin in _origins.values():  # by another path, too: the module of both would have one name
+        return origin
+    if path.suffix != ".py":
+        raise BrokenComponent(f"plugin file {file}: rename it so that it ends in .py")
+    replaced = remove_all(_origins[path]) if path in _origins else []
+    plugin = PluginFile(path, origin, text)
+    name = plugin_files.add(plugin)
+    loader = _TextLoader(name, plugin)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    imports.note(name, path)
+    try:
+        loader.exec_module(module)
+    except BaseException as error:
+        message = with_frames(error)
+        del sys.modules[name]
+        unload(plugin)
+        for slot, component_name, component in replaced:
+            slot.add(component_name, component, _origins[path])
+        if isinstance(error, KeyboardInterrupt | BrokenComponent | ClashError):
+            raise
+        raise BrokenComponent(f"plugin file {file} failed: {message}") from error
+    _origins[path] = origin
+    return origin
+
+
+def unload(file: PluginFile) -> None:
+    """Remove the components of a file, and forget that it was run."""
+    remove_all(file.origin)
+    plugin_files.discard(plugin_files.module_of(file.origin))
+    if _origins.get(file.path) == file.origin:
+        del _origins[file.path]
+
+
+def _digest(text: bytes) -> str:
+    """Return the digest of the syntax tree, which ignores comments, or of the text if it does not parse."""
+    with suppress(SyntaxError, ValueError):
+        text = ast.dump(ast.parse(text)).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

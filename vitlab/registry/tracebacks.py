@@ -1,0 +1,138 @@
+"""The plugin code in the traceback of an exception, by which a failure is attributed to a plugin.
+
+Plugins are the files loaded with ``--plugin``, modules beside them, and installed distributions that offer components.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, TracebackType
+
+from vitlab._version import __version__
+from vitlab.errors import BrokenComponent, VitlabError
+from vitlab.registry import plugin_files, plugins
+
+SHOWN_FRAMES = 5
+"""Number of frames shown at each end of a long stack, such as that of an endless recursion."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The innermost plugin code in the traceback of an exception."""
+
+    frames: tuple[traceback.FrameSummary, ...]  #: all frames of plugins, the outermost first
+
+    @property
+    def file(self) -> Path:
+        """The file of the plugin."""
+        return Path(self.frames[-1].filename)
+
+    @property
+    def place(self) -> str:
+        """Return ``my_blocks.py:13``, relative to the working directory if the file is below it."""
+        return _place(self.frames[-1])
+
+    def __str__(self) -> str:
+        lines = []
+        for number, frame in enumerate(self.frames):
+            if SHOWN_FRAMES <= number < len(self.frames) - SHOWN_FRAMES:
+                if number == SHOWN_FRAMES:
+                    lines.append(f"  ... {len(self.frames) - 2 * SHOWN_FRAMES} more calls")
+                continue
+            lines.append(f"  {_place(frame)}, in {frame.name}")
+            if frame.line:
+                lines.append(f"    {frame.line}")
+        return "\n".join(lines)
+
+
+def culprit(error: BaseException) -> Culprit | None:
+    """Return the plugin code in the traceback of an exception, or None if only vitlab and libraries are in it."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    for link in chain:
+        frames = [
+            traceback.FrameSummary(code.co_filename, line, code.co_name)
+            for module, code, line in _frames(link.__traceback__)
+            if _is_plugin_code(module, code.co_filename)
+        ]
+        if isinstance(link, SyntaxError) and link.filename and _is_plugin_code("", link.filename):
+            frames.append(traceback.FrameSummary(link.filename, link.lineno or 1, "<module>"))
+        if frames:
+            return Culprit(tuple(frames))
+    return None
+
+
+@contextmanager
+def import_failure(what: str) -> Iterator[None]:
+    """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise BrokenComponent(f"{what}: {with_frames(error)}") from error
+
+
+def sentence_with_place(error: BaseException) -> str:
+    """Return an exception on one line: vitlab's own unchanged, others with their type and the line of the plugin.
+
+    What to do about it follows, if that is known.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, VitlabError):
+        return text
+    text, advice = _with_advice(text)
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    source = culprit(error)
+    return (text if source is None else f"{text}, at {source.place}") + advice
+
+
+def _with_advice(text: str) -> tuple[str, str]:
+    """Return the message of an exception, and what to do about it if that is known."""
+    if re.match(r"(cannot import name '.*' from|No module named) '?vitlab\b", text):
+        return text, (
+            f"; this is vitlab {__version__}, which has no such name. Import from vitlab.plugin, whose names stay, or "
+            "install the vitlab that the plugin pins in its dependencies"
+        )
+    if "operator torchvision::nms does not exist" in text:
+        return text, "; call torchvision() of vitlab.plugin before this import, which works with every build of torch"
+    if "does not have a deterministic implementation" in text:  # torch's own advice is a call that no study can make
+        return text.partition(", but you set")[0], "; run.deterministic: false allows it, and runs then differ"
+    return text, ""
+
+
+def with_frames(error: BaseException) -> str:
+    """Return an exception as :func:`sentence_with_place` does, followed by the frames of plugins on further lines."""
+    source = culprit(error)
+    return sentence_with_place(error) + (f"\n{source}" if source is not None else "")
+
+
+def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
+    """Yield the module, code and line of every frame, outermost first."""
+    while link is not None:
+        yield str(link.tb_frame.f_globals.get("__name__", "")), link.tb_frame.f_code, link.tb_lineno
+        link = link.tb_next
+
+
+def _is_plugin_code(module: str, file: str) -> bool:
+    """Return whether code belongs to a plugin, given the name and file of its module."""
+    path, package = Path(file), module.partition(".")[0]
+    if path in plugin_files.paths() or package in plugins.packages():
+        return True
+    is_beside = any(path.is_relative_to(loaded.parent) for loaded in plugin_files.paths())
+    return is_beside and package != plugins.HOST and not {"site-packages", "dist-packages"} & set(path.parts)
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    file = Path(frame.filename)
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    return f"{file}:{frame.lineno or 0}"
