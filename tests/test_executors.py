@@ -27,6 +27,7 @@ from vitlab.errors import UserError
 from vitlab.executors import Executor, Inline, Local, base, machine, worker
 from vitlab.executors.base import Job, JobEnd
 from vitlab.plan.values import Planned
+from vitlab.runner import fork_server
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import locks
 from vitlab.store.files import read_json
@@ -229,10 +230,7 @@ class FakeMultiprocessing:
     def __init__(self) -> None:
         self.workers: dict[Path, FakeWorker] = {}
 
-    def Pipe(self) -> Any:
-        return multiprocessing.Pipe()
-
-    def Process(self, *, target: Any, args: Any, name: str) -> FakeWorker:
+    def process(self, target: Any, args: Any, name: str) -> FakeWorker:
         self.workers[args[0].folder] = FakeWorker(args[2]["CUDA_VISIBLE_DEVICES"], args[4])
         return self.workers[args[0].folder]
 
@@ -245,9 +243,6 @@ class FakeWorker:
         self.sentinel, self._life = os.pipe()
         self.pipe = os.dup(pipe.fileno())
         self.begun = False
-
-    def start(self) -> None:
-        """Do nothing."""
 
     def say(self, text: bytes) -> None:
         connection = multiprocessing.connection.Connection(os.dup(self.pipe))
@@ -274,7 +269,7 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
     executor = Local(RunSpec(device="cuda", resources={"gpu": 0.25}))
     assert executor.slots == 12
     made = FakeMultiprocessing()
-    executor._context = made  # type: ignore[assignment]
+    monkeypatch.setattr(fork_server, "process", made.process)
     shares: dict[Path, float] = {}
     for number in range(200):
         work = replace(
@@ -382,7 +377,7 @@ def test_container_limits_are_respected(
 def test_fork_server_has_one_thread_and_no_plugin() -> None:
     script = """
         import signal, sys
-        import vitlab.executors.preload
+        import vitlab.runner.preload
         status = open("/proc/self/status").read()
         print(status.split("Threads:")[1].split()[0], "torch" in sys.modules,
               signal.getsignal(signal.SIGINT) is signal.SIG_IGN, any(m in sys.modules for m in ("mlflow", "pandas")),
@@ -677,14 +672,12 @@ def test_slot() -> None:
 ENDLESS = "import time; time.sleep(20); print('the fork server went on without its driver', flush=True)"
 
 
-@pytest.mark.parametrize("start", ["Local.prepare(); local.Local.prepare()", "start_server()"])
-def test_unused_fork_server_ends_with_its_driver(tmp_path: Path, start: str) -> None:
+def test_unused_fork_server_ends_with_its_driver(tmp_path: Path) -> None:
     """One that is still importing does not notice that its driver has ended, so that it is killed."""
     (tmp_path / "endless.py").write_text(ENDLESS)
     code = (
-        "import multiprocessing; from vitlab.executors import local; context = multiprocessing.get_context('forkserver')"
-        "; context.set_forkserver_preload(['endless']); local._context = lambda: context; "
-        f"local.{start}; print(local._server())"
+        "from vitlab.executors import Local; from vitlab.runner import fork_server; fork_server.PRELOAD = 'endless'; "
+        "Local.prepare(); Local.prepare(); print(fork_server.server())"
     )
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
     environment = {**os.environ, "PYTHONPATH": path}

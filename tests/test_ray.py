@@ -209,7 +209,7 @@ def test_stopped_or_killed_training_resumes_elsewhere(
     copying = SlowRay(run(), files="copy")
     copying.submit(job)
     wait_for_step(copying, folder, 4)
-    bells = processes("ray::Bell")  # the stop signal of every worker
+    bells = processes("ray::StopSignal")  # the stop signal of every worker
     for bell in bells:
         os.kill(bell, signal.SIGKILL)
     assert bells
@@ -351,12 +351,13 @@ def test_trial_written_by_another_driver_is_awaited(cluster: Any, tmp_path: Path
 def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
     monkeypatch.setattr(ray, "get_runtime_context", _Bell)
+    monkeypatch.chdir(tmp_path)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(variable, "1")
     work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
-    starts, end = stream(work, "executor_runner", "token", None, False, _Bell())
+    starts, end = stream(work, "executor_runner", "token", None, False, _Bell(), str(tmp_path))
     assert isinstance(starts, Started) and isinstance(end, Finished)
     assert end.ending == "refused" and "set run.executor.files: copy" in end.detail
 

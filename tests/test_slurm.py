@@ -132,6 +132,7 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
     assert (flags(second)["cpus-per-task"], flags(second)["gpus-per-node"]) == ("6", "2")  # 0.25 and a whole one
     assert "\nmodule load cuda\n" in first and first.index("module load") < first.index("\nsrun ")
     assert "account" not in options and str(tmp_path / "slurm") in options["output"]
+    assert f" {sys.executable} -P -u -m submitit." in first  # nothing is imported from the current folder
 
     cpu = Slurm(RunSpec(), pack=2)
     cpu.submit(job(tmp_path, "h"))

@@ -282,9 +282,8 @@ def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:
     subprocess.run(["git", "add", "first.yaml"], check=True)
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *who, "commit", "-qm", "x"], check=True)
-    Path(".gitignore").write_text(".venv/\n")
-    Path(".venv/site").mkdir(parents=True)
-    assert re.fullmatch(r"[0-9a-f]{40}", commit_of(here)) and commit_of(Path(".venv/site")) == ""
+    Path("lib/site-packages/studies").mkdir(parents=True)
+    assert re.fullmatch(r"[0-9a-f]{40}", commit_of(here)) and commit_of(Path("lib/site-packages/studies")) == ""
     lab.run("first.yaml", out="out", changes={"question": "Why not?"})
     lab.run("other.yaml", out="out")
     for name in ("first.yaml", "other.yaml"):

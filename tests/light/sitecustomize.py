@@ -1,4 +1,4 @@
-"""Start of Python for the processes of some tests: their fork servers skip the imports of ``vitlab.executors.preload``.
+"""Start of Python for the processes of some tests: their fork servers skip the imports of ``vitlab.runner.preload``.
 
 For tests whose trials are those of ``executor_runner``, which import no torch.  A folder of its own, so that only the
 ``PYTHONPATH`` of these tests has it.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-PRELOAD = "vitlab.executors.preload"
+PRELOAD = "vitlab.runner.preload"
 
 
 class Finder:

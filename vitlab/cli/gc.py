@@ -15,7 +15,7 @@ from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, find
 from vitlab.store.files import remove
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Store
 from vitlab.store.locks import Busy
 
 
@@ -31,6 +31,9 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
     Damaged files that were set aside, and temporary files of killed processes, are deleted too. 'vitlab studies' lists
     the versions.
     """
+    for folder in (out / "trials", out / "studies"):
+        if folder.is_symlink():  # results may come from other people, and the link may lead to any folder of the user
+            raise UserError(f"{folder} is a link, and nothing outside of the output folder is deleted; move it there")
     dropped = [_earlier(out, version) for version in drop]
     required, names = set(), dict[str, str]()
     for file in _plans(out):
@@ -47,30 +50,30 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         names |= {key: name for (key, _), name in trials.items()}
         if file.parent not in dropped:
             required |= set(trials)
-    leftovers = Store(out).leftovers()
+    store = Store(out)
+    leftovers = store.leftovers()
     freed = sum(_size(path) for path in leftovers)
     for path in leftovers:
         click.echo(str(path))
         if yes:
             remove(path)
-    for path in sorted((out / "trials").glob("*/*")):
-        if (path.parent.name, path.name) in required:
-            continue
-        if TrialFolder(path).is_locked():
+    for trial in store.trials():
+        path = trial.path
+        if (path.parent.name, path.name) in required or trial.is_locked():
             continue
         freed += _size(path)
         click.echo(f"{path}\t{names.get(path.parent.name, 'belongs to no study, such as from --smoke')}")
         if not yes:
             continue
-        with suppress(Busy), TrialFolder(path).lease():  # so that no process starts to train it now
+        with suppress(Busy), trial.lease():  # so that no process starts to train it now
             shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):  # not empty: it has the results of other code
                 path.parent.rmdir()
-    for folder in dropped:
-        freed += _size(folder)
-        click.echo(str(folder))
+    for path in dropped:
+        freed += _size(path)
+        click.echo(str(path))
         if yes:
-            shutil.rmtree(folder)
+            shutil.rmtree(path)
     if not freed:
         click.echo("nothing to delete", err=True)
         return
@@ -106,6 +109,8 @@ def _earlier(out: Path, version: str) -> Path:
             f"--drop {version}: this is the latest version of study '{name}', which stays; delete the folder {study} "
             "to drop the study itself"
         )
+    if study.is_symlink():
+        raise UserError(f"--drop {version}: {study} is a link, and nothing outside of the output folder is deleted")
     return earlier.folder
 
 

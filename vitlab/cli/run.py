@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -159,6 +160,7 @@ def _detach(
     """
     from vitlab.driver.planning import plan_study
     from vitlab.driver.scheduler import driver_of
+    from vitlab.store.files import open_in_place
     from vitlab.store.folders import Store
     from vitlab.store.locks import is_locked, owner, process
 
@@ -171,9 +173,14 @@ def _detach(
     log.parent.mkdir(parents=True, exist_ok=True)
     begin = log.stat().st_size if log.exists() else 0
     command = [sys.executable, "-m", "vitlab", "run", str(file), *options]
-    with open(log, "ab") as output:
+    with open(open_in_place(log), "ab") as output:
         driver = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},  # imports nothing from the current folder
+            start_new_session=True,
         )
     lock, name = store.driver(plan.study), process(driver.pid)
     deadline = time.monotonic() + BEGIN_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import shutil
@@ -11,7 +12,6 @@ import socket
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from vitlab.errors import UserError
@@ -123,7 +123,8 @@ def connect(address: str) -> Any:
     is_main = threading.current_thread() is threading.main_thread()
     old_handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, **options)
+        with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.stream
+            ray.init(address=address, **options)
     except Exception as error:  # Ray raises no specific type if it does not start in time
         if address == "local":
             raise UserError(f"Ray does not start on this machine: {one_sentence(error)}") from None
@@ -142,7 +143,7 @@ def _disconnect(temporary: str) -> None:
     """Stop the locally started Ray and delete its files."""
     import ray
 
-    with suppress(Exception):  # at interpreter exit, Ray may have stopped already
+    with contextlib.suppress(Exception):  # at interpreter exit, Ray may have stopped already
         ray.shutdown()
     shutil.rmtree(temporary, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """Worker as a command line, for executors that start programs or submit to a queue.
 
-A job is a command, ``python -m vitlab.executors.command FOLDER``, which runs wherever the output folder and this Python
-environment can be seen.  FOLDER is a new one in the trial's folder, with these files:
+A job is a command, ``python -P -m vitlab.executors.command FOLDER``, which runs wherever the output folder and this
+Python environment can be seen.  FOLDER is a new one in the trial's folder, with these files:
 
     job.json      the job and the module that runs it
     stop          requests a checkpoint and the end; checked every :data:`CHECK_S`
@@ -46,7 +46,7 @@ class WorkerCommand:
         self._folder = job.folder / f".worker-{uuid.uuid4().hex[:12]}"
         write_json(self._folder / "job.json", _to_json(job, runner))
         #: the words of the command line
-        self.words: tuple[str, ...] = (sys.executable, "-m", __name__, str(self._folder))
+        self.words: tuple[str, ...] = (sys.executable, "-P", "-m", __name__, str(self._folder))
 
     def stop(self) -> None:
         """Request a checkpoint and the end of the worker, whose ending is then ``stopped``."""

@@ -1,6 +1,6 @@
 """Local executor: each trial runs in its own process on this machine.
 
-**Processes.**  A fork server imports torch and the built-in components once (:mod:`vitlab.executors.preload`), and
+**Processes.**  A fork server imports torch and the built-in components once (:mod:`vitlab.runner.fork_server`), and
 every trial is a fork of it: nothing of one trial (CUDA context, memory, random state, environment) reaches the next,
 and the death of one worker affects no other.  A worker killed by a signal or by the kernel's OOM killer is ``lost``;
 one whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the trial's folder.
@@ -27,10 +27,6 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
-import os
 import signal
 import time
 from collections import deque
@@ -38,6 +34,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
@@ -45,15 +42,16 @@ from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
 from vitlab.executors.base import Executor, JobEnd, executor
 from vitlab.executors.placement import GpuRequest, Placement
+from vitlab.runner import fork_server
+from vitlab.runner.fork_server import ServerDied
 from vitlab.runner.job import Job
-from vitlab.runner.ranks import without_main
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import end_orphan
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, ForkServerProcess
+    from multiprocessing.context import ForkServerProcess
 
 TERMINATE_S = 2.0  #: time between terminating and killing a worker
 
@@ -112,7 +110,6 @@ class Local(Executor):
         shared_out = not self._gpus or run.resources.cpu is not None
         fits = shared_out and cores_per_trial * self._slots <= budget
         self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
-        self._context = _context()
         self._waiting: deque[Job] = deque()  # for a GPU with room
         self._workers: dict[int, _Worker] = {}  # by sentinel
         self._elsewhere: list[Job] = []  # trained by workers of other drivers
@@ -123,9 +120,7 @@ class Local(Executor):
     @classmethod
     def prepare(cls) -> None:
         """Start the fork server, which takes seconds to import torch; it ends with this process if it is not used."""
-        _context()
-        with without_main():
-            start_server()
+        fork_server.start()
 
     @property
     def slots(self) -> int:
@@ -224,20 +219,15 @@ class Local(Executor):
     def _start(self, job: Job, gpu: str) -> None:
         used = {running.place for running in self._workers.values()}
         place = min(set(range(len(used) + 1)) - used)
-        ours, theirs = self._context.Pipe()
+        ours, theirs = Pipe()
         environment = self.worker_environment(job, gpu)
         share = self._shares[place] if place < self._slots else []
-        process = self._context.Process(
-            target=worker.main, args=(job, self.runner, environment, share, theirs), name=job.name
-        )
         try:
-            with without_main():
-                start_server()
-                process.start()
-        except (EOFError, ConnectionError):
+            process = fork_server.process(worker.main, (job, self.runner, environment, share, theirs), job.name)
+        except ServerDied as error:
             ours.close()
             self._placement.leave(job.folder)
-            self._ends.append(JobEnd(job, Ending.LOST, "the fork server died before it could start a worker"))
+            self._ends.append(JobEnd(job, Ending.LOST, str(error)))
             return
         finally:
             theirs.close()
@@ -314,42 +304,6 @@ class Local(Executor):
     def _disconnect(self) -> None:
         for running in self._workers.values():
             running.pipe.close()
-
-
-def start_server() -> None:
-    """Start the fork server if it is not running, with Ctrl-C blocked until it ignores that signal itself.
-
-    It inherits the signals that are blocked here, and :mod:`vitlab.executors.preload` unblocks them.
-    """
-    if _server() is None:
-        atexit.register(_end_server)
-    multiprocessing.resource_tracker.ensure_running()  # otherwise the fork server starts it, which unblocks Ctrl-C
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        multiprocessing.forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _context() -> ForkServerContext:
-    """Return the context of worker processes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitlab.executors.preload"])
-    return context
-
-
-def _server() -> int | None:
-    """Return the process of the fork server, if it has been started."""
-    server: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
-    return server
-
-
-def _end_server() -> None:
-    """End the fork server unless it has workers: it may still be importing, and keeps our output open meanwhile."""
-    server = _server()
-    if server is not None and not multiprocessing.active_children():
-        with suppress(OSError):
-            os.kill(server, signal.SIGKILL)
 
 
 def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:

@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal
 
 from vitlab.errors import VitlabError
 from vitlab.runner.job import Job
-from vitlab.store.files import temporary, write_bytes
+from vitlab.store.files import open_in_place, temporary, write_bytes
 from vitlab.store.folders import TrialFolder
 
 CHUNK = 16 * 2**20  #: maximum number of bytes per message
@@ -161,7 +161,7 @@ class FileReceiver:
         path = folder / inside
         path.parent.mkdir(parents=True, exist_ok=True)
         if piece.how == "append":
-            with open(path, "ab") as file:
+            with open(open_in_place(path), "ab") as file:
                 file.write(piece.data)
         elif piece.how == "write":
             self._write(path, piece)

@@ -26,6 +26,7 @@ resumes from the last checkpoints, which are at most a minute old.
 from __future__ import annotations
 
 import math
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ from vitlab.executors.mirror import FileChunk, FileReceiver, input_files
 from vitlab.executors.task import Finished, ProgressMessage, Started, StopSignal, stream
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
+from vitlab.store.files import open_in_place
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy, kill
 from vitlab.store.result import Ending
@@ -183,7 +185,7 @@ class Ray(Executor):
                 inbox = FileReceiver(job.folders)
             else:
                 job.folder.mkdir(parents=True, exist_ok=True)
-                with open(job.folder / "log.txt", "a", encoding="utf-8") as log:
+                with open(open_in_place(job.folder / "log.txt"), "a", encoding="utf-8") as log:
                     log.write(f"handed to Ray as {token}\n")
             if self._bell is None:
                 bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(
@@ -196,7 +198,7 @@ class Ray(Executor):
             task = self._ray.remote(
                 num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
             )(stream)
-            items = task.remote(job, self.runner, token, files, share > 0, self._bell)
+            items = task.remote(job, self.runner, token, files, share > 0, self._bell, os.getcwd())
             self._running[items] = _SubmittedJob(job, items, inbox, leases.pop_all(), files or ())
         return True
 

@@ -22,7 +22,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -209,7 +211,8 @@ class Slurm(Executor):
         trials = {str(job.folder): [str(item) for item in job.folders] for job in jobs}
         # Written before the submission, in case this driver dies meanwhile.
         write_json(folder / "pack.json", {"job": None, "trials": trials})
-        slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues)
+        python = f"{shlex.quote(sys.executable)} -P"  # imports nothing from the folder of the submission
+        slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues, python=python)
         slurm.update_parameters(job_name=_name(folder), **self._parameters, **self._needs(jobs))
         try:
             submission = slurm.submit(SlurmBatch(folder, self.run, tuple(jobs), self.runner))

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class StopSignal:
 
 
 def stream(
-    job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any
+    job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any, folder: str
 ) -> Iterator[Started | ProgressMessage | FileChunk | Finished]:
     """Run one job in this process, as a Ray task.
 
@@ -75,8 +75,12 @@ def stream(
         sent: destination paths and contents of the files of a folder that is not shared; None for a shared folder.
         on_gpu: True if Ray has assigned a GPU to this process.
         bell: the actor that signals the stop.
+        folder: the driver's current folder, entered if it exists here; nothing is imported from it.
     """
     import ray
+
+    with suppress(OSError):
+        os.chdir(folder)
 
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads))
     os.environ.update(threads if on_gpu else {**threads, "CUDA_VISIBLE_DEVICES": ""})

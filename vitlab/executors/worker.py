@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from vitlab.executors.base import Stage, attempt, overdue_message
 from vitlab.runner.job import Job
+from vitlab.store.files import open_in_place
 from vitlab.store.locks import DRIVER, is_alive
 from vitlab.store.result import Ending
 
@@ -118,7 +119,7 @@ def run_job_and_exit(
 def log_to(folder: Path) -> None:
     """Redirect all output of this process, including C libraries and crash traces, to ``log.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    log = open_in_place(folder / "log.txt")
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -131,7 +132,7 @@ def note_shared_log(job: Job) -> None:
     """Append to the logs of the job's other trials a reference to the log of the job."""
     for folder in job.folders[1:]:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "log.txt", "a", encoding="utf-8") as log:
+        with open(open_in_place(folder / "log.txt"), "a", encoding="utf-8") as log:
             log.write(f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n")
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import SpecError, UserError
+from vitlab.imports import INSTALLED
 from vitlab.plan.key import key_of
 from vitlab.plan.plan_file import write_plan
 from vitlab.plan.values import Plan
@@ -209,20 +210,28 @@ def with_builtins(run_spec: RunSpec) -> RunSpec:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the git commit of a folder, marked if files differ from it; empty outside of a repository.
+    """Return the git commit that is checked out in a folder; empty outside of a repository, or among installed files.
 
-    It is empty for an ignored folder, too, such as that of packaged studies in an environment below a project.
+    Installed files may lie below a project, but are none of it.
     """
-    commit = "" if git(folder, "check-ignore", ".") else git(folder, "rev-parse", "HEAD")
-    changed = commit and git(folder, "status", "--porcelain", "--untracked-files=no")
-    return f"{commit} with uncommitted changes" if changed else commit
+    return rev_parse(folder, "HEAD") if INSTALLED.isdisjoint(folder.resolve().parts) else ""
 
 
-def git(folder: Path, *arguments: str) -> str:
-    """Return the output of a git command in a folder; empty if it fails."""
+def rev_parse(folder: Path, *arguments: str) -> str:
+    """Return the output of ``git rev-parse`` in a folder; empty if it fails.
+
+    A repository may come from other people, and its configuration names programs.  ``rev-parse`` looks at no files, so
+    it starts none of them; ``status`` would.
+    """
+    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
     try:
         process = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
+            [*command, "-C", str(folder), "rev-parse", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+            env={**os.environ, "GIT_NO_LAZY_FETCH": "1"},
         )
     except (OSError, subprocess.SubprocessError):
         return ""

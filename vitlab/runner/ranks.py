@@ -9,28 +9,28 @@ ranks close and they exit.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitlab.runner import fork_server
+from vitlab.runner.fork_server import ServerDied
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
-PRELOAD = "vitlab.executors.preload"
 POLL_S = 0.1  #: interval at which the supervisor polls ``stop``
 CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead peer
 LEAVE_S = 10.0  #: time the others have to exit after rank 0 has finished
@@ -83,8 +83,8 @@ def launch_ranks(count: int, work: RankFunction, arguments: Sequence[Any], stop:
             for number in range(count):
                 processes.append(_start(number, work, (Path(folder) / "meeting", *arguments)))
             return _supervise(processes, stop)
-        except (EOFError, ConnectionError):
-            return RankResult(Ending.LOST, "the server of its processes died before it could start them")
+        except ServerDied as error:
+            return RankResult(Ending.LOST, str(error))
         finally:
             for one in processes:
                 one.process.kill()
@@ -93,27 +93,10 @@ def launch_ranks(count: int, work: RankFunction, arguments: Sequence[Any], stop:
                 one.pipe.close()
 
 
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Hide the main module: multiprocessing would run the user's script again in every process."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
 def _start(number: int, work: RankFunction, arguments: Sequence[Any]) -> _Process:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOAD])
-    ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_main, args=(number, work, arguments, dict(os.environ), theirs), name=f"part {number}"
-    )
+    ours, theirs = Pipe()
     try:
-        with without_main():
-            process.start()
+        process = fork_server.process(_main, (number, work, arguments, dict(os.environ), theirs), f"part {number}")
     finally:
         theirs.close()
     return _Process(number, process, ours)

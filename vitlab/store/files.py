@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from vitlab.errors import UserError
 from vitlab.store import locks
 from vitlab.store.damage import load_stored, read_stored, report_damage, set_aside, set_aside_damaged
 from vitlab.store.locks import own_process, process
@@ -230,7 +231,7 @@ def append_json(path: Path, data: Any) -> None:
         OSError: If the disk is full; the file is then unchanged.
     """
     line = (json.dumps(data) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = open_in_place(path)
     try:
         count = os.write(descriptor, line)
         if count < len(line):
@@ -238,6 +239,23 @@ def append_json(path: Path, data: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
+
+
+def open_in_place(path: Path, how: int = os.O_WRONLY | os.O_APPEND) -> int:
+    """Return the descriptor of a file that is written in place, and create it with the rights that the umask gives.
+
+    A results folder may come from other people, so a link is not followed: it could lead to any file of the user.
+
+    Raises:
+        UserError: if the path is a link.
+        OSError: if the file cannot be opened.
+    """
+    try:
+        return os.open(path, how | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not path.is_symlink():
+            raise
+        raise UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link") from None
 
 
 def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:

@@ -284,14 +284,25 @@ class Store:
                 with suppress(OSError):
                     remove(file)
 
+    def trials(self) -> Iterator[TrialFolder]:
+        """Yield the folders of all trials, in order; files such as .DS_Store are left out, and no link is followed."""
+        for key in _folders(self.root / "trials"):
+            yield from map(TrialFolder, _folders(key))
+
     def leftovers(self) -> list[Path]:
         """Return the files that nothing reads: abandoned temporary files, and damaged files that were set aside."""
-        folders = [self.root, *(path for path in self.root.glob("studies/**") if path.is_dir())]
-        folders += [
-            path for depth in ("*", "*/*", "*/*/*") for path in self.root.glob(f"trials/{depth}") if path.is_dir()
-        ]
+        folders = [self.root]
+        for top in (self.root / "studies", self.root / "trials"):
+            folders += [Path(folder) for folder, _, _ in os.walk(top)]  # follows no link
         damaged = [path for folder in folders for path in folder.glob(f"*{DAMAGED}*")]
         return sorted({*damaged, *(file for folder in folders for file in abandoned(folder))})
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, in order, without links to folders; empty if it cannot be read."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    return []
 
 
 _MEASUREMENT = cache(lambda: TypeAdapter(Measurement))

@@ -194,7 +194,8 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock = open(file, "a+", encoding="utf-8")  # noqa: SIM115  # the lock lasts while it is open
+            # No link is followed: a results folder may come from other people, and its owner is written to this file.
+            lock = open(file, "a+", encoding="utf-8", opener=_open_no_link)  # noqa: SIM115  # it is locked while open
         except FileNotFoundError:
             continue  # the folder was deleted in the meantime
         try:
@@ -217,6 +218,10 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
                 "choose another --out"
             ) from None
         lock.close()
+
+
+def _open_no_link(file: str, flags: int) -> int:
+    return os.open(file, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _lock(file: IO[str]) -> None:

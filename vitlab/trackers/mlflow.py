@@ -20,12 +20,12 @@ from pydantic import Field
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
-from vitlab.plan.versions import git
+from vitlab.plan.versions import commit_of, rev_parse
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, description, process, records, service
-from vitlab.trackers.address import comparison_link, locate, unconfirmed, without_user
+from vitlab.trackers.address import comparison_link, locate, unconfirmed
 from vitlab.trackers.base import tracker
 from vitlab.trackers.models import Models, select_trials
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
@@ -367,12 +367,7 @@ def _source_tags(study_file: Path, folder: Path) -> dict[str, str]:
     tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
     with suppress(OSError, KeyError):  # a container may run under an id that has no name
         tags["mlflow.user"] = getpass.getuser()
-    commit = git(folder, "rev-parse", "HEAD")
-    if commit:
-        tags["mlflow.source.git.commit"] = commit
-        tags["mlflow.source.git.dirty"] = str(bool(git(folder, "status", "--porcelain", "--untracked-files=no")))
-        branch = git(folder, "rev-parse", "--abbrev-ref", "HEAD")
-        remote = git(folder, "config", "--get", "remote.origin.url")
-        tags |= {"mlflow.source.git.branch": branch} if branch else {}
-        tags |= {"mlflow.source.git.repoURL": without_user(remote)} if remote else {}
+    if commit := commit_of(folder):
+        branch = rev_parse(folder, "--abbrev-ref", "HEAD")
+        tags |= {"mlflow.source.git.commit": commit} | ({"mlflow.source.git.branch": branch} if branch else {})
     return tags

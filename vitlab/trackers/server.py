@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -21,14 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UserError, VitlabError, nearest
-from vitlab.store.files import mapping, read_json
+from vitlab.store.files import mapping, open_in_place, read_json
 from vitlab.trackers import dashboard, service
 from vitlab.trackers.address import artifact_folder, comparison_link, database_file, embedded
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
 
-ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+ENVIRONMENT = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PYTHONSAFEPATH": "1",
+}
 
 
 def serve(
@@ -97,21 +102,23 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
     command += ["--backend-store-uri", f"sqlite:///{database}", "--artifacts-destination", str(artifact_folder(root))]
     # Client variables of the environment concern the server that the user tracks to, not this one.
     environment = {name: value for name, value in os.environ.items() if _is_server_variable(name)}
-    with open(_log(root), "wb") as log:
-        server = subprocess.Popen(
-            command,
-            cwd=root,
-            env={**environment, **ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C then reaches this process alone, which stops the group
-        )
-    try:
-        _wait_until_ready(server, f"http://{_client_host(host)}:{port}/health", _log(root))
-        yield server
-    finally:
-        _stop(server)
+    # Python and uvicorn import from the current folder, and a results folder may come from other people.
+    with tempfile.TemporaryDirectory(prefix="vitlab-ui-") as folder:
+        with open(open_in_place(_log(root), os.O_WRONLY | os.O_TRUNC), "wb") as log:
+            server = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**environment, **ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C then reaches this process alone, which stops the group
+            )
+        try:
+            _wait_until_ready(server, f"http://{_client_host(host)}:{port}/health", _log(root))
+            yield server
+        finally:
+            _stop(server)
 
 
 def links(root: Path, base: str) -> list[tuple[str, str]]:

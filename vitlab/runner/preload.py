@@ -23,7 +23,7 @@ gc.disable()  # a collection during imports takes time and finds nothing
 # handles them.  Workers inherit this.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see vitlab.executors.local.start_server
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see vitlab.runner.fork_server
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ[variable] = "1"
