@@ -20,9 +20,9 @@ from vitlab.components.mlp import mlp
 from vitlab.data.datasets import dataset
 from vitlab.data.prepare import prepare
 from vitlab.errors import OptionError, Refused
+from vitlab.identity import source
+from vitlab.identity.code import closure, code_digest, modules_of, refresh
 from vitlab.lab import Answer
-from vitlab.plan import source
-from vitlab.plan.key import closure, code_digest, modules_of, refresh
 from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS
 
@@ -445,4 +445,4 @@ def test_recursive_import_finders_terminate() -> None:
         assert importlib.util.find_spec("antigravity") is not None
     finally:
         sys.meta_path.remove(asks)  # type: ignore[arg-type]
-    assert imports.last_import("vitlab.plan.key") is not None
+    assert imports.last_import("vitlab.identity.key") is not None

@@ -32,11 +32,11 @@ from vitlab.cli.plan import command
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataIdentity, DataInfo
+from vitlab.identity.code import code_of
 from vitlab.lab import Answer, plan_study
 from vitlab.plan import arms
-from vitlab.plan.key import DISTILLATION, code_of
 from vitlab.plan.values import Plan
-from vitlab.registry import slot
+from vitlab.registry import OPTIONAL_MODULES, slot
 from vitlab.runner.job import Settings
 from vitlab.spec import Choice, Seeds
 from vitlab.spec.trial import Distill
@@ -397,13 +397,13 @@ def test_second_study_reuses_teacher(taught: Answer, tmp_path: Path) -> None:
 
 def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_path: Path) -> None:
     shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab")
-    assert DISTILLATION == "vitlab.training.distillation"
+    assert OPTIONAL_MODULES["distillation"] == "vitlab.training.distillation"
     with (tmp_path / "vitlab" / "training" / "distillation.py").open("a") as stream:
         stream.write("\nCHANGED = True\n")
     student, teacher = taught.plan.trials[0].trial, taught.plan.prerequisites[0]
     keys = [[trial.spec.plain(), trial.needs] for trial in (student, teacher)]
     code = (
-        "import json; from vitlab.plan.key import code_of; from vitlab.spec import TrialSpec; "
+        "import json; from vitlab.identity.code import code_of; from vitlab.spec import TrialSpec; "
         f"print(*[code_of(TrialSpec.model_validate(spec), needs) for spec, needs in json.loads({json.dumps(keys)!r})])"
     )
     done = warm.python(code, tmp_path, os.environ)  # it finds the copy in its folder

@@ -14,10 +14,9 @@ from vitlab.engines import ENGINES
 from vitlab.engines.base import train
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
-from vitlab.plan.key import FEATURES, modules_beside
 from vitlab.plan.resolve import Resolver
 from vitlab.registry import slot
-from vitlab.spec import STREAMS, TrainSpec, TrialSpec
+from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.features import features_of
 from vitlab.training.loop import Training
 from vitlab.training.metrics.features import Features, nearest_classes
@@ -126,13 +125,10 @@ def test_model_without_linear_classifier_is_refused() -> None:
 
 def test_feature_metrics_apply_to_objectives_without_labels() -> None:
     tree = {"data": DATA, "model": VIT, "train": {"steps": 1, "metrics": ["knn"]}}
-    plain = Resolver(data_info).resolve(tree)
-    assert modules_beside(plain.spec) == {FEATURES}
     masked = Resolver(data_info).resolve(
         {**tree, "train": {**tree["train"], "objective": {"type": "mae", "mask_ratio": 0.5}}}
     )
     assert [choice.type for choice in masked.spec.train.metrics] == ["knn"] and not masked.incompatibility
-    assert FEATURES not in modules_beside(TrialSpec.model_validate({**tree, "train": {"steps": 1}}))
 
 
 def test_attentive_probe_trains_the_query_alone() -> None:

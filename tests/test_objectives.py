@@ -22,8 +22,8 @@ from vitlab.driver.planning import plan_study
 from vitlab.engines import ENGINES, supported_engine
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
+from vitlab.identity.code import closure, code_of, components, modules_of_spec
 from vitlab.models.contract import Model
-from vitlab.plan.key import closure, code_of, components, modules_of_spec
 from vitlab.plan.resolve import Faults, Resolver
 from vitlab.plan.values import Trial
 from vitlab.registry import slot

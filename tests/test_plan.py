@@ -17,12 +17,14 @@ import yaml
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
 from vitlab.geometry import DataIdentity, DataInfo, Work
+from vitlab.identity import source
+from vitlab.identity.code import RUNNER, closure, code_digest, refresh
+from vitlab.identity.key import canonical, key_of, key_of_texts
 from vitlab.lab import plan_study
-from vitlab.plan import Plan, source
+from vitlab.plan import Plan
 from vitlab.plan.arms import RuleFault, holds, parse_rule
 from vitlab.plan.design import changes_of, count, short_names, text
 from vitlab.plan.engine_choice import engine_of, shape
-from vitlab.plan.key import RUNNER, canonical, closure, code_digest, key_of, key_of_texts, refresh
 from vitlab.plan.shared_images import same_images
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec import Choice

@@ -15,8 +15,8 @@ import pytest
 import vitlab
 from vitlab import plugin
 from vitlab.cli.new import KINDS, write_plugin
-from vitlab.plan import source
-from vitlab.plan.key import closure, refresh
+from vitlab.identity import source
+from vitlab.identity.code import closure, refresh
 from vitlab.registry import SLOT_MODULES, slot
 
 ROOT = Path(__file__).parents[1]

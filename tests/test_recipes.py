@@ -20,11 +20,11 @@ from trainings import train
 from vitlab import lab, noise
 from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
+from vitlab.identity.code import code_of_modules, optional_modules
 from vitlab.models.contract import Model
-from vitlab.plan.key import AVERAGING, MIXING, code_of_modules, modules_beside
 from vitlab.plan.resolve import Faults, Resolver
 from vitlab.plan.values import Trial
-from vitlab.registry import slot
+from vitlab.registry import OPTIONAL_MODULES, slot
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
@@ -221,13 +221,13 @@ def test_zero_mixing_is_no_mixing() -> None:
     assert "mix" not in without.plain["train"]
     for nothing in (None, {"mixup": 0}, {"cutmix": 0, "mixup": 0}, {**BOTH, "prob": 0}):
         assert resolve_section({"mix": nothing}).identity == without.identity
-    assert resolve_section({"mix": BOTH}).identity["train"]["mix"] == {**BOTH, "prob": 1.0, "switch": 0.5}
+    assert resolve_section({"mix": BOTH}).identity["train"]["mix"] == BOTH
 
 
 def test_mixing_code_is_only_in_digest_of_mixing_trials() -> None:
     mixed, without = resolve_section({"mix": BOTH}), resolve_section({})
-    assert MIXING in mixed.modules and MIXING not in without.modules
-    assert mixed.modules - {MIXING} == without.modules and modules_beside(mixed.spec) == {MIXING}
+    assert OPTIONAL_MODULES["mixing"] in mixed.modules and OPTIONAL_MODULES["mixing"] not in without.modules
+    assert mixed.modules - without.modules == optional_modules(mixed.spec) == {OPTIONAL_MODULES["mixing"]}
     assert code_of_modules(mixed.modules) != code_of_modules(without.modules)
 
 
@@ -331,7 +331,9 @@ def test_averaged_training_resume_equals_uninterrupted() -> None:
 
 def test_averaging_code_is_only_in_digest_of_averaging_trials() -> None:
     averaged, without = resolve_section({"ema": {}}), resolve_section({"ema": None})
-    assert averaged.modules - without.modules == {AVERAGING} and "ema" not in without.identity["train"]
+    assert (
+        averaged.modules - without.modules == {OPTIONAL_MODULES["averaging"]} and "ema" not in without.identity["train"]
+    )
 
 
 # -- rates by layer ---------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from pyarrow import parquet
 from vitlab.data.prepare import prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
 from vitlab.geometry import DataIdentity
-from vitlab.plan.key import code_of, digests_of, identity_of
+from vitlab.identity.code import code_of
+from vitlab.identity.key import digests_of, identity_of
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner import attempt, circumstances

@@ -19,7 +19,7 @@ from vitlab.data.prepare import data_info
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.plan.key import code_of, code_of_modules
+from vitlab.identity.code import code_of, code_of_modules
 from vitlab.plan.resolve import Resolver
 from vitlab.plan.values import Trial
 from vitlab.runner.job import Settings

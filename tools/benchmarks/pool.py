@@ -31,7 +31,7 @@ from vitlab import lab
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import ENGINES
 from vitlab.engines.base import EngineFailed, train
-from vitlab.plan.trial import Trial
+from vitlab.identity.trial import Trial
 from vitlab.registry import slot
 from vitlab.training.loop import Training
 

@@ -8,7 +8,6 @@ N images of a split, C channels, H rows, W columns.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from vitlab.data.datasets.base import (
     constants_of,
 )
 from vitlab.data.datasets.pictures import Pictures
+from vitlab.data.further import further_splits
 from vitlab.data.model_info import model_info
 from vitlab.data.pixels import histograms, mean_and_std, statistics
 from vitlab.data.splits import FurtherSplit, apply_options, select_classes
@@ -40,10 +40,12 @@ from vitlab.data.splits import Prepared as Prepared
 from vitlab.data.splits import Subset as Subset
 from vitlab.errors import DataError
 from vitlab.geometry import DataIdentity, DataInfo
-from vitlab.plan import source
-from vitlab.plan.key import FURTHER_OPTIONS, FURTHER_TESTS, closure, key_of, modules_of_class
+from vitlab.identity import source
+from vitlab.identity.code import closure, modules_of_class
+from vitlab.identity.key import key_of
 from vitlab.registry import BUILT_IN, ResolvedChoice, slot
 from vitlab.spec import Choice
+from vitlab.spec.trial import FURTHER_TESTS
 
 NON_PIXEL_OPTIONS = (
     "normalize",
@@ -256,15 +258,10 @@ def _build(resolved: ResolvedChoice) -> Dataset:
 
 def _further(resolved: ResolvedChoice, raw: _Raw) -> Mapping[str, FurtherSplit]:
     """Return the further splits on which a training is evaluated at its end, by name."""
-    if not any(resolved.options.get(name) for name in FURTHER_OPTIONS):
+    if not any(resolved.options.get(name) for name in FURTHER_TESTS):
         return {}
-    # Imported by name, so that the code digest of other trials does not cover the module.
-    further: Any = importlib.import_module(FURTHER_TESTS)
     with _reading(resolved):
-        result: Mapping[str, FurtherSplit] = further.further_splits(
-            _build(resolved), resolved.options, raw.test, raw.info, raw.corrupted
-        )
-    return result
+        return further_splits(_build(resolved), resolved.options, raw.test, raw.info, raw.corrupted)
 
 
 def _normalization(normalize: str | Normalization, raw: _Raw) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -26,8 +26,8 @@ from vitlab.engines import ENGINES
 from vitlab.engines.base import Loop
 from vitlab.errors import UserError
 from vitlab.executors import Local
+from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import MAX_TOGETHER
-from vitlab.plan.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Plan, Planned
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, VitlabError, count
-from vitlab.plan.key import objective_of
 from vitlab.plan.values import Plan
 from vitlab.spec import Choice
 from vitlab.store.files import read_json
@@ -110,7 +109,7 @@ def objective_without_labels(trial: Mapping[str, Any]) -> str | None:
     choice = trial.get("spec", {}).get("train", {}).get("objective")
     if choice is None:  # of versions without a choice
         return None
-    component: Any = slot("objective").find(objective_of(Choice.of(choice)).type)[0]
+    component: Any = slot("objective").find(Choice.of(choice).type)[0]
     return None if component.labels else Choice.of(choice).type
 
 

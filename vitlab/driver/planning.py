@@ -153,8 +153,8 @@ def _study_and_plan(
         study = study.model_copy(update={"run": with_builtins(study.run)})
         problems += trust.find_problems(study, document, loaded, file, out, changes)
     from vitlab.data.prepare import data_info
+    from vitlab.identity.code import Surroundings
     from vitlab.plan import make_plan
-    from vitlab.plan.key import Surroundings
 
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
@@ -185,10 +185,8 @@ def _count(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:
 
 def _cut_batch(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
     """Return the setting that cuts the batches of an objective that needs them whole, with the reason; None if none."""
-    from vitlab.plan.key import objective_of
-
     name = "micro_batch_size" if run.micro_batch_size is not None else "resources" if run.resources.together > 1 else ""
-    for choice in (objective_of(planned.trial.spec.train.objective) for planned in _all(plan) if name):
+    for choice in (planned.trial.spec.train.objective for planned in _all(plan) if name):
         component: Any = registry.slot("objective").find(choice.type)[0]
         if component.whole_batch:
             what = "run.micro_batch_size" if name == "micro_batch_size" else "the several processes of run.resources"

@@ -9,10 +9,10 @@ from typing import Any
 from vitlab.driver.planning import plan_study, read_data
 from vitlab.driver.scheduler import Watch, execute, with_prerequisites
 from vitlab.errors import TrialFailed, count
-from vitlab.plan.key import modules_beside
-from vitlab.plan.trial import Trial
+from vitlab.identity.code import optional_modules
+from vitlab.identity.trial import Trial
 from vitlab.spec import read_study
-from vitlab.spec.trial import SOURCES
+from vitlab.spec.trial import FURTHER_TESTS, SOURCES
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers import Untracked
 
@@ -64,7 +64,10 @@ def smoke(
 def _components(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...]:
     """Return a value that is equal for trials of the same components, as are those of their prerequisites."""
     needs = [(role, _components(by_name[name], by_name)) for role, name in sorted(trial.needs.items())]
-    return (trial.origins, modules_beside(trial.spec), *needs)
+    spec = trial.spec
+    head = None if spec.init_from is None else spec.init_from.head
+    further = [bool(spec.data.options.get(name)) for name in FURTHER_TESTS]
+    return (trial.origins, optional_modules(spec), spec.train.precision, head, *further, *needs)
 
 
 def _two_steps(tree: Any, place: str = "") -> dict[str, Any]:

@@ -200,8 +200,8 @@ def _code_files(plan: Plan) -> list[Path] | None:
     Returns:
         None if a module has no file, such as one of a notebook.
     """
-    from vitlab.plan.key import RUNNER, closure, modules_of_spec
-    from vitlab.plan.source import file_of
+    from vitlab.identity.code import RUNNER, closure, modules_of_spec
+    from vitlab.identity.source import file_of
 
     roots = frozenset[str]().union(
         *(modules_of_spec(trial.spec) for trial in {trial.code: trial for trial in _trials(plan)}.values())

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from vitlab.executors.base import JobEnd
 from vitlab.executors.worker import run_job_and_exit
-from vitlab.plan.trial import Trial
+from vitlab.identity.trial import Trial
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.store.files import load_json, mapping, read_json, write_json
 from vitlab.store.result import Ending

@@ -9,7 +9,6 @@ attentions that keep their matrices apart) are translated by ``to_canonical`` an
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -38,10 +37,9 @@ from vitlab.models.anatomy import (
 )
 from vitlab.models.contract import Model, State, model
 from vitlab.models.initial import initialise
-from vitlab.registry import Pick, ResolvedChoice, Unhashed, slot
+from vitlab.registry import Pick, ResolvedChoice, Unhashed, optional_module, slot
 from vitlab.spec import Choice
 
-MUP = "vitlab.models.mup"
 """Imported by name where it is used, so that the code digest of other trials does not cover it."""
 
 
@@ -143,8 +141,10 @@ class ViT(Model):
             head=head,
         )
         self.parametrization = parametrization
-        scaled = parametrization == "mup"
-        if reason := anatomy.incompatibility() or (scaled and _mup().incompatibility(anatomy, base_width)):
+        reason = anatomy.incompatibility()
+        if not reason and parametrization == "mup":
+            reason = optional_module("mup").incompatibility(anatomy, base_width)
+        if reason:
             raise OptionError([((), reason)])
         g = anatomy.geometry
         self.geometry = g
@@ -170,8 +170,8 @@ class ViT(Model):
         self.head = self._part("head", anatomy.head, g)
         name_draws(self)
         self.base_width = base_width
-        if scaled:
-            _mup().scale_attention(self)
+        if parametrization == "mup":
+            optional_module("mup").scale_attention(self)
 
     # -- the figure -------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class ViT(Model):
         anatomy = cls.anatomy(data, options)
         reason = anatomy.incompatibility()
         if reason is None and options.get("parametrization") == "mup":
-            reason = _mup().incompatibility(anatomy, options.get("base_width", 64))
+            reason = optional_module("mup").incompatibility(anatomy, options.get("base_width", 64))
         return reason
 
     @classmethod
@@ -271,7 +271,7 @@ class ViT(Model):
 
     def rate_factors(self) -> dict[str, float]:
         """Return the factors of learning rates under ``mup``."""
-        return _mup().rate_factors(self) if self.parametrization == "mup" else {}
+        return optional_module("mup").rate_factors(self) if self.parametrization == "mup" else {}
 
     def layer_of(self, name: str) -> int:
         """Return 0 for patches, tokens and positions, from 1 for blocks; the last norm belongs to the last block."""
@@ -286,7 +286,7 @@ class ViT(Model):
 
     def initialise(self, seed: int) -> None:
         """Draw the parameters of the scheme, and the other values of each component with its own generator."""
-        initialise(self, seed, _mup().init_factors(self) if self.parametrization == "mup" else {})
+        initialise(self, seed, optional_module("mup").init_factors(self) if self.parametrization == "mup" else {})
 
     # -- the canonical checkpoint -----------------------------------------------------------------------------------
 
@@ -327,10 +327,6 @@ class ViT(Model):
 
 
 _NOT_ANATOMY = ("size", "layer_scale", "drop", "drop_path", "init", "parametrization", "base_width")
-
-
-def _mup() -> Any:
-    return importlib.import_module(MUP)
 
 
 def _token(g: Geometry, name: str) -> nn.Parameter | None:

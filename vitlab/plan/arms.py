@@ -16,8 +16,9 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from vitlab.errors import Path, Problem, nearest
+from vitlab.identity.code import code_of_modules
+from vitlab.identity.key import canonical, key_of_texts
 from vitlab.plan.design import Changes, changed
-from vitlab.plan.key import canonical, code_of_modules, key_of_texts
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.plan.shared_images import other_split, same_images
 from vitlab.plan.values import Trial

@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from vitlab.geometry import Work
-from vitlab.plan.key import key_of, objective_of
-from vitlab.plan.trial import Trial
+from vitlab.identity.key import key_of
+from vitlab.identity.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Planned
 from vitlab.registry import slot
 from vitlab.spec import Choice, TrainSpec
@@ -93,7 +93,7 @@ def stackable(trial: Trial) -> bool:
 
 def _objective(trial: Trial) -> Any:
     """Return the class of a trial's objective."""
-    choice = objective_of(trial.spec.train.objective)
+    choice = trial.spec.train.objective
     return slot("objective").find(choice.type)[0]
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from vitlab import errors
 from vitlab.errors import Path, Problem, SpecError, is_about_key
 from vitlab.geometry import DataInfo, Work
+from vitlab.identity.code import NOTHING, Surroundings, closure, refresh
+from vitlab.identity.key import key_of
+from vitlab.identity.trial import Trial
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
 from vitlab.plan.design import (
@@ -27,9 +30,7 @@ from vitlab.plan.design import (
     value_at,
 )
 from vitlab.plan.engine_choice import engine_of
-from vitlab.plan.key import NOTHING, Surroundings, closure, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
-from vitlab.plan.trial import Trial
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import label

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
+from vitlab.identity.key import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm
 from vitlab.plan.design import Changes, keys_of, text, value_at
-from vitlab.plan.key import key_of
 from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.spec import Match
 from vitlab.spec import trial as trial_spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,7 +12,7 @@ from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
 from vitlab.plan.metric_facts import MetricFacts, own_metric
 from vitlab.plan.resolve import ResolvedTrial
-from vitlab.registry import SLOT_MODULES, slot
+from vitlab.registry import slot, slot_package
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
 from vitlab.spec.trial import METRICS, OBJECTIVE
@@ -52,8 +51,7 @@ def _metrics(
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
             components.append(slot("metric").resolve(choice))
-    # Imported by name, because planning does not import components.
-    room: Any = importlib.import_module(SLOT_MODULES["metric"])
+    room = slot_package("metric")
     standard: dict[str, Any] | None = None
     if objective is not None:
         with suppress(OptionError, ValueError):  # as above

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -13,32 +12,20 @@ from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataIdentity, DataInfo
+from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
+from vitlab.identity.key import canonical, digests_of, identity_of
 from vitlab.plan.design import put, value_at
 from vitlab.plan.distillation import drop_unused_options, incompatibilities
-from vitlab.plan.key import (
-    FURTHER_OPTIONS,
-    NOTHING,
-    READER,
-    WIDTH,
-    Surroundings,
-    canonical,
-    digests_of,
-    identity_of,
-    modules_beside,
-    modules_of,
-    modules_of_class,
-    objective_of,
-)
 from vitlab.plan.shared_images import other_split, same_images
 from vitlab.plan.unlabelled import parts_with_labels
-from vitlab.registry import SLOT_MODULES, ResolvedChoice, slot
+from vitlab.registry import ResolvedChoice, optional_module, slot, slot_package
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
 from vitlab.spec.study import STAND_INS
-from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import FURTHER_TESTS, METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[ResolvedChoice], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
@@ -80,7 +67,7 @@ class ResolvedTrial:
     incompatibility: str  #: why these components cannot work together; empty if they can
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial that supplies weights
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
-    versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
+    versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.identity.code.Surroundings`
 
     @property
     def data(self) -> str | None:
@@ -190,9 +177,7 @@ class Resolver:
         if optimizer is not None and isinstance(train, Mapping):
             reason = optimizer.choice.component.incompatibility(train)  # type: ignore[attr-defined]
             if not reason and is_mup:
-                # Imported by name, because planning does not import models.
-                width: Any = importlib.import_module(WIDTH)
-                reason = width.optimizer_incompatibility(optimizer.choice.component)
+                reason = optional_module("mup").optimizer_incompatibility(optimizer.choice.component)
             faults += [(("train", "optimizer"), reason)] if reason else []
         metrics = self._metrics(plain, identity, info, objective, faults)
         if info is not None and info.task != "classification" and value_at(plain, ("train", "mix")) is not None:
@@ -218,8 +203,7 @@ class Resolver:
         all_parts = [*parts.values(), *metrics]
         origins = sorted(set().union(*(part.origins for part in all_parts)))
         trial_spec = TrialSpec.model_validate(plain)
-        modules = modules_beside(trial_spec).union(self._surroundings.files, *(part.modules for part in all_parts))
-        modules |= modules_of_class(objective)  # the default one is no part of the key
+        modules = optional_modules(trial_spec).union(self._surroundings.files, *(part.modules for part in all_parts))
         versions = self._surroundings.versions
         return ResolvedTrial(
             trial_spec,
@@ -243,9 +227,9 @@ class Resolver:
             return None
         if OBJECTIVE in parts:
             return parts[OBJECTIVE].choice.component
-        default, _ = self._choice("objective", objective_of(TrainSpec.model_fields["objective"].default).plain())
-        assert default is not None
-        return default.choice.component
+        # The rest of ``train`` is wrong, and leaves no spec with defaults.
+        objectives = slot("objective")
+        return objectives.get(objectives.qualify_builtin(TrainSpec.model_fields["objective"].default.type))
 
     def _needs(
         self,
@@ -274,10 +258,8 @@ class Resolver:
                     identified["checkpoint"] = identity_of(files[role])
                     put(plain, (*path, "checkpoint"), str(file))
             elif isinstance(source.get("pretrained"), str):
-                # Imported here, as planning imports no torch; only studies with published weights need torchvision.
-                reader: Any = importlib.import_module(READER)
                 try:
-                    digest = reader.digest_of(source["pretrained"])
+                    digest = optional_module("weights").digest_of(source["pretrained"])
                 except WeightsError as error:
                     faults.append(((*path, "pretrained"), str(error)))
                 except ImportError:
@@ -293,7 +275,7 @@ class Resolver:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
                         continue  # its mistakes are reported already
                     # Tests on further images are of the student alone.
-                    shared = {name: value for name, value in plain["data"].items() if name not in FURTHER_OPTIONS}
+                    shared = {name: value for name, value in plain["data"].items() if name not in FURTHER_TESTS}
                     nested = {"data": shared, **nested}
                 try:
                     trial = self.resolve(nested)
@@ -331,11 +313,9 @@ class Resolver:
                 choices.append(choice)
         indices: list[int] = []
         if choices and len(choices) == len(values) and info is not None and objective is not None:
-            # Imported by name, because planning does not import components.
-            room: Any = importlib.import_module(SLOT_MODULES["metric"])
             without_labels = "" if objective.labels else str(value_at(plain, (*OBJECTIVE, "type")))
             metric_choices = [choice.choice for choice in choices]
-            indices, metric_faults = room.resolve_metrics(info, metric_choices, without_labels)
+            indices, metric_faults = slot_package("metric").resolve_metrics(info, metric_choices, without_labels)
             faults += [((*METRICS, index), sentence) for index, sentence in metric_faults]
         metrics = [choices[index] for index in indices]
         if metrics:

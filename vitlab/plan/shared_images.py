@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitlab.geometry import DataIdentity
-from vitlab.plan.key import canonical
+from vitlab.identity.key import canonical
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice
 

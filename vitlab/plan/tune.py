@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
+from vitlab.identity.key import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
 from vitlab.plan.design import MOST, Changes, keys_of, short_names, text, without
-from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
 from vitlab.plan.metrics import goal_of
 from vitlab.plan.resolve import Faults, ResolvedTrial

@@ -1,4 +1,4 @@
-"""Plan, Arm and the other results of planning: plain data, to and from JSON.  See also :mod:`vitlab.plan.trial`."""
+"""Plan, Arm and the other results of planning: plain data, to and from JSON.  See also :mod:`vitlab.identity.trial`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, TypeAdapter
 
 from vitlab.errors import UserError, nearest
+from vitlab.identity.trial import FolderName
+from vitlab.identity.trial import Trial as Trial
 from vitlab.plan.metric_facts import MetricFacts, own_metric
-from vitlab.plan.trial import FolderName
-from vitlab.plan.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
 
 

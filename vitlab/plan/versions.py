@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import SpecError, UserError
+from vitlab.identity.key import key_of
 from vitlab.imports import INSTALLED
-from vitlab.plan.key import key_of
 from vitlab.plan.plan_file import write_plan
 from vitlab.plan.values import Plan
 from vitlab.registry import slot

@@ -31,8 +31,11 @@ from vitlab.registry.file_loader import load_file as load_file
 from vitlab.registry.options import ResolvedChoice as ResolvedChoice
 from vitlab.registry.options import Unhashed as Unhashed
 from vitlab.registry.slot_modules import BUILT_IN as BUILT_IN
+from vitlab.registry.slot_modules import OPTIONAL_MODULES as OPTIONAL_MODULES
 from vitlab.registry.slot_modules import SLOT_MODULES as SLOT_MODULES
 from vitlab.registry.slot_modules import Origin as Origin
+from vitlab.registry.slot_modules import optional_module as optional_module
+from vitlab.registry.slot_modules import slot_package as slot_package
 from vitlab.registry.slots import SLOT_MARK as SLOT_MARK
 from vitlab.registry.slots import Pick as Pick
 from vitlab.registry.slots import Slot as Slot

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
 from vitlab._version import __version__
 from vitlab.errors import UnknownComponent, nearest
@@ -28,6 +30,18 @@ SLOT_MODULES = {
     "tracker": "vitlab.trackers",
 }
 """Slot to the name of its module; a string, so that listing the slots imports nothing."""
+
+OPTIONAL_MODULES = {
+    "distillation": "vitlab.training.distillation",
+    "mixing": "vitlab.training.mixup",
+    "averaging": "vitlab.training.ema",
+    "mup": "vitlab.models.mup",
+    "weights": "vitlab.weights",
+}
+"""Name to module, of features that only some trials use.
+
+They are imported by :func:`optional_module`, so that the code digest of a trial without a feature does not cover it.
+"""
 
 BUILT_IN = "vitlab"
 """The source of built-in components, as in ``vitlab:learned``."""
@@ -59,3 +73,13 @@ def slot_module(name: str) -> str:
             f"no slot called '{name}'.{nearest(name, SLOT_MODULES)} Slots: {', '.join(SLOT_MODULES)}."
         )
     return SLOT_MODULES[name]
+
+
+def slot_package(name: str) -> Any:
+    """Import and return the module that defines a slot.  Raises as :func:`slot_module`."""
+    return importlib.import_module(slot_module(name))
+
+
+def optional_module(name: str) -> Any:
+    """Import and return the module of an optional feature; see :data:`OPTIONAL_MODULES`."""
+    return importlib.import_module(OPTIONAL_MODULES[name])

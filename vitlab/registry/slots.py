@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 import typing
@@ -19,7 +18,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
 from vitlab.registry.options import FAULTS, Options, ResolvedChoice, faults_of, option_names, options_of
-from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_module
+from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_package
 from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, TOGETHER, Choice
 from vitlab.spec.collect import collect
@@ -238,7 +237,7 @@ def slot(name: str) -> Slot[Any]:
     Raises:
         UnknownComponent: if no slot has that name; the message gives the nearest name and all slots.
     """
-    return typing.cast("Slot[Any]", getattr(importlib.import_module(slot_module(name)), name))
+    return typing.cast("Slot[Any]", getattr(slot_package(name), name))
 
 
 def remove_all(origin: Origin) -> list[tuple[Slot[Any], str, type[Any]]]:

@@ -13,7 +13,7 @@ from vitlab._version import __version__
 from vitlab.driver.planning import costs
 from vitlab.driver.scheduler import Watch
 from vitlab.errors import TrialFailed, UserError, count
-from vitlab.plan.key import requirements_of
+from vitlab.identity.code import requirements_of
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Facts, Values, read_baseline, update_baseline, write_baseline

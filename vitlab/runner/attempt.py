@@ -20,9 +20,9 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.errors import DataError, OutOfMemory
+from vitlab.identity.code import requirements_of
+from vitlab.identity.trial import Trial
 from vitlab.models.contract import digest
-from vitlab.plan.key import requirements_of
-from vitlab.plan.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.tracebacks import sentence_with_place
 from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, matrix_rate, size_of, utilisation, versions

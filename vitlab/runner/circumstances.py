@@ -29,10 +29,10 @@ from torch.utils.hooks import RemovableHandle
 from vitlab._version import __version__
 from vitlab.components.attention import Auto
 from vitlab.geometry import DataInfo
+from vitlab.identity.key import key_of
+from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
-from vitlab.plan.key import key_of
-from vitlab.plan.trial import Trial
 from vitlab.spec import Choice, TrialSpec
 from vitlab.store.files import Memo
 from vitlab.store.result import TrialResult

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitlab.plan.trial import Trial
+from vitlab.identity.trial import Trial
 
 
 @dataclass(frozen=True)

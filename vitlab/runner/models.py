@@ -1,11 +1,7 @@
-"""Models of trials: initial, teacher and trained ones.
-
-Modules that only some trials need are imported by name, so that the code digest of other trials does not cover them.
-"""
+"""Models of trials: initial, teacher and trained ones."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +12,12 @@ import torch
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared
 from vitlab.errors import WeightsError
+from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model, digest
-from vitlab.plan.key import DISTILLATION, PROBE, READER
-from vitlab.plan.trial import Trial
-from vitlab.registry import slot
+from vitlab.registry import optional_module, slot
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
+from vitlab.training import linear_probe
 from vitlab.training.artifacts import InputSpec, Transform, read_weights
 from vitlab.weights.transfer import start_from
 
@@ -70,8 +66,8 @@ def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
     """Solve for the head on the training images, if the trial starts from one that is fitted."""
     source = trial.spec.init_from
     if source is not None and source.head == "fitted":
-        probe: Any = importlib.import_module(PROBE)
-        probe.fit_head(model, feed, source.l2, trial.spec.train.precision)
+        assert source.l2 is not None
+        linear_probe.fit_head(model, feed, source.l2, trial.spec.train.precision)
 
 
 def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
@@ -88,9 +84,8 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
         loaded = _open_weights(how.teacher.checkpoint, facts, "keep", trial.files.get("teacher"))
         teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
     elif how.teacher is not None and how.teacher.pretrained is not None:
-        weights: Any = importlib.import_module(READER)
         name = how.teacher.pretrained
-        loaded = weights.open_pretrained(name, trial.files.get("teacher", {}).get(name))
+        loaded = optional_module("weights").open_pretrained(name, trial.files.get("teacher", {}).get(name))
         teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
     elif how.teacher is not None:
         teacher, transform = _load_dependency("teacher", trial, folder)
@@ -99,8 +94,7 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
         print(f"of the teacher's weights: {note}", file=sys.stderr)
     if teacher is not None:
         teacher.to(device, dtype_of(precision))
-    distillation: Any = importlib.import_module(DISTILLATION)
-    return distillation.Distillation(how, teacher, theirs, mine, precision)
+    return optional_module("distillation").Distillation(how, teacher, theirs, mine, precision)
 
 
 def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:
@@ -136,7 +130,7 @@ def _open_weights(
         head: See :func:`vitlab.weights.open_model`.
         digests: Digests from the trial's plan; None for plans of older versions.
     """
-    weights: Any = importlib.import_module(READER)
+    weights: Any = optional_module("weights")
     return weights.open_model(Path(file), facts=weights.ModelFacts(**facts), head=head, digests=digests)
 
 

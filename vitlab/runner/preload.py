@@ -13,7 +13,7 @@ import os
 import signal
 from contextlib import suppress
 
-from vitlab.plan.key import read_ahead
+from vitlab.identity.code import read_ahead
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.registry.plugins import points
 

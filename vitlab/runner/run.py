@@ -18,9 +18,17 @@ import torch
 
 from vitlab.engines.base import EngineFailed, Loop, train
 from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
-from vitlab.plan import edited, source
-from vitlab.plan.key import RUNNER, closure, code_of_modules, modules_of_spec, refresh
-from vitlab.plan.trial import Trial
+from vitlab.identity import source
+from vitlab.identity.code import (
+    RUNNER,
+    closure,
+    code_of_modules,
+    edited_module_message,
+    mixed_versions_message,
+    modules_of_spec,
+    refresh,
+)
+from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, out_of_memory, result_of, sentence_of
 from vitlab.runner.circumstances import versions
@@ -68,11 +76,11 @@ def _check_trial(trial: Trial) -> None:
         raise Refused(
             f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
         ) from error
-    sentence = edited.mixed_versions_message(modules)
+    sentence = mixed_versions_message(modules)
     if code != trial.code:
         sentence = (
             sentence
-            or edited.edited_module_message(modules)
+            or edited_module_message(modules)
             or (
                 f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
                 "plan it again with 'vitlab run'"

@@ -292,6 +292,9 @@ SLOTS_OF_A_TRIAL = {
 }
 """Path of a component in a trial to its slot."""
 
+FURTHER_TESTS = ("corrupted", "shifted")
+"""Options of a data set that add test images."""
+
 METRICS = ("train", "metrics")
 """Path of the list of metrics in a trial, components of the slot ``metric``."""
 

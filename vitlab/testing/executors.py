@@ -19,7 +19,7 @@ from unittest import SkipTest
 from vitlab.errors import UserError
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.executors import contract_jobs as jobs
-from vitlab.plan.trial import Trial
+from vitlab.identity.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder

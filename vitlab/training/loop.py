@@ -6,7 +6,6 @@ resumed training computes the same numbers as an uninterrupted one.
 
 from __future__ import annotations
 
-import importlib
 import math
 import resource
 import sys
@@ -25,21 +24,21 @@ from vitlab.data.prepare import Batch, Feed
 from vitlab.errors import UserError
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
-from vitlab.plan.key import AVERAGING, FEATURES, SCALING, WIDTH, objective_of
-from vitlab.registry import slot
+from vitlab.registry import optional_module, slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement, Outcome
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
+from vitlab.training.feature_metrics import evaluate_features
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric, further_values, mean, metrics_of, metrics_of_further
+from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.objective.contract import Objective, Setup
 from vitlab.training.optim import Group, Optimizer, Schedule, WeightAverage, decay_groups, layer_groups, set_rate
+from vitlab.training.scaling import LossScaling
 
 if TYPE_CHECKING:
-    # Imported by name where they are used, so that the code digest of other trials does not cover these modules.
     from vitlab.training.distillation import Distillation
-    from vitlab.training.scaling import LossScaling
 
 State = Mapping[str, Any]
 """The content of a checkpoint."""
@@ -108,7 +107,7 @@ class Training:
         self.write = write
         self.steps = steps_of(spec, feed)
         self.objective: Objective = slot("objective").build(
-            objective_of(spec.objective), Setup(model, feed, spec, seeds, self.steps, distillation)
+            spec.objective, Setup(model, feed, spec, seeds, self.steps, distillation)
         )
         self.module = self.objective.module
         if self.module is not model:
@@ -120,12 +119,10 @@ class Training:
                 "run.micro_batch_size, and set run.resources so that one process trains a trial"
             )
         metrics = metrics_of(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
-        self.metrics = {name: one for name, one in metrics.items() if one.reads != "features"}
-        self.feature_metrics = {name: one for name, one in metrics.items() if one.reads == "features"}
+        self.metrics = {name: one for name, one in metrics.items() if not isinstance(one, FeatureMetric)}
+        self.feature_metrics = {name: one for name, one in metrics.items() if isinstance(one, FeatureMetric)}
         self.further_metrics = {name: metrics_of_further(split) for name, split in feed.further.items()}
-        self.scaling: LossScaling | None = None
-        if spec.precision == "fp16":
-            self.scaling = importlib.import_module(SCALING).LossScaling(feed.device)
+        self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
@@ -135,11 +132,11 @@ class Training:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
             groups = layer_groups(groups, layers, spec.layer_decay)
         if factors := self.module.rate_factors():
-            groups = importlib.import_module(WIDTH).rate_groups(groups, factors, optimizer)
+            groups = optional_module("mup").rate_groups(groups, factors, optimizer)
         self.optimizer = optimizer.build(groups)
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
         if spec.ema is not None:
-            self.average = importlib.import_module(AVERAGING).Average(self.module, spec.ema)
+            self.average = optional_module("averaging").Average(self.module, spec.ema)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.compiled_loss: LossFunction | None = None  #: of an engine that compiles :meth:`compute_loss`
 
@@ -240,10 +237,7 @@ class Training:
         """Add the metrics of features to an evaluation with the current weights, unless the training has diverged."""
         if result.split in self.feed.further or not self.feature_metrics or not math.isfinite(result.metrics["loss"]):
             return result
-        features: Any = importlib.import_module(FEATURES)
-        values = features.evaluate_features(
-            self.model, self.feed, result.split, self.spec.precision, self.feature_metrics
-        )
+        values = evaluate_features(self.model, self.feed, result.split, self.spec.precision, self.feature_metrics)
         return result._replace(metrics={**result.metrics, **values})
 
     def metrics_of(self, split: Split) -> Mapping[str, Metric]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError, nearest
 from vitlab.geometry import Pair
+from vitlab.identity.key import NAMES_ON_THE_HUB, files_of
 from vitlab.models.vit import ViT
-from vitlab.plan.key import NAMES_ON_THE_HUB, files_of
 from vitlab.store.files import read_json, write_json
 from vitlab.weights.architecture import Architecture
 from vitlab.weights.files import WeightFile, container_of, write_file

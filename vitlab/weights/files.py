@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.plan.key import DESCRIPTIONS, files_of
+from vitlab.identity.key import DESCRIPTIONS, files_of
 from vitlab.store.files import sort_metadata, write_bytes
 from vitlab.weights.known import some
 

@@ -24,7 +24,6 @@ from vitlab.training.losses import Value
 from vitlab.training.metrics import TASKS, Metric
 
 if TYPE_CHECKING:
-    # Imported by name where it is used, so that the code digest of other trials does not cover it.
     from vitlab.training.distillation import Distillation
 
 Weights = Mapping[str, Any]

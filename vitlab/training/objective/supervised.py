@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -11,8 +10,7 @@ from torch import Tensor
 
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo
-from vitlab.plan.key import MIXING
-from vitlab.registry import slot
+from vitlab.registry import optional_module, slot
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import Metric, metrics_of
@@ -39,7 +37,7 @@ class Supervised(Objective):
             self.module = self.distillation.module(setup.model, setup.seeds["init"])
         self.mixing: Mixing | None = None
         if spec.mix is not None:
-            self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)
+            self.mixing = optional_module("mixing").Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)
 
     @classmethod
     def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:

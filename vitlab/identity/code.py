@@ -1,0 +1,201 @@
+"""The code digest of a trial, which makes manual version numbers unnecessary.
+
+It covers the modules of the trial's components and of their base classes, the module that runs trials, the optional
+modules that its spec asks for (:data:`vitlab.registry.OPTIONAL_MODULES`), every component file loaded for the run, used
+or not, and the transitive imports of these, taken from the source text (:mod:`vitlab.identity.source`).  A package that
+only re-exports names counts as the modules that define them, so that a component does not depend on its neighbours.
+
+The standard library and vitlab's own requirements, such as torch, are not covered: results record their versions.  A
+trial that pins such versions (:class:`Surroundings`) has them in its code digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from operator import attrgetter
+from types import ModuleType
+
+from vitlab.identity import source
+from vitlab.identity.key import key_of
+from vitlab.imports import last_import, reloads, stamp_of
+from vitlab.registry import OPTIONAL_MODULES, ResolvedChoice, plugin_files, slot
+from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
+
+RUNNER = "vitlab.runner.run"
+"""Module that runs trials; it is part of the code of every trial."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Component files and pinned versions, shared by all trials of a plan and part of their code digest."""
+
+    files: frozenset[str] = frozenset()  #: modules of the component files that are loaded
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Package to the version required for training; empty for the installed versions."""
+
+
+NOTHING = Surroundings()
+"""No component files, and the installed versions."""
+
+
+def code_of(spec: TrialSpec, needs: Mapping[str, str] = {}) -> str:
+    """Return the code digest that a trial has in this process.
+
+    Args:
+        spec: resolved spec.
+        needs: role to ``key/code`` of its prerequisites; a change of their code changes this digest.
+    """
+    return code_of_modules(modules_of_spec(spec), needs)
+
+
+def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
+    """Return the root modules of a trial's code in this process, including every loaded component file."""
+    return modules_of(components(spec)) | optional_modules(spec) | plugin_files.modules()
+
+
+def requirements_of(spec: TrialSpec) -> dict[str, str]:
+    """Return name to version of the installed distributions that a trial's code imports in this process."""
+    digests = closure({RUNNER, *modules_of_spec(spec)}, source.loaded)
+    pairs = (name.partition("==") for name in digests if "==" in name)
+    return {name: version for name, _, version in pairs}
+
+
+def optional_modules(spec: TrialSpec) -> frozenset[str]:
+    """Return the optional modules that a trial uses."""
+    is_used = {
+        "distillation": spec.distill is not None,
+        "mixing": spec.train.mix is not None,
+        "averaging": spec.train.ema is not None,
+        "mup": spec.model.options.get("parametrization") == "mup",
+        "weights": any(other.trial is None for other in spec.sources().values()),
+    }
+    return frozenset(OPTIONAL_MODULES[name] for name, used in is_used.items() if used)
+
+
+def code_of_modules(
+    modules: frozenset[str],
+    needs: Mapping[str, str] = {},
+    versions: Mapping[str, str] = {},
+    reader: source.Reader = source.expected,
+) -> str:
+    """Return the code digest of a trial, see :func:`code_of`, from its root modules."""
+    own = code_digest(modules, reader)
+    beside = {**needs, **({"versions": dict(versions)} if versions else {})}
+    return key_of({"own": own, **beside})[:32] if beside else own
+
+
+def modules_of(choices: Iterable[ResolvedChoice]) -> frozenset[str]:
+    """Return the modules of the components of these choices and of their base classes, nested ones included."""
+    return frozenset().union(*(modules_of_class(part.component) for choice in choices for part in choice.parts()))
+
+
+def modules_of_class(component: type) -> frozenset[str]:
+    """Return the modules of a component and of its base classes.
+
+    A base class from an installed distribution counts as a requirement, such as ``timm==1.0.20``.
+    """
+    bases = {source.dependency_name(base.__module__, component.__module__) for base in component.__mro__[1:]}
+    return frozenset({component.__module__, *bases} - {""})
+
+
+def components(spec: TrialSpec) -> Iterator[ResolvedChoice]:
+    """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
+    for path, name in SLOTS_OF_A_TRIAL.items():
+        yield slot(name).resolve(attrgetter(".".join(path))(spec))
+    for metric in spec.train.metrics:
+        yield slot("metric").resolve(metric)
+
+
+@cache
+def code_digest(modules: frozenset[str], reader: source.Reader = source.expected) -> str:
+    """Return the digest of the given modules, of the runner, and of all they import; 128 bits in hex."""
+    digest = hashlib.blake2b(digest_size=16)
+    for module, text in sorted(closure({RUNNER, *modules}, reader).items()):
+        digest.update(f"{module}\n{text}\n".encode())
+    return digest.hexdigest()
+
+
+def refresh() -> None:
+    """Clear all caches of source files, so that later digests are of the files as they are then."""
+    source.refresh()
+    code_digest.cache_clear()
+    _closure.cache_clear()
+
+
+def read_ahead() -> None:
+    """Read every imported module of vitlab, so that forked processes find it in the cache."""
+    closure((module for module in sys.modules if module.partition(".")[0] == "vitlab"), source.loaded)
+    refresh()  # every worker clears its caches, and clearing inherited ones would copy their memory
+
+
+def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> dict[str, str]:
+    """Return module name to digest, for the given modules and their transitive dependencies.
+
+    A requirement such as ``timm==1.0.20`` is a key, too, with an empty digest.
+    """
+    return dict(_closure(frozenset(modules), reader))
+
+
+@cache
+def _closure(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str]:
+    """Return :func:`closure`, which takes milliseconds; the trials of a job have few different sets of modules."""
+    digests: dict[str, str] = {}
+    queue = sorted(modules)
+    while queue:
+        module = queue.pop()
+        if module in digests:
+            continue
+        if "==" in module:
+            digests[module] = ""
+            continue
+        digests[module] = reader(module).digest
+        queue += source.dependencies(module, reader)
+    source.remember()
+    return digests
+
+
+def edited_module_message(modules: Iterable[str]) -> str:
+    """Return an error message about the first module edited since this process imported it, or ``""``."""
+    for module in modules:
+        if "==" not in module and source.loaded(module).digest != source.expected(module).digest:
+            return (
+                f"{source.file_of(module)} was edited after this process had imported it; restart the process (in a "
+                "notebook, restart the kernel, or reload the module) and run again"
+            )
+    return ""
+
+
+def mixed_versions_message(modules: Iterable[str]) -> str:
+    """Return an error message if this process mixes two versions of code, or ``""``.
+
+    After ``b`` alone is reloaded, a module with ``from b import f`` still has the old ``f``; after an upgrade of a
+    distribution, the process still runs the version that it imported.
+    """
+    some_reloaded = reloads() > 0
+    for module in modules:
+        if "==" in module:
+            top = source.tops.get(module, "")
+            last, file = last_import(top), source.file_of(top)
+            if top in sys.modules and last is not None and file is not None and last.stamp != stamp_of(file):
+                return (
+                    f"{module} was installed after this process had imported {top}; restart the process (in a "
+                    "notebook, restart the kernel) and run again"
+                )
+            continue
+        mine = last_import(module) if some_reloaded else None
+        if mine is None or module not in sys.modules:
+            continue
+        for base, name in source.loaded(module).imports:
+            other = last_import(base)
+            if other is None or not other.reloaded or other.number <= mine.number or not name:
+                continue
+            if not isinstance(getattr(sys.modules.get(base), name, None), ModuleType):
+                return (
+                    f"{source.file_of(module)} has {name} of {base} from before that was reloaded; reload this file, "
+                    "too, or restart the process (in a notebook, restart the kernel), and run again"
+                )
+    return ""
