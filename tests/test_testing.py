@@ -17,6 +17,7 @@ from vitlab.components.head import Head, Logits, head
 from vitlab.components.mlp import MLP, mlp
 from vitlab.components.position import Position, position
 from vitlab.geometry import Geometry
+from vitlab.registry import SLOT_MODULES
 
 
 @pytest.fixture(autouse=True)
@@ -257,10 +258,10 @@ class Secret(Position):
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
-        self.shape = (g.tokens, g.head_dim // 2)
+        self.register_buffer("ones_TK", torch.ones(g.tokens, g.head_dim // 2), persistent=False)
 
     def rotation(self, layer: int) -> Rotation:
-        return torch.ones(self.shape), torch.zeros(self.shape)
+        return self.get_buffer("ones_TK"), 0 * self.get_buffer("ones_TK")
 
 
 class Turns(Secret):
@@ -269,7 +270,7 @@ class Turns(Secret):
     needs_rotation = True
 
     def rotation(self, layer: int) -> Rotation:
-        return torch.zeros(self.shape), torch.ones(self.shape)
+        return 0 * self.get_buffer("ones_TK"), self.get_buffer("ones_TK")
 
 
 class NoPaper(Position):
@@ -412,7 +413,7 @@ def test_unimportable_component_is_caught() -> None:
 def test_components_lists_without_importing() -> None:
     assert {"gelu", "swiglu"} <= set(testing.components("mlp"))
     every = testing.parametrize_components().mark.args[1]
-    assert {slot for slot, _ in every} == set(testing.CHECKED)
-    assert every == [(slot, name) for slot in testing.CHECKED for name in testing.components(slot)]
+    assert every == [(slot, name) for slot in testing.CHECKS for name in testing.components(slot)]
+    assert set(testing.CHECKS) == set(SLOT_MODULES)
     own = testing.parametrize_components("mlp", source="vitlab").mark.args[1]
     assert ("mlp", "vitlab:swiglu") in own and not testing.parametrize_components(source="nobody").mark.args[1]

@@ -2,14 +2,14 @@
 
 The complete test of a plugin can be::
 
-    from vitlab.testing import check_component
+    from vitlab.plugin import check_component
 
     def test_spiral() -> None:
         check_component("position", "spiral")
 
 or, for a package with several components::
 
-    from vitlab.testing import check_component, parametrize_components
+    from vitlab.plugin import check_component, parametrize_components
 
     @parametrize_components(source="acme-vit")
     def test_contract(slot: str, name: str) -> None:
@@ -22,9 +22,10 @@ import json
 import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import SkipTest
 
 from pydantic.errors import PydanticInvalidForJsonSchema
 
@@ -33,19 +34,51 @@ from vitlab.errors import BrokenComponent, OptionError, VitlabError
 from vitlab.geometry import Geometry
 from vitlab.spec import Choice
 from vitlab.testing.assertions import during, expect
+from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
 from vitlab.testing.metrics import check_metric
 from vitlab.testing.models import check_model, check_scheme
 from vitlab.testing.parts import check_part
+from vitlab.testing.training import check_loss, check_objective, check_optimizer, check_schedule
 
 if TYPE_CHECKING:
     from pytest import MarkDecorator
 
-MODEL_SIDE = ("patch", "position", "block", "attention", "mlp", "norm", "head", "init", "model")
-"""Slots of models and their parts."""
 
-CHECKED = (*MODEL_SIDE, "metric", "executor")
-"""The slots whose components :func:`check_component` runs; it checks only the form of others."""
+def check_tracker(who: str, choice: registry.ResolvedChoice) -> None:
+    """Check that a tracker of journals delivers every point once, if what it stores can be compared."""
+    from vitlab.trackers import Replay
+    from vitlab.trackers.contract_test import rehearse
+
+    if not issubclass(choice.component, Replay) or not choice.component.in_files:
+        return  # where another tracker stores its points is not known here
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            rehearse(lambda plan, store, run: registry.slot("tracker").build(choice, plan, store, run), Path(folder))
+        except AssertionError as error:
+            raise AssertionError(f"{who} does not deliver journals as required: {error}") from None
+        except Exception as error:
+            raise AssertionError(f"{who} is handed journals: {error!r}") from error
+
+
+CHECKS: Mapping[str, Callable[[str, registry.ResolvedChoice], None]] = {
+    **dict.fromkeys(("patch", "position", "block", "attention", "mlp", "norm", "head"), check_part),
+    "init": check_scheme,
+    "model": check_model,
+    "dataset": check_dataset,
+    "augment": check_augment,
+    "optimizer": check_optimizer,
+    "schedule": check_schedule,
+    "loss": check_loss,
+    "objective": check_objective,
+    "metric": check_metric,
+    "executor": check_executor,
+    "tracker": check_tracker,
+}
+"""Slot to the check of its components."""
+
+NEEDS_OPTIONS = ("model", "dataset", "executor")
+"""Slots whose components may have options without a default."""
 
 
 def components(slot: str) -> list[str]:
@@ -62,12 +95,12 @@ def parametrize_components(*only: str, source: str | None = None) -> MarkDecorat
     """Parametrize a test of ``slot`` and ``name`` over every installed component.
 
     Args:
-        only: slots; by default those whose components :func:`check_component` runs, or all slots with ``source``.
+        only: slots; by default all slots.
         source: name of a distribution; by default all distributions.
     """
     import pytest
 
-    slots = only or (CHECKED if source is None else tuple(registry.SLOT_MODULES))
+    slots = only or tuple(CHECKS)
     if source is None:
         parameters = [(slot, name) for slot in slots for name in components(slot)]
     else:
@@ -85,13 +118,26 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     Parts of a model, on a square and an oblong grid of patches and without prefix tokens (a part may refuse each with a
     reason):
 
-    - The part builds on the CPU and on the meta device.
+    - The part builds on the CPU and on the meta device, and works after it was moved to another device.
     - Shapes and dtypes are preserved, bfloat16 included; values and gradients are finite.
     - Every parameter receives a gradient, which matches finite differences.
-    - Results are repeatable, and samples do not mix.
-    - A state dict loads into another instance and gives the same results.
-    - Declarations (``needs_bias``, ``vmap_safe``, a canonical form, ...) are true.
+    - Results are repeatable, and samples do not mix, in evaluation and in training.
+    - A state dict loads into another instance and gives the same results, also after a pass in training.
+    - Declarations (``needs_bias``, ``vmap_safe``, ``reads``, a canonical form, ...) are true.
     - A ViT with the batch-last engine predicts and learns the same as one by one.
+
+    Data sets: both splits are as ``info`` says and equal at every reading, labels are those of the classes, and test
+    images are no training images.  A data set whose files are not here is skipped.
+
+    Augmentations: the change of an image depends on the key and on the image alone, in any batch, and keeps shape and
+    dtype; masks get no new labels.
+
+    Optimizers and objectives, on a small ViT: two equal trainings end with equal weights, bit for bit, and so does one
+    that is interrupted and goes on from its checkpoint.  Rate and weight decay of an optimizer are those of its groups.
+
+    Schedules: factors are positive and depend on the step and the length alone, for every warm-up and for one step.
+
+    Losses: the mean over images, equal in micro-batches, with finite gradients, and lower for right predictions.
 
     Metrics: the value is independent of batch sizes and order, within its bounds, and best for correct predictions;
     unlabelled pixels and images do not count.
@@ -122,35 +168,32 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
 
     Raises:
         AssertionError: with the component, its behaviour and the expected behaviour.
-        unittest.SkipTest: with the reason, if an executor cannot be used here, such as without its cluster; pytest
-            reports the test as skipped.
+        unittest.SkipTest: with the reason, if a component cannot be used here, such as an executor without its cluster
+            or a data set without its files; pytest reports the test as skipped.
     """
     component_slot, name = registry.slot(slot), Choice.of(choice).type
     who = f"{slot} '{name}'"
     with during(f"{who} is looked up", BrokenComponent, VitlabError):
         cls, _ = component_slot.find(name)
-    _check_form(who, slot, name, cls)
-    if slot == "tracker":
-        _check_tracker(who, component_slot, name, cls)
-    if slot not in CHECKED:
-        return
+    required = _check_form(who, slot, name, cls)
+    if required and isinstance(choice, str):
+        raise SkipTest(f"{who} needs {required[0]}: give its options, as in {{'type': '{name}', '{required[0]}': ...}}")
     with during(f"{who} with its default options" if isinstance(choice, str) else who, OptionError):
         configured = component_slot.resolve(choice)
-    check = {"init": check_scheme, "model": check_model, "metric": check_metric, "executor": check_executor}.get(
-        slot, check_part
-    )
-    check(who, configured)
+    CHECKS[slot](who, configured)
 
 
-def _check_form(who: str, slot: str, name: str, cls: type) -> None:
+def _check_form(who: str, slot: str, name: str, cls: type) -> list[str]:
+    """Check what can be seen without building a component, and return its options without a default."""
     with during(f"the options of {who} are read", BrokenComponent, TypeError, NameError):
         options = registry.slot(slot).options(cls).model_fields
     missing = [option for option, field in options.items() if field.is_required()]
-    if slot in CHECKED and slot not in ("model", "executor"):
+    if CHECKS[slot] is check_part:
         sizes = sorted(set(options) & set(Geometry.__dataclass_fields__))
         expect(
             not sizes, f"{who} has the option {', '.join(sizes)}: remove it, it is a size of the model; read it from g"
         )
+    if slot not in NEEDS_OPTIONS:
         expect(not missing, f"{who}: option {', '.join(missing)} needs a default, so that the bare name can be used")
     if not missing:
         _check_json(who, registry.slot(slot), name)
@@ -161,6 +204,7 @@ def _check_form(who: str, slot: str, name: str, cls: type) -> None:
         expect(any("Reference:" in doc for doc in docs), f"{who}: add the paper to the docstring: 'Reference: arXiv:…'")
     with during(f"{who} is pickled by reference", pickle.PicklingError, AttributeError):
         expect(pickle.loads(pickle.dumps(cls)) is cls, f"{who} must be found again under its module and name")
+    return missing
 
 
 def _check_json(who: str, component_slot: registry.Slot[Any], name: str) -> None:
@@ -173,20 +217,3 @@ def _check_json(who: str, component_slot: registry.Slot[Any], name: str) -> None
     expect(again == plain, f"{sentence}: {again} is not {plain}")
     with during(f"the options of {who} are described by 'vitlab schema'", PydanticInvalidForJsonSchema):
         component_slot.options(component_slot.find(name)[0]).model_json_schema()
-
-
-def _check_tracker(who: str, component_slot: registry.Slot[Any], name: str, cls: type) -> None:
-    from vitlab.trackers import Replay
-    from vitlab.trackers.contract_test import rehearse
-
-    if not issubclass(cls, Replay) or not cls.in_files:
-        return  # where another tracker stores its points is not known here
-    with during(f"{who} with its default options", OptionError):
-        choice = component_slot.resolve(name)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            rehearse(lambda plan, store, run: component_slot.build(choice, plan, store, run), Path(folder))
-        except AssertionError as error:
-            raise AssertionError(f"{who} does not deliver journals as required: {error}") from None
-        except Exception as error:
-            raise AssertionError(f"{who} is handed journals: {error!r}") from error

@@ -1,13 +1,16 @@
-"""Assertions of the contract tests, and gradients compared with finite differences."""
+"""Assertions of the contract tests: sentences, another device, and gradients compared with finite differences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vitlab.errors import VitlabError
 
@@ -27,6 +30,32 @@ def during(what: str, *kinds: type[Exception]) -> Iterator[None]:
         raise
     except kinds as error:
         raise AssertionError(f"{what}: {error}" if isinstance(error, VitlabError) else f"{what}: {error!r}") from error
+
+
+ONE_DEVICE = "create tensors on the device of the input, and register constant ones as buffers"
+
+
+@contextmanager
+def on_another_device(who: str) -> Iterator[None]:
+    """Raise AssertionErrors where the block mixes tensors of the CPU with tensors of the meta device, like a GPU."""
+    with during(f"{who}: moved to another device and run there; {ONE_DEVICE}", Exception), _OneDevice():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where an operation has tensors of two devices; kernels of the meta device often do not."""
+
+    MIXING = ("copy_", "index", "index_put", "_index_put_impl_")  #: operations that may have them, on a GPU, too
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
+        name = func.overloadpacket.__name__
+        if len(devices) > 1 and name not in self.MIXING:
+            raise RuntimeError(f"{name} has tensors of two devices")
+        return func(*args, **(kwargs or {}))
 
 
 MAX_DIRECTIONS = 12

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.geometry import DataInfo
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.testing.assertions import during, expect
+from vitlab.testing.assertions import during, expect, on_another_device
 
 B = 3
 DATA = DataInfo(image=(32, 32), channels=3, classes=5)
@@ -48,6 +48,8 @@ def check_model(who: str, choice: ResolvedChoice) -> None:
     with during(f"{who}: built and run on the meta device, as a plan is checked", Exception), torch.device("meta"):
         shape = _logits(_model(choice), torch.zeros(B, DATA.channels, *DATA.image)).shape
     expect(shape[:2] == (B, DATA.classes), f"{who}: logits have shape {tuple(shape)}; expected {(B, DATA.classes)}")
+    with on_another_device(who):
+        _logits(_model(choice).to("meta"), torch.zeros(B, DATA.channels, *DATA.image, device="meta"))
     first, second = _model(choice), _model(choice)
     for model in (first, second):
         model.initialise(0)

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitlab import noise
 from vitlab.components.base import name_draws
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.testing.assertions import check_gradient, during, expect
+from vitlab.testing.assertions import ONE_DEVICE, check_gradient, during, expect, on_another_device
 from vitlab.testing.engines import check_engines
 
 B = 3
@@ -140,6 +141,8 @@ def _check_on(who: str, choice: ResolvedChoice, g: Geometry) -> None:
         _check_position(who, choice, g, probe)
     if choice.slot == "attention":
         _check_attention(who, g, probe.part, x)
+    if choice.slot == "head":
+        _check_reads(who, g, probe, x)
 
 
 def _check_values(who: str, choice: ResolvedChoice, g: Geometry, probe: _Probe, x: Tensor) -> None:
@@ -167,11 +170,10 @@ def _check_repeatable(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) 
     """Check that results repeat exactly and depend only on the state, the input and keyed draws."""
     probe = _probe(choice, g)
     name_draws(probe)
-    draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(B), step=3)
     for when, training in (("evaluation", False), ("training", True)):
         probe.train(training)
         outputs = []
-        with torch.random.fork_rng([]), torch.no_grad(), noise.drawing(draws):
+        with torch.random.fork_rng([]), torch.no_grad(), noise.drawing(_draws(B)):
             for _ in range(2):
                 before = torch.manual_seed(0).get_state()
                 outputs.append(probe(x))
@@ -192,15 +194,30 @@ def _check_repeatable(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) 
 
 
 def _check_samples_independent(who: str, choice: ResolvedChoice, g: Geometry) -> None:
-    """Check that samples do not mix, in float64, so that rounding cannot hide an error."""
-    probe = _probe(choice, g).double().eval()
+    """Check that samples do not mix, in float64, so that rounding cannot hide an error.
+
+    In training, torch's batch norm may mix them: a training in micro-batches looks for its class and refuses it.
+    """
+    probe = _probe(choice, g).double()
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in probe.modules())
     x = _input(choice.slot, g).double()
-    with torch.no_grad(), during(f"{who}: forward in float64, and of one sample", Exception):
-        batched, single = probe(x), probe(x[:1])
-    for name in batched:
-        if batched[name].shape != single[name].shape:  # outputs with no batch axis have equal shapes
-            close = torch.allclose(batched[name][:1], single[name], rtol=1e-9, atol=1e-9)
-            expect(close, f"{who}: {name} of a sample depends on the other samples of its batch")
+    for training in (False,) if has_batch_norm else (False, True):
+        probe.train(training)
+        name_draws(probe)
+        with torch.no_grad(), during(f"{who}: forward in float64, and of one sample", Exception):
+            with noise.drawing(_draws(B)):
+                batched = probe(x)
+            with noise.drawing(_draws(1)):
+                single = probe(x[:1])
+        when = " in training; use torch's batch norm, which micro-batches refuse" if training else ""
+        for name in batched:
+            if batched[name].shape != single[name].shape:  # outputs with no batch axis have equal shapes
+                close = torch.allclose(batched[name][:1], single[name], rtol=1e-9, atol=1e-9)
+                expect(close, f"{who}: {name} of a sample depends on the other samples of its batch{when}")
+
+
+def _draws(samples: int) -> noise.Draws:
+    return noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(samples), step=3)
 
 
 def _check_shapes(who: str, slot: str, g: Geometry, out: Mapping[str, Tensor], x: Tensor) -> None:
@@ -222,6 +239,10 @@ def _check_shapes(who: str, slot: str, g: Geometry, out: Mapping[str, Tensor], x
 
 
 def _check_state(who: str, choice: ResolvedChoice, g: Geometry, probe: _Probe, x: Tensor) -> None:
+    """Check that the state is all that a pass in training changes, and all that another instance needs."""
+    name_draws(probe.train())
+    with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(_draws(B)):
+        probe(x + 1)
     other = _Probe(choice.slot, _build(choice, g), g).eval()
     with during(f"{who}: its state is loaded into another instance", RuntimeError):
         other.load_state_dict(probe.state_dict(), strict=True)
@@ -229,13 +250,43 @@ def _check_state(who: str, choice: ResolvedChoice, g: Geometry, probe: _Probe, x
         first, second = probe.eval()(x), other(x)
     for name in first:
         same = torch.equal(first[name], second[name])
-        expect(same, f"{who}: {name} differs under a state that was saved and loaded: something is not in the state")
+        expect(
+            same,
+            f"{who}: {name} differs under a state that was saved and loaded: something is not in the state; register "
+            "it as a parameter or a buffer",
+        )
 
 
 def _check_meta(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) -> None:
+    """Check a part on the meta device, in the place of a GPU: built there, and moved there after it was built."""
     with during(f"{who}: built and run on the meta device, as a plan is checked", Exception), torch.device("meta"):
         out = _Probe(choice.slot, _build(choice, g), g)(x.to("meta"))
     _check_shapes(f"{who} (meta device)", choice.slot, g, out, x)
+    moved = _Probe(choice.slot, _build(choice, g), g).to("meta")
+    with on_another_device(who):
+        out = moved(x.to("meta"))
+    for name, value in out.items():
+        expect(value.is_meta, f"{who}: {name} stays on the CPU if the part is moved to another device; {ONE_DEVICE}")
+
+
+def _check_reads(who: str, g: Geometry, probe: _Probe, x: Tensor) -> None:
+    """Check that a head predicts from the tokens that it declares, and from no others."""
+    reads = probe.part.reads
+    if reads is None:
+        return
+    x = x.detach().requires_grad_()
+    outputs = probe.eval()(x)
+    torch.autograd.backward(torch.stack([value.sin().sum() for value in outputs.values()]).sum())
+    assert x.grad is not None
+    used_T = (x.grad != 0).any(0).any(-1).tolist()
+    tokens = [*g.prefix, *("patches" for _ in range(g.patches))]
+    used = {name for name, is_used in zip(tokens, used_T, strict=True) if is_used}
+    declared = set(reads) or {"patches"}
+    expect(
+        used == declared,
+        f"{who} declares reads = {reads!r}, and predicts from {', '.join(sorted(used)) or 'no token'}; name the prefix "
+        "tokens, () for patches alone, or None for anything else",
+    )
 
 
 def _check_bfloat16(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) -> None:
@@ -248,26 +299,32 @@ def _check_bfloat16(who: str, choice: ResolvedChoice, g: Geometry, x: Tensor) ->
 
 
 def _check_stacked(who: str, choice: ResolvedChoice, g: Geometry) -> None:
-    """Check that a stack of two members under ``torch.vmap`` computes the same as each alone."""
+    """Check that a stack of two members under ``torch.vmap`` computes the same as each alone, buffers included."""
     if not getattr(choice.component, "vmap_safe", False):
         return
-    members = [_probe(choice, g, seed).double().eval() for seed in (1, 2)]
     x = _input(choice.slot, g).double()
-    parameters, buffers = torch.func.stack_module_state(members)
+    for training in (False, True):
+        members = [_probe(choice, g, seed).double().train(training) for seed in (1, 2)]
+        for member in members:
+            name_draws(member)
+        parameters, buffers = torch.func.stack_module_state(members)
 
-    def one(parameters: Any, buffers: Any, x: Tensor) -> Any:
-        return torch.func.functional_call(members[0], (parameters, buffers), (x,))
+        def one(parameters: Any, buffers: Any, x: Tensor, member: nn.Module = members[0]) -> Any:
+            return torch.func.functional_call(member, (parameters, buffers), (x,))
 
-    sentence = f"{who} declares vmap_safe and does not run under torch.vmap (set vmap_safe = False if it cannot)"
-    with torch.no_grad(), during(sentence, Exception), warnings.catch_warnings():
-        # Without a batching rule, torch falls back to a slow but correct loop and warns.
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        stacked = torch.vmap(one)(parameters, buffers, torch.stack([x, x]))
-    with torch.no_grad():
+        sentence = f"{who} declares vmap_safe and does not run under torch.vmap (set vmap_safe = False if it cannot)"
+        with torch.no_grad(), noise.drawing(_draws(B)), during(sentence, Exception), warnings.catch_warnings():
+            # Without a batching rule, torch falls back to a slow but correct loop and warns.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            stacked = torch.vmap(one)(parameters, buffers, torch.stack([x, x]))
         for index, member in enumerate(members):
-            for name, value in member(x).items():
-                close = torch.allclose(stacked[name][index].to(value.dtype), value, rtol=1e-9, atol=1e-9)
-                expect(close, f"{who} declares vmap_safe, and stacked its {name} differs from that of a loop")
+            with torch.no_grad(), noise.drawing(_draws(B)):
+                alone = {**member(x), **{f"buffer {name}": value for name, value in member.named_buffers()}}
+            together = {**stacked, **{f"buffer {name}": value for name, value in buffers.items()}}
+            for name, value in alone.items():
+                close = torch.allclose(together[name][index].to(value.dtype), value, rtol=1e-9, atol=1e-9)
+                when = "training" if training else "evaluation"
+                expect(close, f"{who} declares vmap_safe, and stacked its {name} in {when} differs from that of a loop")
 
 
 def _check_position(who: str, choice: ResolvedChoice, g: Geometry, probe: _Probe) -> None:
