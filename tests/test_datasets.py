@@ -20,7 +20,7 @@ from vitlab.data.datasets.cifar import read_arrays
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.synthetic import Synthetic
 from vitlab.data.pixels import resize, statistics, with_channels
-from vitlab.data.prepare import data_info, examples, missing, prepare
+from vitlab.data.prepare import DataSource, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
 from vitlab.registry import BUILT_IN, listing, slot
@@ -86,16 +86,16 @@ def test_empty_images_are_refused(tmp_path: Path, shape: tuple[int, int, int]) -
 def test_impossible_root_is_refused_in_one_sentence(choice: str) -> None:
     for root in ("a" * 5000, "~nobody-of-this-name/x", "a\x00b"):
         try:
-            assert missing({"type": choice, "root": root}) is not None
+            assert DataSource({"type": choice, "root": root}).missing() is not None
         except DataError as error:
             assert "name too long" in str(error) and len(str(error)) < 400
 
 
 def test_training_images_are_counted_cheaply(tmp_path: Path) -> None:
     seeds = {"split": 0, "subset": 0}
-    assert examples("digits", seeds) == len(prepare("digits", seeds).train)
-    assert examples({"type": "mnist", "root": str(tmp_path)}, seeds) is None
-    assert examples({"type": "image_folder", "root": str(tmp_path), "num_classes": 2}, seeds) is None
+    assert DataSource("digits").training_images(seeds) == len(prepare("digits", seeds).train)
+    for absent in ({"type": "mnist"}, {"type": "image_folder", "num_classes": 2}):
+        assert DataSource({**absent, "root": str(tmp_path)}).training_images(seeds) is None
 
 
 def test_non_text_names_are_refused(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_missing_file_message_says_where_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepare(choice, SEEDS)
     sentence = str(caught.value)
-    assert sentence == missing(choice)
+    assert sentence == DataSource(choice).missing()
     for part in (str(tmp_path / "nowhere"), "FashionMNIST/raw", "train-images-idx3-ubyte[.gz]", "download: missing"):
         assert part in sentence
     assert data_info(choice).identity is not None, "a plan can be made where the data is not"
@@ -168,7 +168,7 @@ def test_missing_file_message_says_where_and_what_to_do(tmp_path: Path) -> None:
 
 def test_usual_folders_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_idx(tmp_path / "cwd" / "data" / "MNIST" / "raw")
-    assert missing("mnist") is None
+    assert DataSource("mnist").missing() is None
     monkeypatch.setenv("VITLAB_DATA", str(tmp_path / "named"))
     small_idx(tmp_path / "named", seed=1)
     assert data_info("mnist") == data_info({"type": "mnist", "root": str(tmp_path / "named")})
@@ -229,7 +229,7 @@ def test_download_uses_torchvision_and_lands_in_searched_folder(
 ) -> None:
     source = torchvision("torchvision.datasets").MNIST
     choice = {"type": "mnist", "root": str(tmp_path / "new"), "download": "missing"}
-    assert missing(choice) is None
+    assert DataSource(choice).missing() is None
 
     def refuse(self: object) -> None:
         raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")

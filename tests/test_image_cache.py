@@ -26,9 +26,9 @@ from vitlab import noise
 from vitlab.data import image_cache
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
-from vitlab.data.datasets.pictures import Pictures
+from vitlab.data.datasets.pictures import PictureFiles
 from vitlab.data.image_cache import Prefetcher, ReadRequest
-from vitlab.data.prepare import Batch, Feed, data_info, describe_storage, prepare
+from vitlab.data.prepare import Batch, DataSource, Feed, data_info, prepare
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
 from vitlab.registry import slot
@@ -124,7 +124,7 @@ def test_picture_crop_equals_torchvision(root: Path, decoded: str, how: str) -> 
     change = {"type": "random_resized_crop", "of": "picture", "interpolation": how, "scale": [0.1, 1.0]}
     one = feed(root, decoded, [change, "flip"], normalize="unit")
     cut, flip = slot("augment").build(change), slot("augment").build("flip")
-    paths = ImageFolder(root=str(root)).pictures("train").paths
+    paths = ImageFolder(root=str(root)).pictures("train").names
     images = []
     for step in (0, one.steps_per_epoch(20)):  # of two epochs
         batch = one.batch(step, 20)
@@ -176,7 +176,7 @@ def test_picture_error_during_training_is_reported(tmp_path: Path, root: Path, h
         copy.write_bytes(path.read_bytes())
     one = feed(tmp_path, "never", [])
     missing_id = prepare(choice(tmp_path, "never"), SEEDS).train.id_N[-1]
-    path = Path(ImageFolder(root=str(tmp_path)).pictures("train").paths[int(missing_id)])
+    path = Path(ImageFolder(root=str(tmp_path)).pictures("train").names[int(missing_id)])
     harm(path)
     with pytest.raises(DataError, match=f"^{path} {message}") as caught:
         for step in range(one.steps_per_epoch(16) + 1):
@@ -267,15 +267,15 @@ def test_cache_of_pictures_changed_while_reading_is_discarded(
     """The picture is restored, so the content of the first identity is requested again."""
     shutil.copytree(root, tmp_path / "copy")
     path = tmp_path / "copy" / "train" / "dog" / "7.jpg"
-    content, image = path.read_bytes(), Pictures.image
+    content, image = path.read_bytes(), PictureFiles.image
 
-    def replaced(self: Pictures, index: int) -> torch.Tensor:
-        if path.samefile(self.paths[index]):
+    def replaced(self: PictureFiles, index: int) -> torch.Tensor:
+        if path.samefile(self.names[index]):
             Image.new("RGB", (30, 30), (9, 8, 7)).save(path)
         return image(self, index)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Pictures, "image", replaced)
+        patched.setattr(PictureFiles, "image", replaced)
         with pytest.raises(DataError, match="image_folder was changed while it was read: image_folder:"):
             feed(tmp_path / "copy", decoded, augment)
     assert not [file for file in cache.glob("decoded/*") if file.suffix != ".lock"]
@@ -350,14 +350,14 @@ def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(image_cache, "memory", lambda: 4 * size)
     assert image_cache.place("auto", size) == "memory" and image_cache.place("auto", size + 1) == "never"
     assert {image_cache.place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
-    assert describe_storage(choice(root, "auto")) is None and describe_storage("digits") is None
-    assert "cached decoded in" in (describe_storage(choice(root, "disk")) or "")
-    assert describe_storage({"type": "image_folder", "root": "nowhere", "num_classes": 2}) is None
+    assert len(DataSource(choice(root, "auto")).notes()) == 1 and DataSource("digits").notes() == []
+    assert "cached decoded in" in DataSource(choice(root, "disk")).notes()[-1]
+    assert DataSource({"type": "image_folder", "root": "nowhere", "num_classes": 2}).notes() == []
     monkeypatch.setattr(image_cache, "memory", lambda: size)
-    message = describe_storage(choice(root, "auto")) or ""
+    message = DataSource(choice(root, "auto")).notes()[-1]
     assert message.startswith("The 90 pictures of image_folder are decoded again for every batch: 0.0 GiB")
     assert "'decoded: disk' keeps them" in message
-    cut = describe_storage(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])) or ""
+    cut = DataSource(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])).notes()[-1]
     assert message.startswith(cut) and "decoded: disk" not in cut
     assert not feed(root, "memory").stored and feed(root, "auto").stored
 
@@ -389,7 +389,7 @@ def test_identity_is_cached_until_picture_changes(tmp_path: Path, cache: Path, m
         for split in ("train", "test"):
             (tmp_path / split / kind).mkdir(parents=True)
             Image.new("RGB", (4, 4), (7, 8, 9)).save(tmp_path / split / kind / "0.png")
-    monkeypatch.setattr("vitlab.data.datasets.folder.SETTLED_S", -1.0)
+    monkeypatch.setattr(files, "SETTLED_S", -1.0)
     first = ImageFolder(root=str(tmp_path)).info().identity
     assert len(list((cache / "identities").iterdir())) == 1
     with monkeypatch.context() as patched:
@@ -415,7 +415,7 @@ def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monk
         late += 1.0
         return checksum(path)
 
-    monkeypatch.setattr("vitlab.data.datasets.folder.time", SimpleNamespace(time=lambda: late))
+    monkeypatch.setattr("vitlab.data.datasets.files.time", SimpleNamespace(time=lambda: late))
     monkeypatch.setattr(files, "checksum", slow)
     ImageFolder(root=str(root)).info()
     assert not (cache / "identities").exists()

@@ -17,8 +17,8 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from vitlab import noise
+from vitlab.data.draws import at_most, fraction
 from vitlab.data.prepare import Feed, data_info, prepare
-from vitlab.data.splits import at_most, fraction
 from vitlab.driver.smoke import smoke
 from vitlab.errors import DataError, WeightsError
 from vitlab.identity.code import code_of

@@ -21,9 +21,9 @@ from vitlab.data.augment.randaugment import RandAugment
 from vitlab.data.datasets import digits
 from vitlab.data.datasets.segmentation import Pets, VOCSegmentation
 from vitlab.data.datasets.toy_segmentation import INK, SHEETS, DigitScenes
+from vitlab.data.draws import hold_out_groups
 from vitlab.data.pixels import IGNORED, VOID, resize_masks
-from vitlab.data.prepare import Feed, data_info, missing, prepare
-from vitlab.data.splits import hold_out_groups
+from vitlab.data.prepare import DataSource, Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.base import train as train_together
 from vitlab.errors import DataError, OptionError
@@ -320,7 +320,7 @@ def test_download_uses_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     choice = {"type": name, "root": str(tmp_path / "new"), "image_size": 8}
     with pytest.raises(DataError, match=f"{name} is not here: looked in .*download: missing"):
         prepare(choice, SEEDS)
-    assert missing(choice) is not None and missing({**choice, "download": "missing"}) is None
+    assert DataSource(choice).missing() is not None and DataSource({**choice, "download": "missing"}).missing() is None
     theirs = torchvision("torchvision.datasets")
     kind = theirs.VOCSegmentation if name == "voc_segmentation" else theirs.OxfordIIITPet
     downloads = []

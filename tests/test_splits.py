@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitlab import noise
+from vitlab.data.draws import fraction, hold_out
 from vitlab.data.prepare import prepare
-from vitlab.data.splits import fraction, hold_out
 from vitlab.errors import DataError
 
 COUNTS = st.lists(st.integers(1, 60), min_size=2, max_size=6)

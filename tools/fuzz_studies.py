@@ -203,7 +203,7 @@ def examine(seed: int, index: int, folder: Path) -> tuple[str, Finding | None]:
 def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
     """Do what ``vitlab plan`` and the start of ``vitlab run`` do with a study file."""
     from vitlab import lab
-    from vitlab.data.prepare import missing
+    from vitlab.data.prepare import DataSource
     from vitlab.plan import Plan
 
     _, plan = lab.plan_study(file, changes=changes, out=folder / "out")
@@ -211,7 +211,7 @@ def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
         text = json.dumps(plan.to_json())
         assert json.dumps(Plan.from_json(json.loads(text)).to_json()) == text
     for data in {json.dumps(trial.spec.plain()["data"], sort_keys=True) for _, trial in _distinct(plan)}:
-        missing(json.loads(data))
+        DataSource(json.loads(data)).missing()
 
 
 def _distinct(plan: Any) -> list[tuple[str, Any]]:

@@ -135,7 +135,7 @@ class DataIdentity:
     """Identity of the content of a data set; its text is what keys, stores and reports contain."""
 
     images: str  #: of the training and the test images, see :attr:`DataInfo.identity`
-    further: str = ""  #: of further test images, see :attr:`DataInfo.further`
+    test_sets: str = ""  #: of the test sets beside the test split, see :attr:`DataInfo.test_sets`
 
     @classmethod
     def parse(cls, text: str) -> DataIdentity:
@@ -145,7 +145,7 @@ class DataIdentity:
 
     def __str__(self) -> str:
         """Return the text."""
-        return f"{self.images}+{self.further}" if self.further else self.images
+        return f"{self.images}+{self.test_sets}" if self.test_sets else self.images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +158,14 @@ class DataInfo:
     task: Task = "classification"
     identity: str | None = None  #: checksum or manifest digest of the content; None if it is not downloaded yet
     labels: tuple[str, ...] = ()  #: names of the classes, if they are known
-    further: str = ""
-    """Digest of further test images, 32 hexadecimal digits; empty without any.  No other image depends on them."""
+    test_sets: str = ""
+    """Digest of the test sets beside the test split, such as corrupted images, 32 hexadecimal digits; empty without
+    any.  No other image depends on them."""
     test_images: int | None = None
     """Number of test images, where vitlab corrupts these itself; None if they must be read to count them."""
 
     @property
     def content(self) -> DataIdentity | None:
         """The identity of all files; None if they are not downloaded yet."""
-        text = None if self.identity is None else str(DataIdentity(self.identity, self.further))
+        text = None if self.identity is None else str(DataIdentity(self.identity, self.test_sets))
         return None if text is None else DataIdentity.parse(text)

@@ -97,7 +97,7 @@ def _forecast(plan: Any, store: Any) -> Any:
 
 def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
     """Return the costs of each arm's model and of one training, which are None if the number of images is unknown."""
-    from vitlab.data.prepare import examples
+    from vitlab.data.prepare import DataSource
     from vitlab.driver.planning import costs
     from vitlab.plan.match import gpu_hours, images_seen, train_macs
 
@@ -110,7 +110,7 @@ def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
         if images is None:
             data = json.dumps([trial.spec.data.plain(), trial.seeds["split"], trial.seeds["subset"]], sort_keys=True)
             if data not in images_by_data:
-                images_by_data[data] = examples(trial.spec.data, trial.seeds)
+                images_by_data[data] = DataSource(trial.spec.data).training_images(trial.seeds)
             images = images_seen(trial.spec.train, images_by_data[data])
         work = None if images is None else train_macs(cost["macs"], images)
         hours = None if work is None else gpu_hours(work, tflops)

@@ -63,7 +63,7 @@ class Feed:
             "val": prepared.val.to(self.device),
             "test": prepared.test.to(self.device),
         }
-        self.further = prepared.further
+        self.test_sets = prepared.test_sets
         self._augments: list[Augment] = [slot("augment").build(choice) for choice in augment]
         self._seeds = seeds
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
@@ -124,16 +124,13 @@ class Feed:
         """Yield all images of a split in order, not augmented; the last batch may be smaller.
 
         Args:
-            split: ``train``, ``val``, ``test`` or the name of a further split.
+            split: ``train``, ``val``, ``test`` or the name of a test set.
             batch_size: images in a batch.
         """
-        if (further := self.further.get(split)) is not None:
-            for begin in range(0, len(further.y_N), batch_size):
+        if (one := self.test_sets.get(split)) is not None:
+            for begin in range(0, len(one.y_N), batch_size):
                 part = slice(begin, begin + batch_size)
-                images = (
-                    self._to_device(tensor) for tensor in (further.at(part), further.y_N[part], further.id_N[part])
-                )
-                pixels_BCHW, y_B, id_B = images
+                pixels_BCHW, y_B, id_B = map(self._to_device, (one.at(part), one.y_N[part], one.id_N[part]))
                 yield Batch(self._normalize(pixels_BCHW), y_B, id_B, 0)
             return
         subset = self._subsets[split]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from vitlab.data.augment.base import Boxes
 from vitlab.data.datasets import files
-from vitlab.data.datasets.pictures import Decoded, Interpolation, Pictures, check_memory
+from vitlab.data.datasets.pictures import Decoded, EncodedPictures, Interpolation, Pictures, check_memory
 from vitlab.data.pixels import resize, with_channels
 from vitlab.errors import DataError
 from vitlab.geometry import Pair
@@ -35,6 +35,8 @@ PREFETCH_BATCHES = 2
 """Number of batches to prefetch."""
 CHUNK = 4
 """Images per task of a thread."""
+CHECKED_TOGETHER = 64
+"""Pictures per task of a thread that checks them."""
 MAX_MEMORY_SHARE = 1 / 4
 """Largest share of the machine's memory for a decoded set; every worker holds its own copy."""
 FREE_SPACE_FACTOR = 2
@@ -44,7 +46,7 @@ Place = Literal["memory", "disk", "never"]
 
 
 class CropRequest(NamedTuple):
-    """Crops to take of full-size pictures, in place of :meth:`Pictures.image`."""
+    """Crops to take of full-size pictures, in place of whole ones."""
 
     boxes: Callable[[Tensor, Tensor, Tensor], Boxes]  #: from identities, heights and widths, (B, 1) each
     interpolation: Interpolation
@@ -72,10 +74,9 @@ class StoredImages(ABC):
         """
 
     def take(self, row_B: Tensor) -> Tensor:
-        """Return some images, uint8 (B, C, H, W), read in the calling thread."""
-        out_BCHW = torch.empty((len(row_B), *self.shape[1:]), dtype=torch.uint8)
-        self.fill(out_BCHW.numpy(), ReadRequest(row_B, row_B))
-        return out_BCHW
+        """Return some images, uint8 (B, C, H, W), on the CPU."""
+        request = ReadRequest(row_B, row_B)
+        return Prefetcher(self, torch.device("cpu")).take(0, None, lambda step: request if step == 0 else None)
 
 
 class LazyDecode(StoredImages):
@@ -94,17 +95,21 @@ class LazyDecode(StoredImages):
     def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
         """Decode the requested rows into ``out_BCHW``."""
         channels, size = self.shape[1], self.shape[2:]
-        rows, corners = request.row_B.tolist(), []
-        if request.crop is not None:
-            sides_B2 = torch.tensor([self.pictures.sides(row) for row in rows])
-            boxes = request.crop.boxes(request.id_B, sides_B2[:, :1], sides_B2[:, 1:])
-            corners = torch.stack(boxes[:4], 1).tolist()
-        for position, row in enumerate(rows):
-            if request.crop is None:
-                x_CHW = self.pictures.image(row)
-            else:
-                x_CHW = self.pictures.crop(row, corners[position], size, request.crop.interpolation)
+        for position, x_CHW in enumerate(self._images(request)):
             out_BCHW[position] = resize(with_channels(x_CHW[None], channels), size)[0].numpy()
+
+    def _images(self, request: ReadRequest) -> Iterator[Tensor]:
+        """Yield the requested pictures or crops of them, uint8 (C, H, W)."""
+        rows, pictures = request.row_B.tolist(), self.pictures
+        if request.crop is None:
+            yield from map(pictures.image, rows)
+            return
+        assert isinstance(pictures, EncodedPictures)  # see vitlab.data.model_info
+        headers = [pictures.header(row) for row in rows]
+        sides_B2 = torch.tensor([pictures.decoding.sides(header) for header in headers])
+        boxes = request.crop.boxes(request.id_B, sides_B2[:, :1], sides_B2[:, 1:])
+        for row, header, box in zip(rows, headers, torch.stack(boxes[:4], 1).tolist(), strict=True):
+            yield pictures.crop(row, header, box, self.shape[2:], request.crop.interpolation)
 
 
 class DecodedCache(StoredImages):
@@ -219,6 +224,18 @@ def iter_images(images: StoredImages, row_N: Tensor | None = None, size: int = 6
 
     for step in range(len(parts)):
         yield prefetcher.take(step, None, request)
+
+
+def faults(pictures: EncodedPictures) -> list[tuple[int, str]]:
+    """Return the index of each picture that cannot be decoded, and the reason; all processors decode them."""
+
+    def of_part(part: range) -> list[tuple[int, str]]:
+        return [(index, fault) for index in part if (fault := pictures.fault(index))]
+
+    all_indices = range(len(pictures))
+    parts = [all_indices[begin : begin + CHECKED_TOGETHER] for begin in all_indices[::CHECKED_TOGETHER]]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [pair for pairs in pool.map(of_part, parts) for pair in pairs]
 
 
 def place(decoded: Decoded, required: int) -> Place:

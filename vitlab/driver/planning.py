@@ -16,7 +16,7 @@ from vitlab.plan.plan_file import read_decisions
 from vitlab.plan.tune import decide
 from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.plan.versions import content, name_of, with_builtins
-from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
+from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import attribute_to_changes, is_known, unknown
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
@@ -163,8 +163,9 @@ def _study_and_plan(
     assert study is not None
     if found := _cut_batch(plan, study.run):
         raise SpecError([document.problem(*found)])
+    about_data = _notes_on_data(plan, document)
     missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
-    plan = replace(plan, notes=(*plan.notes, *_streamed_data(plan), *missing), version=name_of(content(document.data)))
+    plan = replace(plan, notes=(*plan.notes, *about_data, *missing), version=name_of(content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -194,13 +195,20 @@ def _cut_batch(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
     return None
 
 
-def _streamed_data(plan: Plan) -> list[str]:
-    """Return a sentence for each image data set that is not held in memory, with the place it is read from."""
-    from vitlab.data.prepare import describe_storage
+def _notes_on_data(plan: Plan, document: Document) -> list[str]:
+    """Return the notes on each data set of a plan.
+
+    Raises:
+        SpecError: with the pictures that cannot be read.
+    """
+    from vitlab.data.prepare import DataSource
 
     of_arm = {planned.arm: planned.trial.spec.data for planned in (*plan.trials, *plan.pending)}
     distinct = {str(data): data for data in of_arm.values()}
-    return list(dict.fromkeys(filter(None, map(describe_storage, distinct.values()))))
+    try:
+        return list(dict.fromkeys(note for data in distinct.values() for note in DataSource(data).notes()))
+    except DataError as error:
+        raise SpecError([document.problem(("base", "data"), str(error))]) from None
 
 
 def _missing_data(plan: Plan, store: Store) -> list[str]:
@@ -208,12 +216,12 @@ def _missing_data(plan: Plan, store: Store) -> list[str]:
 
     Only trials whose data is missing are looked up in the store.
     """
-    from vitlab.data.prepare import missing
+    from vitlab.data.prepare import DataSource
 
     trials: dict[str, list[Planned]] = {}
     for planned in _all(plan):
         trials.setdefault(str(planned.trial.spec.data), []).append(planned)
-    reasons = {name: missing(items[0].trial.spec.data) for name, items in trials.items()}
+    reasons = {name: DataSource(items[0].trial.spec.data).missing() for name, items in trials.items()}
     needed = [
         str(reason)
         for name, reason in reasons.items()

@@ -12,7 +12,7 @@ from vitlab.errors import TrialFailed, count
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
 from vitlab.spec import read_study
-from vitlab.spec.trial import FURTHER_TESTS, SOURCES
+from vitlab.spec.trial import TEST_SET_OPTIONS, SOURCES
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers import Untracked
 
@@ -66,8 +66,8 @@ def _components(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...
     needs = [(role, _components(by_name[name], by_name)) for role, name in sorted(trial.needs.items())]
     spec = trial.spec
     head = None if spec.init_from is None else spec.init_from.head
-    further = [bool(spec.data.options.get(name)) for name in FURTHER_TESTS]
-    return (trial.origins, optional_modules(spec), spec.train.precision, head, *further, *needs)
+    test_sets = [bool(spec.data.options.get(name)) for name in TEST_SET_OPTIONS]
+    return (trial.origins, optional_modules(spec), spec.train.precision, head, *test_sets, *needs)
 
 
 def _two_steps(tree: Any, place: str = "") -> dict[str, Any]:

@@ -149,7 +149,7 @@ def train(
         if last and time.monotonic() - saved_at > worth_s:
             _save(due)
         latest = _engine_of(due, engine, latest)
-        for training, evaluations in zip(due, latest.evaluate(splits_of(last, first.feed.further)), strict=True):
+        for training, evaluations in zip(due, latest.evaluate(splits_of(last, first.feed.test_sets)), strict=True):
             try:
                 measurement, predictions = training.measure(evaluations)
             except Diverged as error:
@@ -175,9 +175,9 @@ def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[i
             yield moment
 
 
-def splits_of(last: bool, further: Iterable[Split] = ()) -> tuple[Split, ...]:
-    """Return the splits that a measurement evaluates: val, and for the last one test and the ``further`` ones."""
-    return ("val", "test", *further) if last else ("val",)
+def splits_of(last: bool, test_sets: Iterable[Split] = ()) -> tuple[Split, ...]:
+    """Return the splits that a measurement evaluates: val, and for the last one test and the ``test_sets``."""
+    return ("val", "test", *test_sets) if last else ("val",)
 
 
 def _engine_of(trainings: list[Training], engine: type[Engine], latest: Engine | None) -> Engine:

@@ -15,7 +15,7 @@ from vitlab.plan.resolve import ResolvedTrial
 from vitlab.registry import slot, slot_package
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
-from vitlab.spec.trial import METRICS, OBJECTIVE
+from vitlab.spec.trial import METRICS, OBJECTIVE, TEST_SET_OPTIONS
 
 TASKS: tuple[Task, ...] = ("classification", "segmentation")
 
@@ -34,8 +34,8 @@ def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
 def _of_any_data(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return name to metric, for every metric that a trial may report, whatever its data turns out to be."""
     data = plain.get("data")
-    further = {"corrupted": True, "shifted": True}  # an option that adds images may be what is wrong
-    options = {**data, **further} if isinstance(data, Mapping) else further
+    added = dict.fromkeys(TEST_SET_OPTIONS, True)  # an option that adds a test set may be what is wrong
+    options = {**data, **added} if isinstance(data, Mapping) else added
     results: dict[str, Any] = {}
     for task in TASKS:
         info = DataInfo(image=(1, 1), channels=1, classes=1_000, task=task)
@@ -57,7 +57,7 @@ def _metrics(
         with suppress(OptionError, ValueError):  # as above
             standard = slot("objective").resolve(objective).component.standard_metrics(data)  # type: ignore[attr-defined]
     results: dict[str, Any] = room.metrics_of(data, components, standard)
-    return {**results, **room.further_metrics(options)}
+    return {**results, **room.metrics_of_options(options)}
 
 
 def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:

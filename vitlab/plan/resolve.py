@@ -25,7 +25,7 @@ from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
 from vitlab.spec.study import STAND_INS
-from vitlab.spec.trial import FURTHER_TESTS, METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import TEST_SET_OPTIONS, METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[ResolvedChoice], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
@@ -274,8 +274,8 @@ class Resolver:
                 if role == "teacher" and "data" not in nested:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
                         continue  # its mistakes are reported already
-                    # Tests on further images are of the student alone.
-                    shared = {name: value for name, value in plain["data"].items() if name not in FURTHER_TESTS}
+                    # Test sets beside the test split are of the student alone.
+                    shared = {name: value for name, value in plain["data"].items() if name not in TEST_SET_OPTIONS}
                     nested = {"data": shared, **nested}
                 try:
                     trial = self.resolve(nested)

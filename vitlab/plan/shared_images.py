@@ -36,12 +36,11 @@ def images_of(data: ResolvedChoice, identity: DataIdentity | None) -> tuple[str 
         identity: identity of its files; None if unknown.
     """
     room = slot("dataset")
-    component: Any = room.build(data)
-    is_drawn = component.identity_files() == ()
+    component: Any = data.component
     own = {
         name: value
         for name, value in data.hashed().items()
-        if name == "type" or (is_drawn and not (room.shared and name in room.shared.model_fields))
+        if name == "type" or (component.generated and not (room.shared and name in room.shared.model_fields))
     }
     return None if identity is None else identity.images, canonical(own)
 
@@ -69,5 +68,7 @@ def _held_out(data: Choice) -> str:
     component: Any = room.get(data.type)
     share = data.options.get("validation")
     if share is None and component.held_out is not room.contract.held_out:
-        return "unset (the authors' own images)"
+        built: Any = room.build(data)
+        if built.missing() is not None or built.held_out() is not None:
+            return "unset (the authors' own images)"
     return f"{component.validation if share is None else share:g}"

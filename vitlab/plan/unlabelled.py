@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vitlab.errors import Path
-from vitlab.spec.trial import FURTHER_TESTS
+from vitlab.spec.trial import TEST_SET_OPTIONS
 
 
 def parts_with_labels(plain: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
@@ -16,7 +16,7 @@ def parts_with_labels(plain: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         yield ("distill",), f"objective '{name}' learns without labels and without a teacher; remove distill"
     if plain["train"].get("mix"):
         yield ("train", "mix"), f"objective '{name}' learns without labels, which train.mix mixes; remove it"
-    for option in FURTHER_TESTS:
+    for option in TEST_SET_OPTIONS:
         if plain["data"].get(option):
             yield ("data", option), f"objective '{name}' trains no predictions to test on further images; remove it"
     source = plain.get("init_from") or {}

@@ -292,8 +292,8 @@ SLOTS_OF_A_TRIAL = {
 }
 """Path of a component in a trial to its slot."""
 
-FURTHER_TESTS = ("corrupted", "shifted")
-"""Options of a data set that add test images."""
+TEST_SET_OPTIONS = {"corrupted": "mce", "shifted": "shifted_accuracy", "real_labels": "real_accuracy"}
+"""Options of a data set that add test sets beside its test split, such as corrupted images, and the metric of each."""
 
 METRICS = ("train", "metrics")
 """Path of the list of metrics in a trial, components of the slot ``metric``."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HEADER = "vitlab"
 _DIGEST = "sha256"  #: of the header; that of the tensors is in the result
-TEST_FACTS = ("further", "test_images")  #: fields of :class:`DataInfo` on which no model depends
+TEST_FACTS = ("test_sets", "test_images")  #: fields of :class:`DataInfo` on which no model depends
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision to the dtype of its autocast."""
 
 Split = str
-"""``train``, ``val``, ``test`` or the name of a further split of a feed."""
+"""``train``, ``val``, ``test`` or the name of a test set of a feed."""
 
 Columns = dict[str, Tensor]
 """One value per image, by name."""

@@ -30,7 +30,7 @@ from vitlab.store.result import Measurement, Outcome
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
 from vitlab.training.feature_metrics import evaluate_features
 from vitlab.training.losses import Value
-from vitlab.training.metrics import Metric, further_values, mean, metrics_of, metrics_of_further
+from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
 from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.objective.contract import Objective, Setup
@@ -121,7 +121,7 @@ class Training:
         metrics = metrics_of(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
         self.metrics = {name: one for name, one in metrics.items() if not isinstance(one, FeatureMetric)}
         self.feature_metrics = {name: one for name, one in metrics.items() if isinstance(one, FeatureMetric)}
-        self.further_metrics = {name: metrics_of_further(split) for name, split in feed.further.items()}
+        self.test_set_metrics = {name: metrics_of_test_set(one) for name, one in feed.test_sets.items()}
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
@@ -228,21 +228,21 @@ class Training:
     def evaluate(self, split: Split) -> EvaluationResult:
         """Evaluate a split with the weights that the training will end with."""
         with self.averaged():
-            further = split in self.feed.further
-            with nullcontext({}) if further else self.objective.evaluation_metrics() as extra:
+            is_test_set = split in self.feed.test_sets
+            with nullcontext({}) if is_test_set else self.objective.evaluation_metrics() as extra:
                 result = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split))
             return self.with_features(result._replace(metrics={**result.metrics, **extra}))
 
     def with_features(self, result: EvaluationResult) -> EvaluationResult:
         """Add the metrics of features to an evaluation with the current weights, unless the training has diverged."""
-        if result.split in self.feed.further or not self.feature_metrics or not math.isfinite(result.metrics["loss"]):
+        if result.split in self.feed.test_sets or not self.feature_metrics or not math.isfinite(result.metrics["loss"]):
             return result
         values = evaluate_features(self.model, self.feed, result.split, self.spec.precision, self.feature_metrics)
         return result._replace(metrics={**result.metrics, **values})
 
     def metrics_of(self, split: Split) -> Mapping[str, Metric]:
         """Return the metrics of a split by name."""
-        return self.further_metrics.get(split, self.metrics)
+        return self.test_set_metrics.get(split, self.metrics)
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> tuple[Measurement, dict[str, Columns]]:
         """Close the interval since the last measurement and return its metrics and predictions.
@@ -266,14 +266,14 @@ class Training:
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
         by_kind: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
         for split, values_by_name, columns in evaluations:
-            if split in self.feed.further:
-                by_kind[self.feed.further[split].kind].append(values_by_name)
+            if split in self.feed.test_sets:
+                by_kind[self.feed.test_sets[split].kind].append(values_by_name)
                 continue
             if not torch.tensor(values_by_name["loss"]).isfinite():
                 raise Diverged(f"the loss on {split} is not finite after step {self.step}")
             metrics |= {f"{split}/{name}": value for name, value in values_by_name.items()}
             predictions[split] = columns
-        metrics |= {f"test/{name}": value for name, value in further_values(by_kind).items()}
+        metrics |= {f"test/{name}": value for name, value in values_of_test_sets(by_kind).items()}
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
         self.history.append(measurement)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -100,6 +99,9 @@ CorruptionName = Literal[
 
 CORRUPTIONS: tuple[CorruptionName, ...] = get_args(CorruptionName)
 
+PUBLISHED_CORRUPTIONS: tuple[CorruptionName, ...] = tuple(name for name in CORRUPTIONS if name != "frost")
+"""Corruptions that are computed as published; the published frost is a set of photographs."""
+
 MIN_CORRUPTED_SIDE = 8
 """Fewest rows and columns of an image that can be corrupted."""
 
@@ -118,8 +120,9 @@ def _in_order(allowed: Sequence[Any]) -> Any:
 class Corrupted(Frozen):
     """Corrupted copies of the test split, on which a training is evaluated at its end."""
 
-    corruptions: Annotated[tuple[CorruptionName, ...], Field(min_length=1), _in_order(CORRUPTIONS)] = CORRUPTIONS
-    """Kinds; each is reported as ``test/mce_NAME``, and the mean over them as ``test/mce``."""
+    corruptions: Annotated[tuple[CorruptionName, ...], Field(min_length=1), _in_order(CORRUPTIONS)] | None = None
+    """Kinds; each is reported as ``test/mce_NAME``, and the mean over them as ``test/mce``.  None: all fifteen of
+    published pictures (``corrupted_root``), else the fourteen that are computed as published, without ``frost``."""
     severities: Annotated[
         tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1), _in_order((1, 2, 3, 4, 5))
     ] = (1, 2, 3, 4, 5)
@@ -142,6 +145,13 @@ def _corrupted(value: Any) -> Any:
     raise ValueError(f"found {value!r}; allowed: all, a list of corruptions, or {{corruptions, severities, images}}")
 
 
+def _no_boolean(value: Any) -> Any:
+    """Return a value that is no boolean, which pydantic would take for 1 or 0."""
+    if isinstance(value, bool):
+        raise ValueError("found a boolean; 1 or 3 is allowed. YAML reads yes, no, on and off as booleans")
+    return value
+
+
 def _distinct(value: list[int]) -> list[int]:
     if len(set(value)) < len(value):
         raise ValueError("a class is listed twice")
@@ -156,7 +166,8 @@ class DataOptions(Frozen):
     """
 
     size: Size | None = None  #: resize once to this, antialiased bilinear; None: as stored
-    channels: Literal[1, 3] | None = None  #: 1: ITU-R 601 luma; 3: repeat grey; None: as stored
+    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_no_boolean)] = None
+    """1: ITU-R 601 luma; 3: repeat grey; None: as stored."""
     normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_normalize)] = "dataset"
     """``dataset``: mean and standard deviation of the official training split, after ``channels`` and ``size``."""
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -168,7 +179,7 @@ class DataOptions(Frozen):
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
     """Augmentations, in this order."""
     corrupted: Annotated[Literal["all"] | list[CorruptionName] | Corrupted | None, BeforeValidator(_corrupted)] = None
-    """Corrupted test images: ``all`` fifteen kinds, a list of them, or a mapping; None: none."""
+    """Corrupted test images: ``all`` published kinds, a list of them, or a mapping; None: none."""
 
 
 def constants_of(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
@@ -202,13 +213,14 @@ class Dataset(ABC):
     """
 
     validation: ClassVar[float] = 0.1  #: default share of the training split to hold out
+    generated: ClassVar[bool] = False  #: whether images are computed from the options, not read from files
 
     @abstractmethod
     def info(self) -> DataInfo:
         """Return the properties of the data as stored, without decoding any image.
 
         ``identity`` identifies the content: a published checksum or a digest of files; None if the data is not here.
-        ``further`` is a digest of the pictures of :meth:`corrupted` and :meth:`shifted`, if there are any.
+        ``test_sets`` is a digest of what :meth:`corrupted`, :meth:`shifted` and :meth:`reassessed` read, if anything.
 
         Raises:
             DataError: if the files are not as expected.
@@ -246,6 +258,16 @@ class Dataset(ABC):
         """
         return {}
 
+    def reassessed(self) -> Sequence[frozenset[int]] | None:
+        """Return the set of right classes of each test image, as of ImageNet-ReaL; None if there are no such sets.
+
+        Images with an empty set are left out of the metric ``real_accuracy``.
+
+        Raises:
+            DataError: as :meth:`read`.
+        """
+        return None
+
     def groups(self) -> Tensor | None:
         """Return the group of each training image, int64 (N,); None if images are independent.
 
@@ -260,9 +282,9 @@ class Dataset(ABC):
         """
         return None
 
-    def identity_files(self) -> Sequence[Path] | None:
-        """Return the files from which :meth:`info` follows, existing or not; None if listing them takes long."""
-        return None
+    def notes(self) -> Sequence[str]:
+        """Return sentences about the data for the plan and the report, such as what was left out."""
+        return ()
 
     def missing(self) -> str | None:
         """Return a sentence that says why :meth:`read` would fail; None if no reason is known without reading."""

@@ -9,12 +9,11 @@ N images, C channels, H rows, W columns.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -48,8 +47,7 @@ class Cifar(Checksummed):
             None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
         download: ``missing`` fetches batches that are not found, through torchvision, which verifies checksums.
         corrupted_root: folder with the arrays of CIFAR-10-C or CIFAR-100-C, such as ``fog.npy`` and ``labels.npy``,
-            which ``corrupted`` reads instead of corrupting the test split.  The identity of the data covers their
-            names and sizes, not their content.
+            which ``corrupted`` reads instead of corrupting the test split.  The identity of the data covers them.
     """
 
     batches: ClassVar[Mapping[Split, tuple[str, ...]]]
@@ -73,9 +71,13 @@ class Cifar(Checksummed):
             return info
         if not self.corrupted_root.is_dir():
             raise DataError(f"{self.name}: there is no folder {self.corrupted_root}; correct 'corrupted_root'")
-        sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(self.corrupted_root.glob("*.npy"))]
-        digest = hashlib.blake2b("\n".join(sizes).encode(), digest_size=16).hexdigest()
-        return replace(info, further=digest, test_images=None)
+        arrays = {path.name: path for path in sorted(self.corrupted_root.glob("*.npy"))}
+
+        def digest() -> str:
+            checksums = {name: files.checksum(path) for name, path in arrays.items()}
+            return files.identity(self.name, checksums).rpartition(":")[2]
+
+        return replace(info, test_sets=files.remember(list(arrays.items()), digest), test_images=None)
 
     def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
         """Return the published images of a corruption, of which there are 10000 for each severity."""
@@ -90,7 +92,7 @@ class Cifar(Checksummed):
             )
         count = len(y_N) // 5
         part = slice(count * (severity - 1), count * severity)
-        return ArrayPictures((), torch.from_numpy(y_N[part].astype(np.int64)), (32, 32), "squash", x_NHWC=x_NHWC[part])
+        return ArrayPictures(x_NHWC[part], torch.from_numpy(y_N[part].astype(np.int64)))
 
     def read(self, split: Split) -> Images:
         """Read a split, and download the files first where that is allowed."""
@@ -162,14 +164,17 @@ class CIFAR100(Cifar):
     }
 
 
-@dataclass(frozen=True)
 class ArrayPictures(Pictures):
-    """Images in an array, uint8 (N, H, W, C)."""
+    """Images in an array.
 
-    x_NHWC: np.ndarray = field(kw_only=True)
+    Args:
+        x_NHWC: uint8.
+        y_N: int64, class indices.
+    """
 
-    def __len__(self) -> int:
-        return len(self.y_N)
+    def __init__(self, x_NHWC: np.ndarray, y_N: torch.Tensor) -> None:
+        self.x_NHWC = x_NHWC
+        self.y_N = y_N
 
     def image(self, index: int) -> torch.Tensor:
         """Return an image, uint8 (C, H, W)."""

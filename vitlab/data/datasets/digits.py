@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -41,10 +40,6 @@ class Digits(Dataset):
             labels=tuple(map(str, range(10))),
             test_images=TEST,
         )
-
-    def identity_files(self) -> Sequence[Path]:
-        """Return no files: the images come with a package or are drawn."""
-        return ()
 
     def read(self, split: Split) -> Images:
         """Read a split; the last images are the test images."""

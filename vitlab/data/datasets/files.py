@@ -12,6 +12,7 @@ import fcntl
 import gzip
 import hashlib
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,9 @@ from vitlab.store.files import write_bytes
 
 Download = Literal["never", "missing"]
 """``missing`` downloads files that are not here; ``never`` does not."""
+
+SETTLED_S = 10.0
+"""Seconds after a write during which a second write may leave the same timestamp."""
 
 _checksums: dict[tuple[str, int, int], str] = {}
 
@@ -110,6 +114,28 @@ def write_note(file: Path, text: str) -> None:
     """Write a text for other processes atomically; do nothing if the file cannot be written."""
     with suppress(OSError):
         write_bytes(file, text.encode(), fsync=False)
+
+
+def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) -> str:
+    """Return a text that follows from the content of files; other processes compute it again once one is written to.
+
+    Args:
+        entries: name and path of each file; the names are part of what is remembered.
+        compute: returns the text.
+    """
+    start, digest, latest = time.time(), hashlib.blake2b(digest_size=16), 0.0
+    for name, path in entries:
+        stat = os.stat(path)
+        latest = max(latest, stat.st_ctime)
+        state = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+        digest.update(f"{name}\0{state}\n".encode())
+    note = cache() / "identities" / digest.hexdigest()
+    if (text := read_note(note)) is not None:
+        return text
+    text = compute()
+    if latest < start - SETTLED_S:  # measured from the start, as reading may take longer than that
+        write_note(note, text)
+    return text
 
 
 def open_decompressed(path: Path) -> BinaryIO:
@@ -238,11 +264,6 @@ class Checksummed(Published[dict[str, Path]]):
 
     def _names(self) -> list[str]:
         return list(self.published)
-
-    def identity_files(self) -> list[Path]:
-        """Return every place that is searched for a file."""
-        names = [f"{name}{ending}" for name in self.published for ending in ("", ".gz")]
-        return [folder / name for folder in self._folders() for name in names]
 
     def _info(self, image: Pair, channels: int) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files, or the published ones."""

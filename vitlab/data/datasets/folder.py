@@ -7,41 +7,76 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 
-from vitlab.data.datasets import files
-from vitlab.data.datasets.base import SPLITS, CorruptionName, Dataset, Images, Size, Split, dataset
-from vitlab.data.datasets.pictures import Decoded, Fit, Pictures, check_memory
-from vitlab.errors import DataError
-from vitlab.geometry import DataInfo, Pair
+from vitlab import noise
+from vitlab.data import draws
+from vitlab.data.datasets import class_folders, files
+from vitlab.data.datasets.base import CorruptionName, Dataset, Images, Size, Split, dataset
+from vitlab.data.datasets.class_folders import Found
+from vitlab.data.datasets.folder_content import Content, content_of, describe_copies, digest_of_names
+from vitlab.data.datasets.pictures import Decoded, Decoding, Fit, Interpolation, Orient, PictureFiles, check_memory
+from vitlab.data.datasets.real_labels import read_real_labels
+from vitlab.errors import DataError, nearest
+from vitlab.geometry import DataInfo
 from vitlab.registry import Unhashed
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-TEST_FOLDERS = ("test", "val")
-"""The first of these that exists is the test split; validation is split off ``train``."""
+TRAIN, TEST = "train", "test"
+VALIDATION = ("val", "validation", "valid")
+"""Names of the folder of validation pictures; the first that exists is used."""
 
-SETTLED_S = 10.0
-"""Seconds after a write during which a second write may leave the same timestamp."""
+MAX_LISTED = 20  #: names listed in a message
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Layout(NamedTuple):
+    """The folders of the splits of an ``image_folder``."""
+
+    train: Path
+    val: Path | None  #: None: validation is held out of ``train``
+    test: Path | None  #: None: a share of ``train``
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The pictures of each split: class and path, sorted by both."""
+
+    labels: Sequence[str]
+    splits: Mapping[str, Sequence[tuple[str, str]]]  #: ``train``, ``test``, and ``val`` if the folder has one
+    left_out: Sequence[Counter[str]]
+    layout: Layout
 
 
 @dataset.register("image_folder")
 class ImageFolder(Dataset):
-    """Colour pictures in ``root/train/<class>/*`` to train on and ``root/test/<class>/*`` (or ``val``) to test on.
+    """Colour pictures in ``root/train/<class>/*`` to train on and ``root/test/<class>/*`` to test on.
 
-    Pictures may be in subfolders of their class's folder.  A set that is too large for memory is not decoded as a
-    whole, see ``decoded``.  The identity is a digest over the relative path, size and content of every picture; it is
-    cached between processes until a picture is written to.
+    With ``val`` (or ``validation``, ``valid``) beside both, its pictures are the validation split; without a labelled
+    ``test``, they are the test split.  A folder without ``train``, ``root/<class>/*``, needs the option ``test``.
+
+    Every format that Pillow decodes is read, from subfolders too, the first frame of several.  Hidden entries are left
+    out.  Photographs are turned upright by their EXIF orientation (option ``orient``), and 16 bits become 8.
+
+    A set that is too large for memory is not decoded as a whole, see ``decoded``.  The identity is a digest over the
+    relative path, size and content of every picture; it is cached between processes until a picture is written to.
 
     Args:
-        root: the folder with ``train`` and ``test`` (or ``val``).
-        image_size: pixels of every picture after an antialiased bilinear resize.
+        root: the folder with ``train`` and ``test`` or ``val``, or with the folders of the classes.
+        image_size: pixels of every picture after an antialiased resize.
         fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
+        crop_pct: share of the resized side that the crop keeps, as in timm: 0.875 resizes to 256 and crops 224.
+        interpolation: of the resize.
+        orient: ``exif`` turns photographs upright by their EXIF orientation, ``ignore`` reads them as stored.
+        test: share of the training pictures of each class to test on, if no folder has test pictures.
         num_classes: number of classes; required only to plan on a machine without the folder.
         decoded: place for decoded pictures: ``memory``, of every worker; ``disk``, one copy for all workers in the
             user's cache; or ``never``: each batch is decoded anew by the trial's threads.  ``auto``: memory if the
@@ -50,6 +85,8 @@ class ImageFolder(Dataset):
             which ``corrupted`` reads instead of corrupting the test split.
         shifted: further test sets: name to a folder ``CLASS/*`` with some of the classes of ``train``, such as
             ImageNet-R and ImageNet-A.
+        real_labels: JSON file with the set of right classes of each test picture, as of ImageNet-ReaL: a list in the
+            order of the numbers at the end of the pictures' names, or a mapping from the names.
     """
 
     def __init__(
@@ -58,73 +95,95 @@ class ImageFolder(Dataset):
         root: Annotated[str, Unhashed()],
         image_size: Size = (224, 224),
         fit: Fit = "crop",
+        crop_pct: Annotated[float, Field(gt=0, le=1)] = 1.0,
+        interpolation: Interpolation = "bilinear",
+        orient: Orient = "exif",
+        test: Share | None = None,
         num_classes: Annotated[int, Field(ge=2)] | None = None,
         decoded: Annotated[Decoded, Unhashed()] = "auto",
         corrupted_root: Annotated[str | None, Unhashed()] = None,
         shifted: Annotated[dict[Annotated[str, Field(pattern=r"^\w+$")], str], Unhashed()] = {},
+        real_labels: Annotated[str | None, Unhashed()] = None,
     ) -> None:
         self.root = Path(os.path.expanduser(root))
-        self.image_size: Pair = image_size
-        self.fit: Fit = fit
+        self.decoding = Decoding(
+            size=image_size, fit=fit, crop_pct=crop_pct, interpolation=interpolation, orient=orient
+        )
+        self.test = test
         self.num_classes = num_classes
         self.decoded: Decoded = decoded
         self.corrupted_root = None if corrupted_root is None else Path(os.path.expanduser(corrupted_root))
         self.shifted_roots = {name: Path(os.path.expanduser(folder)) for name, folder in (shifted or {}).items()}
+        self.real_labels = None if real_labels is None else Path(os.path.expanduser(real_labels))
+        self._listing: Listing | None = None  #: as of the last call of info()
+        self._content: Content | None = None
 
     def missing(self) -> str | None:
         """Return a sentence that names the missing folder; None if all exist."""
-        if not self.root.is_dir():
-            return f"image_folder: there is no folder {self.root}; set 'root' to the folder of your pictures"
-        if not (self.root / "train").is_dir():
-            return f"image_folder: {self.root} has no folder 'train'; create it, with one folder per class"
-        if self._test() is None:
-            return (
-                f"image_folder: {self.root} has no folder {' or '.join(map(repr, TEST_FOLDERS))} to test on; create "
-                "it, with one folder per class"
-            )
-        return None
+        layout = self._layout()
+        return layout if isinstance(layout, str) else None
 
     def info(self) -> DataInfo:
         """Return the facts of the data set; without a folder, ``num_classes`` says how many there are."""
-        reason = self.missing()
-        if reason is not None:
+        layout = self._layout()
+        if isinstance(layout, str):
             if self.num_classes is None:
-                raise DataError(f"{reason}. To plan without it, set 'num_classes'.")
-            return DataInfo(image=self.image_size, channels=3, classes=self.num_classes)
-        labels = self._labels()
-        pictures = {split: self._pictures(split) for split in SPLITS}
+                raise DataError(f"{layout}. To plan without it, set 'num_classes'.")
+            return DataInfo(image=self.decoding.size, channels=3, classes=self.num_classes)
+        listing = self._listing = self._list(layout)
+        self._content = content_of(self.root, listing.splits)
         return DataInfo(
-            image=self.image_size,
+            image=self.decoding.size,
             channels=3,
-            classes=len(labels),
-            identity=self._identity(pictures),
-            labels=tuple(labels),
-            further=self._further_identity(),
-            test_images=len(pictures["test"]) if self.corrupted_root is None else None,
+            classes=len(listing.labels),
+            identity=self._content.identity,
+            labels=tuple(listing.labels),
+            test_sets=self._identity_of_test_sets(),
+            test_images=len(listing.splits[TEST]) if self.corrupted_root is None else None,
         )
+
+    def notes(self) -> Sequence[str]:
+        """Return what was read, what was left out, and how many pictures are duplicates."""
+        listing = self._listed()
+        assert self._content is not None  # of info(), which lists the pictures
+        numbers = {split: len(pictures) for split, pictures in listing.splits.items()}
+        test, left_out = listing.layout.test, class_folders.describe(listing.left_out)
+        parts = [
+            f"train {numbers[TRAIN]:,} pictures of {len(listing.labels)} classes",
+            *([f"val {numbers['val']:,}"] if "val" in numbers else []),
+            f"test {numbers[TEST]:,}" + (f" (folder '{test.name}')" if test is not None and test.name != TEST else ""),
+        ]
+        return [
+            f"{self.root}: {', '.join(parts)}, {left_out}.",
+            *listing.layout.notes,
+            *describe_copies(self._content.copies, numbers),
+        ]
 
     def read(self, split: Split) -> Images:
         """Decode and resize a split into memory."""
         pictures = self.pictures(split)
-        required = len(pictures) * 3 * self.image_size[0] * self.image_size[1]
-        check_memory(required, f"image_folder: the pictures of {self.root}")
-        x_NCHW = torch.empty((len(pictures), 3, *self.image_size), dtype=torch.uint8)
+        height, width = self.decoding.size
+        check_memory(len(pictures) * 3 * height * width, f"image_folder: the pictures of {self.root}")
+        x_NCHW = torch.empty((len(pictures), 3, height, width), dtype=torch.uint8)
         for index, x_CHW in enumerate(x_NCHW):
             x_CHW.copy_(pictures.image(index))
         return Images(x_NCHW, pictures.y_N)
 
-    def pictures(self, split: Split) -> Pictures:
-        """Return the paths and labels of a split."""
-        reason = self.missing()
-        if reason is not None:
-            raise DataError(reason)
-        index = {label: i for i, label in enumerate(self._labels())}
-        files_of_split = self._pictures(split)
-        y_N = torch.tensor([index[label] for label, _ in files_of_split], dtype=torch.int64)
-        return Pictures([path for _, path in files_of_split], y_N, self.image_size, self.fit, self.decoded)
+    def pictures(self, split: Split) -> PictureFiles:
+        """Return the pictures of a split; those of a folder ``val`` are the last training pictures."""
+        listing = self._listed()
+        pictures = listing.splits[split]
+        return self._files([*pictures, *listing.splits.get("val", ())] if split == "train" else pictures, listing)
 
-    def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
-        """Return the paths and labels of a published corruption, in a folder ``corrupted_root`` or one below it."""
+    def held_out(self) -> torch.Tensor | None:
+        """Return the indices of the pictures of a folder ``val`` beside ``train`` and ``test``."""
+        splits = self._listed().splits
+        if "val" not in splits:
+            return None
+        return torch.arange(len(splits["val"])) + len(splits[TRAIN])
+
+    def corrupted(self, kind: CorruptionName, severity: int) -> PictureFiles | None:
+        """Return the pictures of a published corruption, in a folder ``corrupted_root`` or one below it."""
         if self.corrupted_root is None:
             return None
         name = Path(kind, str(severity))
@@ -134,163 +193,177 @@ class ImageFolder(Dataset):
             raise DataError(
                 f"image_folder: {self.corrupted_root} has no folder {name}; add it, or leave it out of 'corrupted'"
             )
-        return self._labelled(folder)
+        return self._test_set(folder)
 
-    def shifted(self) -> Mapping[str, Pictures]:
-        """Return the paths and labels of the further test sets."""
-        return {name: self._labelled(folder) for name, folder in self.shifted_roots.items()}
+    def shifted(self) -> Mapping[str, PictureFiles]:
+        """Return the pictures of the further test sets."""
+        return {name: self._test_set(folder) for name, folder in self.shifted_roots.items()}
 
-    def _labelled(self, folder: Path) -> Pictures:
+    def reassessed(self) -> Sequence[frozenset[int]] | None:
+        """Return the set of right classes of each test picture from ``real_labels``."""
+        if self.real_labels is None:
+            return None
+        return read_real_labels(self.real_labels, [path for _, path in self._listed().splits[TEST]])
+
+    def _test_set(self, folder: Path) -> PictureFiles:
         """Return the pictures of a folder with a folder for each of some classes."""
         if not folder.is_dir():
             raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
-        pictures = [(label, path) for label in self._classes_in(folder) for path in _walk(os.path.join(folder, label))]
-        index = {label: i for i, label in enumerate(self._labels())}
+        listing, found = self._listed(), class_folders.find(str(folder))
+        if unknown := sorted(set(found.labels) - set(listing.labels)):
+            raise DataError(
+                f"image_folder: {folder} has a class '{unknown[0]}' that {listing.layout.train} does not have; move it "
+                "or add it there"
+            )
+        return self._files(found.pictures, listing)
+
+    def _files(self, pictures: Sequence[tuple[str, str]], listing: Listing) -> PictureFiles:
+        index = {label: i for i, label in enumerate(listing.labels)}
         y_N = torch.tensor([index[label] for label, _ in pictures], dtype=torch.int64)
-        return Pictures([path for _, path in pictures], y_N, self.image_size, self.fit)
+        return PictureFiles([path for _, path in pictures], y_N, self.decoding, self.decoded)
 
-    def _test(self) -> Path | None:
-        return next((self.root / name for name in TEST_FOLDERS if (self.root / name).is_dir()), None)
+    def _listed(self) -> Listing:
+        """Return the listing of the last call of :meth:`info`, which is called first if it has not been.
 
-    def _labels(self) -> list[str]:
-        labels = sorted(_check_name(path.name, path) for path in (self.root / "train").iterdir() if path.is_dir())
-        if len(labels) < 2:
-            raise DataError(
-                f"image_folder: {self.root / 'train'} needs a folder per class, at least two; found {len(labels)}"
+        Raises:
+            DataError: if a folder is missing.
+        """
+        if self._listing is None:
+            if (reason := self.missing()) is not None:
+                raise DataError(reason)
+            self.info()
+        assert self._listing is not None
+        return self._listing
+
+    def _layout(self) -> Layout | str:
+        """Return the folders of the splits, or in one sentence which of them is missing."""
+        root = self.root
+        if not root.is_dir():
+            return f"image_folder: there is no folder {root}; set 'root' to the folder of your pictures"
+        train, test = root / TRAIN, root / TEST
+        folders = _folders_in(root)
+        beside = [name for name in VALIDATION if (root / name).is_dir()]
+        unused = tuple(f"'{root / name}' is not used: '{beside[0]}' has validation pictures." for name in beside[1:])
+        val = root / beside[0] if beside else None
+        if not train.is_dir():
+            return self._flat_layout(folders)
+        classes = set(map(class_folders.composed, _folders_in(train)))
+        is_labelled = not classes.isdisjoint(map(class_folders.composed, _folders_in(test)))
+        no_labels = f"'{test}' has no folder of a class of 'train', so its pictures have no labels"
+        unlabelled = (f"{no_labels}; they are not used.",) if test.is_dir() and not is_labelled else ()
+        if self.test is not None:
+            if is_labelled:
+                raise DataError(f"image_folder: {root} has a folder '{TEST}'; remove it, or the option 'test'")
+            return Layout(train, val, None, (*unused, *unlabelled, self._about_share(train)))
+        if is_labelled:
+            return Layout(train, val, test, unused)
+        if val is not None:
+            return Layout(train, None, val, (*unused, *unlabelled))
+        why = no_labels if test.is_dir() else f"{root} has no folder '{TEST}' or '{VALIDATION[0]}' to test on"
+        return (
+            f"image_folder: {why}; create '{TEST}' with one folder per class, or set 'test: 0.2' to test on a share of "
+            "the training pictures"
+        )
+
+    def _flat_layout(self, classes: Sequence[str]) -> Layout | str:
+        """Return the layout of a root without a folder ``train``, which has the folders of the classes."""
+        root, no_train = self.root, f"image_folder: {self.root} has no folder '{TRAIN}'"
+        if not set(classes).isdisjoint((TEST, *VALIDATION)) or len(classes) < 2:
+            below = [name for name in classes if (root / name / TRAIN).is_dir()]
+            hint = f" Did you mean {root / below[0]}?" if below else nearest(TRAIN, classes)
+            return (
+                f"{no_train}; create it, with one folder per class.{hint}"
+                if hint
+                else (f"{no_train}; create it, with one folder per class")
             )
-        if self.num_classes not in (None, len(labels)):
-            raise DataError(
-                f"image_folder: {self.root / 'train'} has {len(labels)} classes, num_classes says {self.num_classes}; "
-                "correct it"
+        if self.test is None:
+            return (
+                f"{no_train}; if its {len(classes)} folders ({_names(classes)}) are the classes, set 'test: 0.2' to "
+                "test on a share of the pictures of each"
             )
-        return labels
+        return Layout(root, None, None, (self._about_share(root),))
 
-    def _pictures(self, split: Split) -> list[tuple[str, str]]:
-        """Return class and path of each picture, sorted by class and relative path."""
-        base = self.root / "train" if split == "train" else self._test()
-        assert base is not None  # callers check missing() first
-        self._classes_in(base)
-        # Paths stay strings, because there may be a million of them.
-        return [(label, path) for label in self._labels() for path in _walk(os.path.join(base, label))]
+    def _about_share(self, train: Path) -> str:
+        return (
+            f"The test split is {self.test:g} of the pictures of each class in '{train}', drawn once with seed 0: the "
+            "same for all arms and seeds."
+        )
 
-    def _classes_in(self, base: Path) -> list[str]:
-        """Return the class folders of a folder, each of which is one of the training split."""
-        labels = self._labels()
-        names = [_check_name(path.name, path) for path in base.iterdir() if path.is_dir()]
-        unknown = sorted(name for name in names if name not in labels)
-        if unknown:
-            raise DataError(
-                f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} does not have; move it or "
-                "add it there"
+    def _list(self, layout: Layout) -> Listing:
+        """Return the pictures of all splits.
+
+        Raises:
+            DataError: with every fault of the folders.
+        """
+        found = {TRAIN: class_folders.find(str(layout.train))}
+        found |= {
+            split: class_folders.find(str(folder))
+            for split, folder in ((TEST, layout.test), ("val", layout.val))
+            if folder is not None
+        }
+        folders = {TRAIN: layout.train, TEST: layout.test, "val": layout.val}
+        faults = [fault for split, one in found.items() for fault in self._faults(one, folders[split], found[TRAIN])]
+        if faults:
+            raise DataError(f"image_folder: {'; '.join(faults)}")
+        labels = found[TRAIN].labels
+        splits: dict[str, Sequence[tuple[str, str]]] = {split: one.pictures for split, one in found.items()}
+        if layout.test is None:
+            assert self.test is not None
+            splits[TRAIN], splits[TEST] = _hold_out(found[TRAIN].pictures, labels, self.test)
+        return Listing(labels, splits, [one.left_out for one in found.values()], layout)
+
+    def _faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
+        """Yield what is wrong with the class folders of a split."""
+        yield from found.faults
+        if found is train:
+            if len(found.labels) < 2:
+                yield f"{folder} needs a folder per class, at least two; found {len(found.labels)}"
+            elif self.num_classes not in (None, len(found.labels)):
+                yield f"{folder} has {len(found.labels)} classes, num_classes says {self.num_classes}; correct it"
+        for label in sorted(set(found.labels) - set(train.labels)):
+            yield f"{folder} has a class '{label}' that the training pictures do not have; move it or add it there"
+        if found.empty:
+            left_out = f" ({class_folders.describe([found.left_out])})" if found.left_out else ""
+            yield (
+                f"{folder} has no pictures of {'class' if len(found.empty) == 1 else 'classes'} "
+                f"{_names(found.empty)}{left_out}; add some, or remove the folder"
             )
-        return sorted(names)
 
-    def _identity(self, pictures: Mapping[Split, Sequence[tuple[str, str]]]) -> str:
-        """Return a digest over content, cached by names, sizes, inodes and modification times."""
-        start, state_digest, latest, entries = time.time(), hashlib.blake2b(digest_size=16), 0.0, []
-        prefix = len(str(self.root / "train")) - len("train")  # 0 for the root '.', which paths do not show
-        for split in SPLITS:
-            for label, path in pictures[split]:
-                stat, entry = os.stat(path), f"{split}\0{label}\0{path[prefix:].replace(os.sep, '/')}"
-                latest = max(latest, stat.st_ctime)
-                entries.append((f"{entry}\0{stat.st_size}", path))
-                state = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
-                state_digest.update(f"{entry}\0{state}\n".encode())
-        note = files.cache() / "identities" / state_digest.hexdigest()
-        if (cached := files.read_note(note)) is not None:
-            return cached
-        digest = hashlib.blake2b(digest_size=16)
-        for entry, path in entries:
-            digest.update(f"{entry}\0{files.checksum(Path(path))}\n".encode())
-        identity = f"image_folder:{digest.hexdigest()}"
-        if latest < start - SETTLED_S:  # measured from the start, as reading may take longer than that
-            files.write_note(note, identity)
-        return identity
+    def _identity_of_test_sets(self) -> str:
+        """Return a digest over the further test pictures and labels; empty without any.
 
-    def _further_identity(self) -> str:
-        """Return a digest over names and sizes of the further test pictures; empty without any.
-
-        Their content is not read: there are 75 times as many corrupted pictures as there are test pictures.  A process
-        lists them again only after a change of one of their folders.
+        The content of pictures is not read, but their names and sizes: there are 75 times as many corrupted pictures as
+        there are test pictures.  A process lists them again only after a change of one of their folders.
         """
         roots = {f"shifted/{name}": folder for name, folder in self.shifted_roots.items()}
         if self.corrupted_root is not None:
             roots["corrupted"] = self.corrupted_root
-        if not roots:
-            return ""
-        key = tuple((name, os.path.abspath(folder)) for name, folder in sorted(roots.items()))
-        if key in _listings and all(_modified(folder) == time_ns for folder, time_ns in _listings[key].folders):
-            return _listings[key].digest
-        start, digest, folders = time.time(), hashlib.blake2b(digest_size=16), []
-        for name, folder in sorted(roots.items()):
-            if not folder.is_dir():
-                raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
-            paths, below = _list(str(folder))
-            for path in paths:
-                entry = os.path.relpath(path, folder).replace(os.sep, "/")
-                digest.update(f"{name}\0{entry}\0{os.stat(path).st_size}\n".encode())
-            folders += below
-        if all(time_ns < (start - SETTLED_S) * 1e9 for _, time_ns in folders):
-            _listings[key] = _Listing(folders, digest.hexdigest())
-        return digest.hexdigest()
+        parts = [digest_of_names(name, folder) for name, folder in sorted(roots.items())]
+        if self.real_labels is not None:
+            if not self.real_labels.is_file():
+                raise DataError(f"image_folder: there is no file {self.real_labels}; correct 'real_labels'")
+            parts.append(files.checksum(self.real_labels))
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
 
 
-class _Listing(NamedTuple):
-    """The folders of further test pictures with their modification times, and the digest of the pictures."""
-
-    folders: Sequence[tuple[str, int]]
-    digest: str
-
-
-_listings: dict[tuple[tuple[str, str], ...], _Listing] = {}
+def _folders_in(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder that are not hidden; an empty list if it does not exist."""
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if not class_folders.is_hidden(path.name) and path.is_dir())
 
 
-def _check_name(name: str, path: os.PathLike[str] | str) -> str:
-    """Return the name of a file or folder.
-
-    Raises:
-        DataError: if it is not valid UTF-8, which identities and reports need.
-    """
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"image_folder: {os.fsencode(path)!r} has a name that is not UTF-8; rename it") from None
-    return name
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(f"'{name}'" for name in names[:MAX_LISTED]) + more
 
 
-def _walk(folder: str) -> list[str]:
-    """Return the pictures in a folder and its subfolders, sorted by path components."""
-    return _list(folder)[0]
-
-
-def _list(folder: str) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the pictures in a folder and its subfolders, sorted by path components, and the state of each folder.
-
-    The state is its absolute path, and the time of its last change as of before it is listed.
-    """
-    paths, folders, pending = [], [], [folder]
-    while pending:
-        current = pending.pop()
-        folders.append((os.path.abspath(current), _modified(current)))
-        try:
-            entries = list(os.scandir(current))
-        except OSError as error:
-            raise DataError(
-                f"image_folder: {error.filename} cannot be listed ({error.strerror}); check that it exists and may be "
-                "read"
-            ) from None
-        for entry in entries:
-            _check_name(entry.name, entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
-            elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                paths.append(entry.path)
-    return sorted(paths, key=lambda path: path.split(os.sep)), folders
-
-
-def _modified(folder: str) -> int:
-    """Return the time of the last change of a folder's entries in nanoseconds; 0 if it does not exist."""
-    try:
-        return os.stat(folder).st_mtime_ns
-    except OSError:
-        return 0
+def _hold_out(
+    pictures: Sequence[tuple[str, str]], labels: Sequence[str], share: float
+) -> tuple[Sequence[tuple[str, str]], Sequence[tuple[str, str]]]:
+    """Return the training and the test pictures, drawn by class; the draw is the same for every trial."""
+    index = {label: i for i, label in enumerate(labels)}
+    y_N = torch.tensor([index[label] for label, _ in pictures])
+    parts = draws.hold_out(y_N, torch.arange(len(pictures)), share, noise.key(0, "test"))
+    train, test = ([pictures[position] for position in part_M.tolist()] for part_M in parts)
+    return train, test

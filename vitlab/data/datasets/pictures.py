@@ -1,11 +1,14 @@
-"""Picture files and their masks, decoded to one size.
+"""Encoded pictures, such as JPEG files, that are decoded one by one to one size, and their masks.
 
 H rows, W columns.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,65 +32,178 @@ Decoded = Literal["auto", "memory", "disk", "never"]
 
 Interpolation = Literal["bilinear", "bicubic"]
 
+Orient = Literal["exif", "ignore"]
+"""``exif`` turns a photograph upright as its EXIF orientation says, as viewers do; ``ignore`` leaves it as stored."""
 
-@dataclass(frozen=True)
-class Pictures:
-    """One official split as picture files that are read one by one."""
+ORIENTATION = 0x0112
+"""EXIF tag; 5 to 8 exchange rows and columns."""
 
-    paths: Sequence[str]
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How a picture becomes an image of one size: 8-bit RGB, resized with antialiasing, and cropped in the centre.
+
+    ``fit: crop`` equals torchvision's ``Resize(floor(size / crop_pct))`` and ``CenterCrop(size)``, and timm's transform
+    for evaluation, to the bit.  The first frame of an animation or of a file of several pages is the picture.  16 bits
+    become 8 by their high byte (65,535 becomes 255), as in torchvision.
+    """
+
+    size: Pair  #: rows and columns of the image
+    fit: Fit = "crop"
+    crop_pct: float = 1.0  #: share of the resized picture's side that the crop keeps
+    interpolation: Interpolation = "bilinear"  #: of the resize
+    orient: Orient = "exif"
+
+    def __call__(self, picture: Image) -> Tensor:
+        """Return a picture as an image, uint8 (3, H, W).
+
+        Raises:
+            ValueError: if the range of its values is unknown, as of floats.
+        """
+        return _to_tensor(self.shape(self.rgb(picture), self.interpolation))
+
+    def rgb(self, picture: Image) -> Image:
+        """Return a picture upright, in 8-bit RGB."""
+        import numpy as np
+        from PIL import Image, ImageOps
+
+        picture.load()
+        bits, kind = picture.mode, picture.format
+        if self.orient == "exif":
+            ImageOps.exif_transpose(picture, in_place=True)
+        if bits.startswith("I;16") or (bits == "I" and kind in ("PNG", "PPM")):
+            picture = Image.fromarray((np.asarray(picture).astype(np.int32) >> 8).astype(np.uint8))
+        elif bits in ("I", "F"):
+            what = "floats" if bits == "F" else "integers of 32 bits"
+            raise ValueError(f"its values are {what}, whose range is unknown; save it with 8 or 16 bits")
+        return picture.convert("RGB")
+
+    def sides(self, picture: Image) -> Pair:
+        """Return rows and columns of an upright picture, from its header."""
+        is_turned = self.orient == "exif" and picture.format != "TIFF"  # Pillow itself turns a TIFF
+        if is_turned and picture.getexif().get(ORIENTATION, 1) >= 5:
+            return picture.width, picture.height
+        return picture.height, picture.width
+
+    def shape(self, picture: Image, interpolation: Interpolation | Literal["nearest"]) -> Image:
+        """Return a picture or a mask resized and cropped to ``size``."""
+        from PIL import Image
+
+        height, width = self.size
+        whole = self._resized((picture.height, picture.width))
+        if whole != (picture.height, picture.width):
+            picture = picture.resize(whole[::-1], Image.Resampling[interpolation.upper()])
+        if whole == self.size:
+            return picture
+        # torchvision's rounding: halves to even
+        top, left = round((whole[0] - height) / 2), round((whole[1] - width) / 2)
+        return picture.crop((left, top, left + width, top + height))
+
+    def _resized(self, sides: Pair) -> Pair:
+        """Return rows and columns of a picture after the resize, before the crop."""
+        height, width = (math.floor(side / self.crop_pct) for side in self.size)
+        if self.fit == "squash":
+            return height, width
+        rows, columns = sides
+        if height != width:  # timm's rule for images that are not square
+            ratio = min(rows / height, columns / width)
+            return round(rows / ratio), round(columns / ratio)
+        return (height, int(width * columns / rows)) if rows <= columns else (int(height * rows / columns), width)
+
+
+class Pictures(ABC):
+    """Pictures of a split that are read one by one."""
+
     y_N: Tensor  #: int64, class indices
-    size: Pair
-    fit: Fit
     decoded: Decoded = "auto"
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.y_N)
+
+    @abstractmethod
+    def image(self, index: int) -> Tensor:
+        """Return a picture as an image of the data set's size, uint8 (C, H, W).  Must be thread-safe."""
+
+
+class EncodedPictures(Pictures):
+    """Base of pictures in any container: files, a Parquet column, members of a tar archive, rows of a database.
+
+    A subclass defines :meth:`open`; decoding, crops of full-size pictures (``random_resized_crop`` with ``of:
+    picture``), caches and the check of all pictures before a study starts are the same for every container.
+
+    Args:
+        names: of the pictures, for error messages.
+        y_N: int64, class indices.
+        decoding: how a picture becomes an image.
+        decoded: place for decoded pictures.
+    """
+
+    def __init__(self, names: Sequence[str], y_N: Tensor, decoding: Decoding, decoded: Decoded = "auto") -> None:
+        self.names = names
+        self.y_N = y_N
+        self.decoding = decoding
+        self.decoded: Decoded = decoded
+
+    @abstractmethod
+    def open(self, index: int) -> bytes:
+        """Return an encoded picture, such as the content of a JPEG file.  Must be thread-safe."""
 
     def image(self, index: int) -> Tensor:
-        """Return a picture decoded by :func:`decode`, uint8 (3, H, W)."""
-        return decode(Path(self.paths[index]), self.size, self.fit)
+        """Return a picture decoded by :class:`Decoding`, uint8 (3, H, W)."""
+        with reading(self.names[index]):
+            return self.decoding(self.header(index))
 
-    def sides(self, index: int) -> Pair:
-        """Return rows and columns of a picture, read from its header."""
+    def header(self, index: int) -> Image:
+        """Return a picture of which Pillow has read the header alone; its content is decoded on demand."""
         from PIL import Image
 
-        path = Path(self.paths[index])
-        with _reading(path), Image.open(path) as picture:
-            return picture.height, picture.width
+        with reading(self.names[index]):
+            return Image.open(io.BytesIO(self.open(index)))
 
-    def crop(self, index: int, box: Sequence[int], size: Pair, interpolation: Interpolation) -> Tensor:
+    def crop(self, index: int, header: Image, box: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
         """Return a rectangle of a picture, resized to ``size`` with antialiasing, uint8 (3, H, W).
 
         Args:
             index: of the picture.
-            box: top, left, height and width of the rectangle.
+            header: the picture as returned by :meth:`header`.
+            box: top, left, height and width of the rectangle in the upright picture.
             size: rows and columns of the result.
-            interpolation: of the resize.
+            how: interpolation of the resize.
         """
-        import numpy as np
         from PIL import Image
 
         top, left, height, width = box
-        picture = _load(Path(self.paths[index]), "RGB").crop((left, top, left + width, top + height))
-        resampling = Image.Resampling.BILINEAR if interpolation == "bilinear" else Image.Resampling.BICUBIC
-        return torch.from_numpy(np.array(picture.resize((size[1], size[0]), resampling))).permute(2, 0, 1)
+        with reading(self.names[index]):
+            picture = self.decoding.rgb(header).crop((left, top, left + width, top + height))
+        return _to_tensor(picture.resize(size[::-1], Image.Resampling[how.upper()]))
+
+    def fault(self, index: int) -> str:
+        """Return why a picture cannot be decoded; empty if it can.
+
+        A JPEG is decoded at an eighth of its size, which reads the whole file in a third of the time.
+        """
+        from PIL import Image
+
+        content = self.open(index)
+        try:
+            picture = Image.open(io.BytesIO(content))
+            picture.draft("RGB", (1, 1))
+            self.decoding.rgb(picture)
+        except Exception as error:  # decoders of some formats raise errors of their own
+            return _reason(error)
+        return ""
 
 
-def decode(path: Path, size: Pair, fit: Fit) -> Tensor:
-    """Read a picture file as RGB, cropped or squashed to ``size`` by antialiased bilinear interpolation.
+class PictureFiles(EncodedPictures):
+    """Pictures in files, whose names are their paths."""
 
-    Returns:
-        uint8 (3, H, W)
-
-
-    Raises:
-        DataError: if it cannot be read.
-    """
-    return _resize(_load(path, "RGB"), size, fit)
+    def open(self, index: int) -> bytes:
+        """Return the content of a file."""
+        return Path(self.names[index]).read_bytes()
 
 
-def decode_with_mask(path: Path, mask: Path, size: Pair, fit: Fit) -> tuple[Tensor, Tensor]:
-    """Return a picture decoded by :func:`decode`, and the levels of its mask, resized by nearest neighbour.
+def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    """Return a picture as an image, uint8 (3, H, W), and the levels of its mask, resized by nearest neighbour.
 
     A mask has one level per pixel, uint8 (H, W); with a palette, as in Pascal VOC, the levels are palette indices.
 
@@ -97,15 +213,17 @@ def decode_with_mask(path: Path, mask: Path, size: Pair, fit: Fit) -> tuple[Tens
     import numpy as np
     from PIL import Image
 
-    levels = _load(mask, None)
+    with reading(mask), Image.open(mask) as levels:
+        levels.load()
     if levels.mode not in ("P", "L"):
         raise DataError(f"{mask} is not a label mask: Pillow reads it as mode {levels.mode}; save it as mode P or L")
-    picture = _load(path, "RGB")
-    if levels.size != picture.size:
-        sizes = " and ".join("{1} by {0}".format(*image.size) for image in (picture, levels))
+    with reading(path), Image.open(path) as picture:
+        rgb = decoding.rgb(picture)
+    if levels.size != rgb.size:
+        sizes = " and ".join("{1} by {0}".format(*image.size) for image in (rgb, levels))
         raise DataError(f"{path} and its mask {mask} differ in size: {sizes} pixels; make them equal")
-    small = levels.resize((size[1], size[0]), Image.Resampling.NEAREST, box=_box(levels, size, fit))
-    return _resize(picture, size, fit), torch.from_numpy(np.array(small))
+    small = decoding.shape(levels, "nearest")
+    return _to_tensor(decoding.shape(rgb, decoding.interpolation)), torch.from_numpy(np.array(small))
 
 
 def check_memory(required: int, what: str) -> None:
@@ -126,44 +244,26 @@ def check_memory(required: int, what: str) -> None:
         )
 
 
-def _load(path: Path, mode: str | None) -> Image:
-    """Load a picture, converted to ``mode`` unless that is None."""
-    from PIL import Image
-
-    with _reading(path), Image.open(path) as picture:
-        if mode is not None:
-            return picture.convert(mode)
-        picture.load()
-        return picture
-
-
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise a DataError that names the file for any error in reading it."""
-    from PIL import Image, UnidentifiedImageError
+def reading(name: str | Path) -> Iterator[None]:
+    """Raise a DataError that names the picture for any error in reading it."""
+    from PIL import Image
 
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path} was deleted after its folder was listed; run again") from None
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read as a picture: {error}; replace or delete it") from None
+        raise DataError(f"{name} was deleted after its folder was listed; run again") from None
+    except (Image.DecompressionBombError, OSError, ValueError, SyntaxError, EOFError) as error:
+        raise DataError(f"{name} cannot be read as a picture: {_reason(error)}; replace or delete it") from None
 
 
-def _resize(picture: Image, size: Pair, fit: Fit) -> Tensor:
-    """Return a picture resized to ``size``, uint8 (3, H, W)."""
+def _reason(error: Exception) -> str:
+    """Return Pillow's reason without the object that it read from."""
+    return str(error).replace(" <_io.BytesIO object", "\0").partition("\0")[0] or type(error).__name__
+
+
+def _to_tensor(picture: Image) -> Tensor:
+    """Return an RGB picture as a tensor, uint8 (3, H, W)."""
     import numpy as np
-    from PIL import Image
 
-    small = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=_box(picture, size, fit))
-    return torch.from_numpy(np.array(small)).permute(2, 0, 1)
-
-
-def _box(image: Image, size: Pair, fit: Fit) -> tuple[float, float, float, float] | None:
-    """Return the visible part of a picture as left, upper, right, lower; None for all of it."""
-    if fit == "squash":
-        return None
-    height, width = size
-    scale = min(image.width / width, image.height / height)
-    left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
-    return left, top, left + width * scale, top + height * scale
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)

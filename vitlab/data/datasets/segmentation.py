@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import Images, Size, Split, dataset
 from vitlab.data.datasets.files import Published
-from vitlab.data.datasets.pictures import Fit, check_memory, decode_with_mask
+from vitlab.data.datasets.pictures import Decoding, Fit, check_memory, decode_with_mask
 from vitlab.data.pixels import VOID
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
@@ -85,11 +85,12 @@ class MaskedPictures(Published[Path]):
         """Decode a split's images and masks into memory."""
         base = self._find_or_fetch()
         items = self._items(base, split)
+        decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
         check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: the pictures of {base}")
         x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
         y_NHW = torch.empty((len(items), *self.image_size), dtype=torch.uint8)
         for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
-            picture_CHW, level_HW = decode_with_mask(item.picture, item.mask, self.image_size, self.fit)
+            picture_CHW, level_HW = decode_with_mask(item.picture, item.mask, decoding)
             x_CHW.copy_(picture_CHW)
             y_HW.copy_(_labels_of(level_HW, item))
         return Images(x_NCHW, y_NHW)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -30,6 +28,8 @@ class Synthetic(Dataset):
         seed: seed of the patterns and the noise.
         contrast: share of the pattern in a pixel, the rest is noise; with 0 there is nothing to learn.
     """
+
+    generated = True
 
     def __init__(
         self,
@@ -58,10 +58,6 @@ class Synthetic(Dataset):
             identity="synthetic:1",
             test_images=self.images["test"],
         )
-
-    def identity_files(self) -> Sequence[Path]:
-        """Return no files: the images come with a package or are drawn."""
-        return ()
 
     def read(self, split: Split) -> Images:
         """Draw a split: one pattern per class, and noise."""

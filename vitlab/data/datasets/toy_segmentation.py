@@ -5,8 +5,6 @@ N scenes, D digits, H rows and W columns of the canvas, S rows or columns of a d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -64,6 +62,7 @@ class DigitScenes(Dataset):
     """
 
     validation = 0.2
+    generated = True
 
     def __init__(
         self,
@@ -102,10 +101,6 @@ class DigitScenes(Dataset):
     def groups(self) -> Tensor:
         """Return for each training image the index of its sheet, the part of the digits that it is composed of."""
         return torch.arange(self.images["train"]) % SHEETS
-
-    def identity_files(self) -> Sequence[Path]:
-        """Return no files: the images come with a package or are drawn."""
-        return ()
 
     def read(self, split: Split) -> Images:
         """Compose the scenes of a split."""

@@ -5,7 +5,7 @@ predictions.py    loss, accuracy, top_k, balanced_accuracy
 calibration.py    ece, brier
 segmentation.py   pixel_accuracy, miou, miou_foreground
 features.py       effective_rank, knn
-further.py        mce, shifted_accuracy
+test_sets.py      mce, shifted_accuracy, real_accuracy
 reported.py       the metrics of a trial
 """
 
@@ -17,9 +17,6 @@ from vitlab.training.metrics.contract import OfDecisions as OfDecisions
 from vitlab.training.metrics.contract import declaration_fault as declaration_fault
 from vitlab.training.metrics.contract import mean as mean
 from vitlab.training.metrics.contract import metric as metric
-from vitlab.training.metrics.further import further_metrics as further_metrics
-from vitlab.training.metrics.further import further_values as further_values
-from vitlab.training.metrics.further import metrics_of_further as metrics_of_further
 from vitlab.training.metrics.predictions import Accuracy as Accuracy
 from vitlab.training.metrics.reported import RESERVED as RESERVED
 from vitlab.training.metrics.reported import STANDARD as STANDARD
@@ -27,3 +24,6 @@ from vitlab.training.metrics.reported import metrics_of as metrics_of
 from vitlab.training.metrics.reported import resolve_metrics as resolve_metrics
 from vitlab.training.metrics.segmentation import confusion as confusion
 from vitlab.training.metrics.segmentation import mean_iou as mean_iou
+from vitlab.training.metrics.test_sets import metrics_of_options as metrics_of_options
+from vitlab.training.metrics.test_sets import metrics_of_test_set as metrics_of_test_set
+from vitlab.training.metrics.test_sets import values_of_test_sets as values_of_test_sets

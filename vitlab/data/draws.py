@@ -1,0 +1,111 @@
+"""Draws of some images of a split: to hold out for validation or test, or to train on.
+
+A draw is stratified, nested, and a pure function of a key.  The images of each class are ordered by a draw from the key
+and their identities.  Validation is the front of that order, a fraction the front of another order of the remaining
+images.  A larger share therefore contains a smaller one, and the two shares do not influence each other's order.
+
+N images of a split, M of a class, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.errors import DataError
+
+
+def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor, Tensor]:
+    """Return the positions in ``id_N`` of training and of validation images, both ascending.
+
+    Of each class of n images, ``share * n`` are held out, rounded to the nearest whole number; at least one if the
+    class has two or more, and never all.
+
+    Args:
+        y_N: classes.
+        id_N: identities of the images, by which the draw is keyed.
+        share: in (0, 1).
+        k: key of the draw.
+
+    Raises:
+        DataError: if no class has two images.
+    """
+    held_out_N = torch.zeros(len(y_N), dtype=torch.bool)
+    for position_M in _orders(y_N, id_N, k):
+        count = min(max(_rounded_share(share, len(position_M)), 1), len(position_M) - 1)
+        held_out_N[position_M[:count]] = True
+    if not held_out_N.any():
+        raise DataError(
+            f"no class has two images, so none of the {len(y_N)} can be held out for validation; add images"
+        )
+    return (~held_out_N).nonzero()[:, 0], held_out_N.nonzero()[:, 0]
+
+
+def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor, Tensor]:
+    """Return the positions in ``group_N`` of training and of validation images, both ascending, no group in both.
+
+    Args:
+        group_N: the group of each image.
+        share: of the groups, in (0, 1); rounded to the nearest whole number, at least one, and never all.
+        k: key of the draw, by group.
+
+    Raises:
+        DataError: if there are fewer than two groups.
+    """
+    name_G, index_N = group_N.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    if len(name_G) < 2:
+        raise DataError("all images are of one group, so none can be held out for validation; add images")
+    _, group_M = hold_out(torch.zeros_like(name_G), name_G, share, k)
+    mask_N = torch.isin(index_N, group_M)
+    return (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]
+
+
+def fraction(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
+    """Return the positions in ``id_N`` of a stratified share, ascending; a smaller share is a subset of a larger one.
+
+    Args:
+        y_N: classes.
+        id_N: identities of the images, by which the draw is keyed.
+        share: in (0, 1]; of each class of n images ``share * n`` are selected, rounded, at least one.
+        k: key of the draw.
+    """
+    if share == 1:
+        return torch.arange(len(y_N))
+    mask_N = torch.zeros(len(y_N), dtype=torch.bool)
+    for position_M in _orders(y_N, id_N, k):
+        mask_N[position_M[: max(_rounded_share(share, len(position_M)), 1)]] = True
+    return mask_N.nonzero()[:, 0]
+
+
+def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
+    """Return the positions in ``id_N`` of ``count`` images of each class, or of all if it has fewer, ascending.
+
+    A smaller count selects a subset of a larger one.  With the key of :func:`fraction`, both select from the front of
+    the same order.
+
+    Args:
+        y_N: classes.
+        id_N: identities of the images, by which the draw is keyed.
+        count: at least one.
+        k: key of the draw.
+    """
+    mask_N = torch.zeros(len(y_N), dtype=torch.bool)
+    for position_M in _orders(y_N, id_N, k):
+        mask_N[position_M[:count]] = True
+    return mask_N.nonzero()[:, 0]
+
+
+def _orders(y_N: Tensor, id_N: Tensor, k: noise.Key) -> Iterator[Tensor]:
+    """Yield, for each class, the positions of its images in an order drawn from ``k`` and their identities."""
+    word_N2 = noise.bits(k, id_N, 2).long() & 0x7FFFFFFF
+    rank_N = torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
+    for label in sorted(set(y_N.tolist())):
+        yield rank_N[y_N[rank_N] == label]
+
+
+def _rounded_share(share: float, n: int) -> int:
+    """Return ``share * n`` rounded to the nearest whole number, halves up."""
+    return int(share * n + 0.5)

@@ -1,0 +1,160 @@
+"""Test sets beside the test split: corrupted images, computed or published, other pictures of the classes, new labels.
+
+N images of a test set, B of a batch, C channels, H rows, W columns, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.data import draws, image_cache
+from vitlab.data.corruption import corrupt
+from vitlab.data.datasets.base import CORRUPTIONS, PUBLISHED_CORRUPTIONS, CorruptionName, Dataset
+from vitlab.data.datasets.pictures import Pictures
+from vitlab.data.splits import Subset, select_classes
+from vitlab.errors import DataError
+from vitlab.geometry import DataInfo
+
+MAX_MEMORY_SHARE = 1 / 8
+"""Largest share of the machine's memory for the cached images of a process; others are corrupted each time."""
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Images on which a training is evaluated once more, at its end, such as corrupted ones."""
+
+    metric: str  #: name of its metric
+    kind: str  #: kind of the images; values of one kind are averaged, and reported under its name
+    y_N: Tensor  #: int64, class indices; rows of ``right_SK`` if there are any
+    id_N: Tensor  #: int64, identities of the images
+    at: Callable[[slice], Tensor]  #: returns the images at some positions, uint8 (B, C, H, W), on the CPU
+    classes: tuple[int, ...] = ()  #: classes that predictions are among; empty for all
+    right_SK: Tensor | None = None  #: bool, the right classes of each distinct set of labels
+
+
+class TensorCache:
+    """Tensors by key, up to a total size."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[Hashable, Tensor] = {}
+        self._bytes = 0
+
+    def get(self, key: Hashable) -> Tensor | None:
+        """Return a tensor; None if it is not cached."""
+        return self._tensors.get(key)
+
+    def add(self, key: Hashable, tensor: Tensor, max_bytes: int) -> None:
+        """Cache a tensor under a new key, unless all tensors would take more than ``max_bytes``."""
+        if self._bytes + tensor.nbytes <= max_bytes:
+            self._tensors[key] = tensor
+            self._bytes += tensor.nbytes
+
+
+def test_sets(
+    dataset: Dataset, options: Mapping[str, Any], test: Subset, info: DataInfo, cache: TensorCache
+) -> dict[str, TestSet]:
+    """Return the test sets of a trial by name, such as ``corrupted/fog/3``.
+
+    The images are the same for every trial: neither their choice nor their corruption depends on a trial's seeds.
+
+    Args:
+        dataset: The data set.
+        options: Its options.
+        test: Its test split.
+        info: Properties of the images as the model sees them.
+        cache: Corrupted images by corruption, severity and positions, for the next trials.
+
+    Raises:
+        DataError: If a set has no images.
+    """
+    sets: dict[str, TestSet] = {}
+    corrupted, classes = options["corrupted"], options["classes"]
+    for kind in corruptions(corrupted, options):
+        for severity in corrupted.severities:
+            name = f"corrupted/{kind}/{severity}"
+            pictures = dataset.corrupted(kind, severity)
+            if pictures is None:
+                subset = _limit(test, corrupted.images)
+                sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, _corruption(subset, kind, severity, cache))
+            else:
+                subset = _limit(_stored(pictures, info, classes, name), corrupted.images)
+                sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, subset.at)
+    for kind, pictures in dataset.shifted().items():
+        subset = _stored(pictures, info, classes, kind)
+        occurring = tuple(sorted(set(subset.y_N.tolist())))
+        sets[f"shifted/{kind}"] = TestSet("shifted_accuracy", kind, subset.y_N, subset.id_N, subset.at, occurring)
+    if (right := dataset.reassessed()) is not None:
+        sets["real_labels"] = _reassessed(test, right, info.classes, classes)
+    return sets
+
+
+def corruptions(corrupted: Any, options: Mapping[str, Any]) -> Sequence[CorruptionName]:
+    """Return the corruptions of an option ``corrupted``; see :class:`~vitlab.data.datasets.base.Corrupted`.
+
+    Args:
+        corrupted: None for none.
+        options: of the data set.
+    """
+    if corrupted is None:
+        return ()
+    default = CORRUPTIONS if options.get("corrupted_root") else PUBLISHED_CORRUPTIONS
+    named: Sequence[CorruptionName] | None = corrupted.corruptions
+    return named or default
+
+
+def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:
+    def at(part: slice) -> Tensor:
+        key = (kind, severity, len(subset), part.start, part.stop)
+        x_BCHW = cache.get(key)
+        if x_BCHW is None:
+            x_BCHW = corrupt(subset.at(part), kind, severity, subset.id_N[part])
+            cache.add(key, x_BCHW, int(MAX_MEMORY_SHARE * image_cache.memory()))
+        return x_BCHW
+
+    return at
+
+
+def _reassessed(test: Subset, right: Sequence[frozenset[int]], count: int, classes: Sequence[int] | None) -> TestSet:
+    """Return the test images whose set of right classes is not empty.
+
+    Args:
+        test: the test split.
+        right: the set of each image of the official test split.
+        count: number of classes.
+        classes: the selected classes; None for all.
+    """
+    place = {old: new for new, old in enumerate(classes or range(count))}
+    sets = [frozenset(place[label] for label in right[identity] if label in place) for identity in test.id_N.tolist()]
+    distinct = sorted({one for one in sets if one}, key=sorted)
+    row = {one: index for index, one in enumerate(distinct)}
+    kept_N = torch.tensor([index for index, one in enumerate(sets) if one], dtype=torch.int64)
+    if not len(kept_N):
+        raise DataError("real_labels: no test image has a right class; correct the file, or remove the option")
+    subset = test.select(kept_N)
+    right_SK = torch.zeros(len(distinct), count, dtype=torch.bool)
+    for index, one in enumerate(distinct):
+        right_SK[index, list(one)] = True
+    y_N = torch.tensor([row[sets[index]] for index in kept_N.tolist()])
+    return TestSet("real_accuracy", "real_labels", y_N, subset.id_N, subset.at, right_SK=right_SK)
+
+
+def _stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
+    """Return pictures of the selected classes with the channels and the size of the model's images."""
+    id_N, y_N = select_classes(pictures.y_N, classes)
+    if not len(id_N):
+        raise DataError(f"{what}: there are no pictures of the classes of the training images; add some, or remove it")
+    return Subset(image_cache.LazyDecode(pictures, info.channels, info.image), id_N, y_N, id_N)
+
+
+def _limit(subset: Subset, count: int | None) -> Subset:
+    """Return at most ``count`` images, in their order; a smaller count selects a part of those of a larger one."""
+    if count is None or count >= len(subset):
+        return subset
+    one_class_N = torch.zeros_like(subset.id_N)
+    return subset.select(draws.at_most(one_class_N, subset.id_N, count, noise.key(0, "corruption", "images")))

@@ -1,0 +1,120 @@
+"""Metrics of test sets beside the test split: corrupted images, other pictures of the classes, and new labels."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitlab.data.test_sets import TestSet
+from vitlab.geometry import DataInfo
+from vitlab.registry import BUILT_IN
+from vitlab.spec.trial import TEST_SET_OPTIONS
+from vitlab.training.metrics.contract import Metric, metric
+
+
+class OfTestSet(Metric):
+    """A metric that an option of the data adds, of the final weights; it is not named in ``train.metrics``."""
+
+    splits = ("test",)
+
+    @classmethod
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str:
+        """Return the sentence that names the option of the data that adds this metric."""
+        return f"it is a metric of a test set, which another option adds: write base.{cls.option}"
+
+
+@metric.register("mce")
+class MeanCorruptionError(OfTestSet):
+    """Mean corruption error: share of corrupted test images that are classified wrongly, as ``test/mce``.
+
+    It is reported by trials with ``data.corrupted``, at the end of the training.  The errors of each corruption are
+    averaged over its severities (``test/mce_fog``), and these over the corruptions.  It is not divided by the error of
+    AlexNet, as the mCE of the paper is.  ``frost`` needs the authors' photographs: computed, it is about half as strong
+    as published, and part of the mean only if the study names it.  Reference: arXiv:1903.12261.
+    """
+
+    goal = "min"
+    option = "data.corrupted: all"
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the error of guesses."""
+        return 1 - 1 / data.classes
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return True for each wrongly classified image, (B,)."""
+        return logits.argmax(1) != target
+
+
+@metric.register("shifted_accuracy")
+class ShiftedAccuracy(OfTestSet):
+    """Share of correctly classified images of other test sets, such as ImageNet-R, as ``test/shifted_accuracy``.
+
+    It is reported by trials with ``data.shifted``, at the end of the training: of each set
+    (``test/shifted_accuracy_NAME``) and as the mean over the sets.  Predictions are among the classes that occur in the
+    set alone.  Reference: arXiv:2006.16241 (ImageNet-R), arXiv:1907.07174 (ImageNet-A).
+    """
+
+    option = "data.shifted: {NAME: FOLDER}"
+    classes: tuple[int, ...] = ()  #: classes that occur; empty for all
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return True for each correctly classified image, (B,)."""
+        if not self.classes:
+            return logits.argmax(1) == target
+        classes_K = torch.tensor(self.classes, device=logits.device)
+        return classes_K[logits[:, classes_K].argmax(1)] == target
+
+
+@metric.register("real_accuracy")
+class RealAccuracy(OfTestSet):
+    """Share of test images whose prediction is one of their reassessed labels, as ``test/real_accuracy``.
+
+    It is reported by trials with ``data.real_labels``, at the end of the training; images without labels are left out.
+    Reference: arXiv:2006.07159 (ImageNet-ReaL).
+    """
+
+    option = "data.real_labels: FILE"
+    right_SK: Tensor | None = None  #: bool, the right classes of each target; None: the target itself
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return True for each image whose prediction is right, (B,)."""
+        prediction_B = logits.argmax(1)
+        if self.right_SK is None:
+            return prediction_B == target
+        return self.right_SK.to(logits.device)[target, prediction_B]
+
+
+def metrics_of_options(options: Mapping[str, Any]) -> dict[str, Metric]:
+    """Return the metrics of test sets by name, from the options of a data set that add them."""
+    return {
+        name: metric.build(f"{BUILT_IN}:{name}") for option, name in TEST_SET_OPTIONS.items() if options.get(option)
+    }
+
+
+def metrics_of_test_set(test_set: TestSet) -> dict[str, Metric]:
+    """Return the metrics of a test set by name."""
+    one = metric.build(f"{BUILT_IN}:{test_set.metric}")
+    if isinstance(one, ShiftedAccuracy):
+        one.classes = test_set.classes
+    if isinstance(one, RealAccuracy):
+        one.right_SK = test_set.right_SK
+    return {test_set.metric: one}
+
+
+def values_of_test_sets(by_kind: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Return the metrics of all test sets: the mean of each kind, and the mean over kinds.
+
+    Args:
+        by_kind: Kind to the metrics of its test sets, which are the same for each of them.
+    """
+    values: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for kind, each in by_kind.items():
+        for name in each[0]:
+            values[name][kind] = math.fsum(one[name] for one in each) / len(each)
+    means = {name: math.fsum(of_kind.values()) / len(of_kind) for name, of_kind in values.items()}
+    return means | {f"{name}_{kind}": value for name, of_kind in values.items() for kind, value in of_kind.items()}
