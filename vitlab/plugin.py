@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from vitlab.data.datasets import dataset as dataset
     from vitlab.data.datasets import files as files
     from vitlab.data.datasets.base import Split as Split
+    from vitlab.data.datasets.pictures import Decoded as Decoded
+    from vitlab.data.datasets.pictures import Decoding as Decoding
+    from vitlab.data.datasets.pictures import EncodedPictures as EncodedPictures
     from vitlab.data.datasets.pictures import Pictures as Pictures
     from vitlab.data.pixels import IGNORED as IGNORED
     from vitlab.data.pixels import VOID as VOID
@@ -118,7 +121,7 @@ _NAMES = {
     "vitlab.data.augment": ["Augment", "augment"],
     "vitlab.data.datasets": ["Dataset", "Images", "dataset", "files"],
     "vitlab.data.datasets.base": ["Split"],
-    "vitlab.data.datasets.pictures": ["Pictures"],
+    "vitlab.data.datasets.pictures": ["Decoded", "Decoding", "EncodedPictures", "Pictures"],
     "vitlab.data.pixels": ["IGNORED", "VOID"],
     "vitlab.data.torchvision_import": ["torchvision"],
     "vitlab.errors": ["DataError", "OptionError", "WeightsError", "nearest"],

@@ -85,10 +85,10 @@ def test_sets(
             else:
                 subset = _limit(_stored(pictures, info, classes, name), corrupted.images)
                 sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, subset.at)
-    for kind, pictures in dataset.shifted().items():
-        subset = _stored(pictures, info, classes, kind)
+    for name, pictures in dataset.shifted().items():
+        subset = _stored(pictures, info, classes, name)
         occurring = tuple(sorted(set(subset.y_N.tolist())))
-        sets[f"shifted/{kind}"] = TestSet("shifted_accuracy", kind, subset.y_N, subset.id_N, subset.at, occurring)
+        sets[f"shifted/{name}"] = TestSet("shifted_accuracy", name, subset.y_N, subset.id_N, subset.at, occurring)
     if (right := dataset.reassessed()) is not None:
         sets["real_labels"] = _reassessed(test, right, info.classes, classes)
     return sets
