@@ -12,7 +12,7 @@ from vitlab.errors import TrialFailed, count
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
 from vitlab.spec import read_study
-from vitlab.spec.trial import TEST_SET_OPTIONS, SOURCES
+from vitlab.spec.trial import SOURCES, TEST_SET_OPTIONS
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers import Untracked
 

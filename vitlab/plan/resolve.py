@@ -25,7 +25,7 @@ from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
 from vitlab.spec.study import STAND_INS
-from vitlab.spec.trial import TEST_SET_OPTIONS, METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES, TEST_SET_OPTIONS
 
 Inform = Callable[[ResolvedChoice], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
