@@ -1,7 +1,7 @@
 """``vitlab new plugin NAME --slot SLOT``: create a complete, working package with a component.
 
-What is written stands in ``templates/``: a component per slot under ``components/``, and around it the files that are
-alike for all.
+What is written stands in ``templates/``: files that are alike for all slots, a frame for the class, and for each slot
+one file under ``components/`` with what differs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,108 +24,14 @@ from vitlab.cli.new_study import study
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
 
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-@dataclass(frozen=True)
-class Kind:
-    """The texts of a plugin template that depend on the slot; ``NAME`` is replaced by the component's name."""
-
-    contract: str  #: last part of the class's name
-    what: str  #: what the component does as it is written
-    question: str  #: of the study
-    design: str  #: of the study: the guest beside a built-in
-    use: str  #: a line for a study of one's own
-    cost: str = "about a minute or two on 2 cores"  #: time of the study
-
-
-def _swap(path: str, contract: str, what: str, built_in: str) -> Kind:
-    """Return the texts for a component that replaces a built-in one."""
-    return Kind(
-        contract,
-        what,
-        f"Is {path.rpartition('.')[2]} NAME better than {built_in} on 8x8 digits?",
-        f"one_at_a_time: {{{path}: [NAME]}}",
-        f"{path}: [{built_in}, NAME]",
-    )
-
-
-KINDS = {
-    "position": _swap("model.position", "Position", "a learned vector per ring around the centre", "learned"),
-    "attention": _swap("model.attention", "Attention", "ReLU in the place of softmax", "auto"),
-    "head": _swap("model.head", "Head", "a classifier on the class token and the mean of the patches", "linear"),
-    "dataset": Kind(
-        "Dataset",
-        "stripes at eight angles, drawn by a formula",
-        "What does a small ViT gain over a linear model on NAME?",
-        "arms: {vit: {}, linear: {model: {type: linear}}}",
-        "data: {type: NAME, noise_share: 0.7}",
-    ),
-    "block": _swap("model.block", "Block", "a block without norms whose branches start at zero", "prenorm"),
-    "mlp": _swap("model.mlp", "MLP", "the square of a ReLU between two linear layers", "gelu"),
-    "norm": _swap("model.norm", "Norm", "a dynamic tanh in the place of a norm", "layernorm"),
-    "patch": _swap("model.patch", "Patch", "patches that overlap", "linear"),
-    "init": _swap("model.init", "Init", "orthogonal weights", "timm"),
-    "model": Kind(
-        "Model",
-        "a perceptron with one hidden layer",
-        "Is a small ViT better than model NAME on 8x8 digits?",
-        "arms: {vit: {}, NAME: {model: {type: NAME}}}",
-        "model: {type: NAME, hidden: 64}",
-    ),
-    "optimizer": Kind(
-        "Optimizer",
-        "Adam with Nesterov's momentum",
-        "Is optimizer NAME better than adamw at its rate on 8x8 digits?",
-        "one_at_a_time: {train.optimizer: [{type: NAME, lr: 2.0e-3}]}",
-        "train.optimizer: [adamw, {type: NAME, lr: 1.0e-3}]",
-    ),
-    "schedule": Kind(
-        "Schedule",
-        "a constant rate and a short cooldown",
-        "Is schedule NAME better than cosine on 8x8 digits?",
-        "one_at_a_time: {train.schedule: [{type: NAME, warmup: 0.1}]}",
-        "train.schedule: [cosine, {type: NAME, cooldown: 0.1}]",
-    ),
-    "loss": _swap("train.loss", "Loss", "cross-entropy with another weight on its first term", "cross_entropy"),
-    "objective": Kind(
-        "Objective",
-        "a loss on labels, and equal predictions for mirrored images",
-        "Does objective NAME help on 8x8 digits?",
-        "one_at_a_time: {train.objective: [NAME]}",
-        "train.objective: [supervised, NAME, {type: NAME, share: 0.1}]",
-    ),
-    "metric": Kind(
-        "Metric",
-        "the correlation of labels and predictions",
-        "What does a small ViT lose on 8x8 digits without a position encoding, by metric NAME?",
-        "one_at_a_time: {model.position: [none]}",
-        "base: {train: {metrics: [NAME]}}\nanalysis: {metric: val/NAME}",
-    ),
-    "augment": Kind(
-        "Augment",
-        "the negative of an image",
-        "Does augmentation NAME help on 8x8 digits?",
-        "one_at_a_time: {data.augment: [[NAME]]}",
-        "data.augment: [[], [NAME], [{type: NAME, p: 0.1}]]",
-    ),
-    "executor": Kind(
-        "Executor",
-        "a process of low priority for each trial",
-        "Does a small ViT on 8x8 digits need a position encoding?  NAME runs its trials.",
-        "one_at_a_time: {model.position: [none]}",
-        "run: {executor: {type: NAME, niceness: 19}}",
-        cost="about two minutes on 2 idle cores, and longer on busy ones",
-    ),
-    "tracker": Kind(
-        "Tracker",
-        "every point of every trial as a row of a CSV table",
-        "Does a small ViT on 8x8 digits need a position encoding?  NAME shows its trials.",
-        "one_at_a_time: {model.position: [none]}",
-        "run: {tracker: NAME}",
-    ),
-}
-"""What a template is there for: every slot."""
+KINDS = [name for name in registry.SLOT_MODULES if (TEMPLATES / "components" / f"{name}.py.j2").exists()]
+"""Slots with a template."""
 
 
 @click.group()
@@ -182,20 +88,13 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     folder = out / name
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} exists already and is not overwritten; choose another NAME or --out")
-    kind = KINDS[slot]
     values = {
         "distribution": name,
         "module": name.replace("-", "_"),
         "slot": slot,
         "article": "An" if slot[0] in "aeiou" else "A",
         "component": component,
-        "cls": "".join(word.capitalize() for word in component.split("_")) + kind.contract,
-        "what": kind.what,
-        "question": kind.question.replace("NAME", component),
-        "design": kind.design.replace("NAME", component),
-        "use": kind.use.replace("NAME", component),
-        "cost": kind.cost,
-        "vitlab": __version__,
+        "vitlab": _versions(),
     }
     _write(folder, _render(values))
     return folder
@@ -203,27 +102,52 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
 
 def _render(values: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file by its path inside the package."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    component = values["component"]
-    sources = {
+    environment = templates()
+    component, slot = values["component"], values["slot"]
+    source = environment.get_template(f"components/{slot}.py.j2")
+    facts: dict[str, Any] = {
+        "base": "",
+        "cls": "",
+        "cost": "about a minute or two on 2 cores",
+        "question": f"Is {slot} NAME better than RIVAL on 8x8 digits?",
+        "design": "one_at_a_time: {PATH: [NAME]}",
+        "use": "PATH: [RIVAL, NAME]",
+        "path": f"model.{slot}",
+    }
+    facts |= vars(source.make_module({**facts, **values}))  # what the template of the slot sets
+    words = {"NAME": component, "RIVAL": facts.get("rival", ""), "PATH": facts["path"]}
+    for key in ("question", "design", "use"):
+        facts[key] = re.sub("NAME|RIVAL|PATH", lambda match: words[match[0]], facts[key])
+    facts["cls"] = "".join(word.capitalize() for word in component.split("_")) + facts["contract"]
+    sources: dict[str, str | Template] = {
         "pyproject.toml": "pyproject.toml.j2",
         "README.md": "README.md.j2",
         ".gitignore": "gitignore.j2",
         ".github/workflows/ci.yml": "ci.yml.j2",
-        f"src/{values['module']}/__init__.py": f"components/{values['slot']}.py.j2",
+        f"src/{values['module']}/__init__.py": source,
         f"tests/test_{component}.py": "test.py.j2",
         f"studies/{component}.yaml": "study.yaml.j2",
     }
-    # No autoescape: the files are not HTML, and the names have been checked.
-    environment = Environment(
+    return {path: environment.get_template(source).render({**facts, **values}) for path, source in sources.items()}
+
+
+def templates() -> Environment:
+    """Return the templates of packages and studies, which have no autoescape: their values have been checked."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    return {path: environment.get_template(source).render(values) for path, source in sources.items()}
+
+
+def _versions() -> str:
+    """Return the versions of vitlab for which a new plugin is made: below the next breaking change."""
+    major, minor = map(int, __version__.split(".")[:2])
+    return f">={major}.{minor},<{major}.{minor + 1}"
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
