@@ -26,6 +26,7 @@ from vitlab.plugin import (
     Logits,
     Loss,
     Optimizer,
+    Pictures,
     Position,
     Schedule,
     Setup,
@@ -36,7 +37,7 @@ from vitlab.plugin import (
     check_component,
     noise,
     slot,
-)  # fmt: skip
+)
 
 SLOTS = ("optimizer", "schedule", "loss", "objective", "dataset", "augment", "mlp", "position", "head")
 
@@ -626,8 +627,11 @@ class Unknown(Mean):
 
 @pytest.mark.parametrize(
     ("cls", "sentence"),
-    [(First, r"declares reads = \(\), and predicts from class"), (Mean, "and predicts from class, patches; name the prefix")],
-)  # fmt: skip
+    [
+        (First, r"declares reads = \(\), and predicts from class"),
+        (Mean, "and predicts from class, patches; name the prefix"),
+    ],
+)
 def test_false_reads_is_caught(cls: type[Head], sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check("head", cls)
@@ -635,3 +639,27 @@ def test_false_reads_is_caught(cls: type[Head], sentence: str) -> None:
 
 def test_head_without_reads_passes() -> None:
     check("head", Unknown)
+
+
+class OneByOne(Pictures):
+    """The images of a split, one by one."""
+
+    def __init__(self, images: Images) -> None:
+        self.x_NCHW, self.y_N = images
+
+    def image(self, index: int) -> Tensor:
+        return self.x_NCHW[index]
+
+
+class Stored(Dots):
+    """Images that are read one by one."""
+
+    def pictures(self, split: Split) -> Pictures:
+        return OneByOne(super().read(split))
+
+    def read(self, split: Split) -> Images:
+        raise AssertionError("its images are read one by one")
+
+
+def test_pictures_are_checked_one_by_one() -> None:
+    check("dataset", Stored)

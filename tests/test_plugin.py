@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import slot_fixtures
+import torch
 
 from vitlab import errors, registry
 from vitlab.components.norm import norm
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent
-from vitlab.registry import Slot, plugins, slot
+from vitlab.registry import Slot, plugins, slot, tracebacks
 from vitlab.registry.json_schema import study_schema
 from vitlab.testing import check_component, components
 
@@ -278,6 +279,47 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     with pytest.raises(BrokenComponent, match="SystemExit"):
         registry.load_file(tmp_path / "exits.py")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("from vitlab.executors.base import Ended", "import from vitlab.plugin, whose names stay, or pin the vitlab"),
+        ("import vitlab.former", "import from vitlab.plugin, whose names stay, or pin the vitlab"),
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            "call torchvision.. of vitlab.plugin before",
+        ),
+        ("class Boom(BaseException): ...\nraise Boom('bang')", "failed: Boom: bang, at "),
+    ],
+)
+def test_failing_import_says_what_to_do(code: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(f"{code}\n")
+    with pytest.raises(BrokenComponent, match=sentence):
+        registry.load_file(tmp_path / "fails.py")
+
+
+def test_name_that_vitlab_had_is_reported_with_the_pin_of_the_plugin(site: Path) -> None:
+    install(site, "old_vit", "1.0", "from vitlab.trackers import Mark\n", {"vitlab.norm": ["old = old_vit:Norm"]})
+    with (site / "old_vit-1.0.dist-info" / "METADATA").open("a") as file:
+        file.write("Requires-Dist: vitlab>=0.1.0\n")
+    look_again()
+    message = failure_of(norm, "old")
+    assert message.startswith("norm 'old' from old-vit 1.0 failed to import (it requires vitlab>=0.1.0): ImportError")
+    assert "vitlab.plugin" in message
+
+
+def test_kernel_without_a_deterministic_form_points_to_the_study() -> None:
+    """Torch's own advice, warn_only, is a call that no study can make."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="warn_only") as caught:
+            torch.ones(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    sentence = tracebacks.sentence_with_place(caught.value)
+    assert "does not have a deterministic implementation" in sentence and "warn_only" not in sentence
+    assert sentence.endswith("; run.deterministic: false allows it, and runs then differ")
 
 
 ODD = """

@@ -15,6 +15,7 @@ import pytest
 import vitlab
 from vitlab import plugin
 from vitlab.cli.new import KINDS, write_plugin
+from vitlab.components.base import Part
 from vitlab.identity import source
 from vitlab.identity.code import closure, refresh
 from vitlab.registry import SLOT_MODULES, slot
@@ -95,6 +96,38 @@ def test_templates_and_pages_use_the_door(tmp_path: Path) -> None:
     texts += [block for page in pages for block in code_blocks(page)]
     assert len(texts) > 50
     assert not [name for text in texts for name in imports_of(text) if is_internal(name)]
+
+
+CALLED = {
+    "model": set(),
+    "attention": {"block_index"},
+    "block": {"add_part", "attn", "mlp", "norm1", "norm2", "drop_path1", "drop_path2", "ls1", "ls2"},
+    "objective": {"name"},
+    "metric": {"name", "of_features", "needs_train"},
+    "executor": {"runner", "worker_environment"},
+    "tracker": {"close", "deliver", "sync", "trials", "unconfirmed", "undelivered", "update", "warn"},
+}
+"""Names of contracts that a component calls or has, and that nobody overrides."""
+
+
+def public_names(contract: type) -> set[str]:
+    """Return the public attributes of a contract, without those of torch."""
+    bases = [base for base in contract.__mro__ if base.__module__.startswith("vitlab")]
+    names = {name for base in bases for name in (*vars(base), *getattr(base, "__annotations__", {}))}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_page_of_plugins_has_every_hook_and_no_other() -> None:
+    page = (ROOT / "plugins" / "README.md").read_text()
+    rows = re.findall(r"(?m)^\| (?:`(\w+)`|every part) \| (?:`(\w+)`)? ?\|[^|]*\| (.*) \|$", page)
+    hooks = {name: set(re.findall(r"`(\w+)`", cells)) for name, _, cells in rows if cells.strip("| ") or name}
+    assert set(hooks) == {*SLOT_MODULES, ""}
+    parts = {name for name in SLOT_MODULES if issubclass(slot(name).contract, Part)}
+    for name, contract, _ in rows:
+        if name:
+            every = public_names(getattr(plugin, contract)) - CALLED.get(name, set())
+            of_parts = hooks[""] if name in parts else set()
+            assert hooks[name] - {"__call__"} | of_parts == every, name
 
 
 def test_code_of_a_component_has_the_modules_behind_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +302,26 @@ def test_fifty_plugins_are_listed_without_import(tmp_path: Path) -> None:
     assert (listed["code"], of_norm["code"], valid["code"]) == (0, 0, 0)
     assert sum(row["name"].startswith("guest") for row in json.loads(of_norm["out"])) == 50 and "g49" in listed["out"]
     assert none["code"] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "code_and_sentence"),
+    [
+        ("import sys\nsys.stdout.close()\n", ["validate"], (2, "standard output: closed while the command ran")),
+        (
+            NORM + "    def __new__(cls, *args): raise Boom('bang')\nclass Boom(BaseException): ...\n",
+            ["validate", "--build"],
+            (3, "bad.py:17: Boom: bang"),
+        ),
+    ],
+)
+def test_plugin_that_closes_stdout_or_raises_anything_is_one_sentence(
+    tmp_path: Path, code: str, words: list[str], code_and_sentence: tuple[int, str]
+) -> None:
+    bad = code.replace("class Same", "from vitlab.plugin import norm\n@norm.register('same')\nclass Same")
+    (tmp_path / "bad.py").write_text(bad)
+    study(tmp_path, "study.yaml", norm="same" if "--build" in words else "layernorm")
+    command = [sys.executable, "-m", "vitlab", *words, "study.yaml", "--plugin", "bad.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[: len(code_and_sentence[1])]) == code_and_sentence, done.stderr
+    assert "Traceback" not in done.stderr

@@ -119,7 +119,7 @@ def main() -> None:
     except SystemExit as exit_:
         # click and rich exit with 1 when the reader of a pipe has closed it; nothing else exits with 1 here.
         sys.exit(0 if exit_.code == 1 else exit_.code)
-    except Exception as error:
+    except BaseException as error:  # a plugin can raise anything
         sys.exit(_unexpected(error))
     if code:
         sys.exit(code)
@@ -133,7 +133,7 @@ STREAM = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """Error numbers of a standard output that cannot be written."""
 
 
-def _unexpected(error: Exception) -> int:
+def _unexpected(error: BaseException) -> int:
     """Report an unexpected exception and return the exit code."""
     if interrupts.state.raised:  # a library has converted Ctrl-C to its own error
         click.echo("interrupted", err=True)
@@ -141,6 +141,9 @@ def _unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in STREAM and not error.filename and not _is_stdout_writable():
         reason = (error.strerror or str(error)).lower()
         click.echo(f"standard output: {reason}. Write it elsewhere; what a command stores is kept.", err=True)
+        return UserError.exit_code
+    if isinstance(error, ValueError) and sys.stdout.closed:
+        click.echo("standard output: closed while the command ran, as by a plugin; what it stored is kept.", err=True)
         return UserError.exit_code
     if isinstance(error, OSError) and error.errno in DISK:
         place = f"{error.filename}: " if error.filename else ""

@@ -11,10 +11,14 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
+from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
 from vitlab.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 VARIABLE = "VITLAB_DISABLE_PLUGINS"
 ALL = frozenset({"1", "true", "yes", "on", "all"})
@@ -123,23 +127,32 @@ def unmet(text: str) -> str | None:
     return _refusal(dist)
 
 
-def _refusal(dist: Distribution) -> str | None:
-    from packaging.requirements import InvalidRequirement, Requirement
+def host_requirement(point: EntryPoint) -> str:
+    """Return the requirement of a distribution on vitlab, such as ``vitlab>=0.2,<0.3``; ``any vitlab`` without one."""
+    return next((text for text, _ in _host_requirements(point.dist)), f"any {HOST}")
 
+
+def _refusal(dist: Distribution) -> str | None:
     from vitlab._version import __version__
 
-    for text in dist.requires or ():
+    for text, requirement in _host_requirements(dist):
+        if not requirement.specifier.contains(__version__, prereleases=True):
+            return f"{dist.name} {dist.version} needs {text}, and this is {__version__}: upgrade one of the two"
+    return None
+
+
+def _host_requirements(dist: Distribution | None) -> Iterator[tuple[str, Requirement]]:
+    """Yield the text of each requirement on vitlab, without extras, and the requirement."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in (dist.requires if dist else None) or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue  # a malformed requirement is the package manager's concern
         ours = canonicalize_name(requirement.name) == HOST
-        if not ours or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        if not requirement.specifier.contains(__version__, prereleases=True):
-            supported = text.partition(";")[0].strip()
-            return f"{dist.name} {dist.version} needs {supported}, and this is {__version__}: upgrade one of the two"
-    return None
+        if ours and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            yield text.partition(";")[0].strip(), requirement
 
 
 @cache

@@ -153,7 +153,8 @@ class Slot(Generic[T]):
         origin = Origin(plugins.source(point), plugins.version(point))
         if reason := plugins.refusal(point):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
-        with import_failure(f"{self.name} '{point.name}' from {origin} failed to import"):
+        what = f"{self.name} '{point.name}' from {origin} failed to import"
+        with import_failure(what, plugins.host_requirement(point)):
             component = point.load()
         self.add(point.name, component, origin)
 

@@ -71,14 +71,20 @@ def culprit(error: BaseException) -> Culprit | None:
 
 
 @contextmanager
-def import_failure(what: str) -> Iterator[None]:
-    """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything."""
+def import_failure(what: str, needs: str) -> Iterator[None]:
+    """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything.
+
+    Args:
+        what: what failed.
+        needs: the versions of vitlab that the plugin's distribution requires.
+    """
     try:
         yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise BrokenComponent(f"{what}: {with_frames(error)}") from error
+        is_ours = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == plugins.HOST
+        raise BrokenComponent(f"{what}{f' (it requires {needs})' if is_ours else ''}: {with_frames(error)}") from error
 
 
 def sentence_with_place(error: BaseException) -> str:
@@ -99,8 +105,8 @@ def _with_advice(text: str) -> tuple[str, str]:
     """Return the message of an exception, and what to do about it if that is known."""
     if re.match(r"(cannot import name '.*' from|No module named) '?vitlab\b", text):
         return text, (
-            f"; this is vitlab {__version__}, which has no such name. Import from vitlab.plugin, whose names stay, or "
-            "install the vitlab that the plugin pins in its dependencies"
+            f"; this is vitlab {__version__}, which has no such name: import from vitlab.plugin, whose names stay, or "
+            "pin the vitlab that has it in the plugin's dependencies"
         )
     if "operator torchvision::nms does not exist" in text:
         return text, "; call torchvision() of vitlab.plugin before this import, which works with every build of torch"
