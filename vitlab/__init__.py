@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitlab.errors import SpecError as SpecError
     from vitlab.errors import UserError as UserError
     from vitlab.errors import VitlabError as VitlabError
+    from vitlab.judging.judgement import judge as judge
     from vitlab.lab import run as run
     from vitlab.report.api import compare as compare
     from vitlab.report.api import history as history
@@ -35,6 +36,7 @@ _HOMES = {
     "VitlabError": "vitlab.errors",
     "compare": "vitlab.report.api",
     "history": "vitlab.report.api",
+    "judge": "vitlab.judging.judgement",
     "load": "vitlab.report.api",
     "predictions": "vitlab.report.api",
     "results": "vitlab.report.api",
@@ -48,6 +50,7 @@ __all__ = [
     "__version__",
     "compare",
     "history",
+    "judge",
     "load",
     "predictions",
     "results",

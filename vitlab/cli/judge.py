@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from vitlab.cli.compare import FORMATS
 from vitlab.cli.options import format_option
-
-
-class FiniteRange(click.FloatRange):
-    """A range of finite numbers; click's accepts ``nan`` in every range."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, or fail as click does."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number.", param, ctx)
-        return number
 
 
 def _complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -34,19 +20,16 @@ def _complete_file(context: click.Context, parameter: click.Parameter, incomplet
 @click.argument("results", shell_complete=_complete_file)
 @click.option("--metric", required=True, help="Column of the metric; of a table with a column per arm, its name.")
 @click.option("--arm", help="Column of the arms. Without it, every column is an arm and every row a seed.")
-@click.option("--seed", help="Column of the seeds, which pair the arms. Without it, long tables are not paired.")
+@click.option("--seed", help="Column of the seeds, which pair the arms; by default the one that is called so.")
 @click.option("--baseline", help="Arm that the others are compared with; by default 'baseline', or else the first.")
 @click.option("--baselines", help="Column of the arm that each is compared with, in place of --baseline.")
-@click.option("--goal", type=click.Choice(["max", "min"]), help="Better direction; by default that of the name.")
-@click.option("--margin", type=FiniteRange(0, min_open=True), help="Largest difference that counts as none.")
-@click.option(
-    "--alpha",
-    type=FiniteRange(0, 0.5, min_open=True, max_open=True),
-    default=0.05,
-    show_default=True,
-    help="Family-wise error rate.",
-)
-@click.option("--images", type=click.IntRange(1), help="Images that the metric counts: one is its smallest step.")
+@click.option("--goal", type=click.Choice(["max", "min"]), help="Better direction, if the name does not tell it.")
+@click.option("--margin", help="Largest difference that counts as none, in the column's units or as '0.5 points'.")
+@click.option("--alpha", type=float, default=0.05, show_default=True, help="Family-wise error rate.")
+@click.option("--images", type=int, help="Images that the metric counts: one is its smallest step.")
+@click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
+@click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
+@click.option("--looks", help="Numbers of seeds at which results were looked at before, and now, such as 3,5,10.")
 @format_option(FORMATS)
 def command(
     results: str,
@@ -56,14 +39,18 @@ def command(
     baseline: str | None,
     baselines: str | None,
     goal: str | None,
-    margin: float | None,
+    margin: str | None,
     alpha: float,
     images: int | None,
+    chance: float | None,
+    classes: int | None,
+    looks: str | None,
     form: str,
 ) -> None:
     r"""Judge RESULTS of other programs as 'vitlab report' judges a study's.
 
-    RESULTS is a table (.csv, .tsv, .parquet, .jsonl) or an experiment of MLflow. Every row or run is one training:
+    RESULTS is a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx) or an experiment of MLflow. Every row or run is one
+    training:
 
     \b
     vitlab judge results.csv --arm model --seed seed --metric acc
@@ -72,18 +59,10 @@ def command(
 
     The columns of an experiment are the parameters, tags and metrics of its runs, of which the last values count.
     """
-    from vitlab.report import render_between
-    from vitlab.report.external import judge
-    from vitlab.report.external_table import read_table, table_of_runs
+    from vitlab.judging.judgement import judge
 
-    if "://" in results:
-        from vitlab.trackers.experiment import read_experiment
-
-        table = table_of_runs(read_experiment(results), metric=metric, arm=arm, seed=seed, baselines=baselines)
-    else:
-        table = read_table(Path(results))
-    comparison = judge(
-        table,
+    judgement = judge(
+        results,
         metric=metric,
         arm=arm,
         seed=seed,
@@ -93,5 +72,16 @@ def command(
         margin=margin,
         alpha=alpha,
         images=images,
+        chance=chance,
+        classes=classes,
+        looks=None if looks is None else _numbers(looks),
     )
-    sys.stdout.buffer.write(render_between(comparison, form).encode())
+    sys.stdout.buffer.write(judgement.render(form).encode())
+
+
+def _numbers(text: str) -> list[int]:
+    """Return numbers from a text such as ``3,5,10``."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"'{text}' is no list such as 3,5,10", param_hint="--looks") from None

@@ -40,7 +40,7 @@ def excluded_seeds(
             continue
         if row["test"] == "Welch t":
             lines.append(f"{row['arm']} and {row['baseline']} share fewer than two seeds: Welch's t, without pairs.")
-        elif unpaired := sorted(first ^ second):
+        elif row["pairs"] and (unpaired := sorted(first ^ second)):
             subject = f"seed {unpaired[0]} has" if len(unpaired) == 1 else f"seeds {_seed_list(unpaired)} have"
             lines.append(
                 f"Warning: {row['arm']} and {row['baseline']} are compared at {count(row['pairs'], 'seed')} "

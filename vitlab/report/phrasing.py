@@ -56,8 +56,8 @@ class Scale:
 
     @property
     def is_share(self) -> bool:
-        """True if the metric is a share of one."""
-        return self.factor != 1.0
+        """True if the metric is shown in percent."""
+        return self.unit == "%"
 
     @property
     def title(self) -> str:

@@ -1,0 +1,155 @@
+"""Goal, unit and margin of a metric, by the words of its name and by its values; what they do not tell is asked."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitlab.judging.cells import Remarks, listed
+from vitlab.judging.words import COUNTED, ERRORS, HIGHER, LOWER, PERCENT, QUALIFIERS, REVERSALS, SHARES, words
+from vitlab.plan.metric_facts import own_metric
+from vitlab.spec.choice import Goal, Unit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GROUPS = ("val", "test", "train")  #: splits that vitlab's own metrics begin with
+MIXED = (20, 500)  #: ratios of values above 1 to others, between which they seem to be percents beside shares
+ROUNDING = 1e-6  #: of shares in single precision
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Unit of a metric, and the value that all of it has: 1 for shares, 100 for percents, None for other numbers."""
+
+    unit: Unit
+    whole: float | None = None
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """Smallest and largest value, where they are known."""
+        return (None if self.whole is None else 0.0), self.whole
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What arms are judged by, in units of the column."""
+
+    goal: Goal
+    scale: Scale
+    margin: float | None  #: largest difference that counts as none
+    chance: float | None  #: what guesses reach; None if it is not known
+    quantum: float  #: smallest step of the metric; 0 if it is not known
+
+
+def goal_of(metric: str) -> Goal | None:
+    """Return the direction in which a metric is better; None if its name does not tell."""
+    found = words(metric)
+    higher, lower = (not names.isdisjoint(found) for names in (HIGHER, LOWER))
+    if REVERSALS.isdisjoint(found) and not (higher and lower):
+        if higher or lower:
+            return "max" if higher else "min"
+        if goals := [QUALIFIERS[word] for word in found if word in QUALIFIERS]:
+            return goals[-1]
+    group, _, name = metric.partition("/")
+    return _registered_goal(name) if group in GROUPS else None
+
+
+def _registered_goal(name: str) -> Goal | None:
+    """Return the goal of a metric of vitlab or of a plugin."""
+    from vitlab.registry import slot  # imports torch
+
+    own = own_metric(name, slot("metric").names())
+    goal: Goal | None = None if own is None else slot("metric").get(own).goal
+    return goal
+
+
+def scale_of(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> Scale:
+    """Return the scale of a metric, which the cells and the name may say, or else the whole column.
+
+    Args:
+        metric: its name.
+        frame: arms and values.
+        has_signs: True if the cells have percent signs.
+        remarks: receives notes and mistakes.
+    """
+    found, finite = {*words(metric)}, frame["value"].dropna()
+    is_share = not SHARES.isdisjoint(found)
+    fits = len(finite) > 0 and finite.min() >= 0
+    is_small = fits and finite.max() <= 1 + ROUNDING
+    says_percent = "%" in metric or not PERCENT.isdisjoint(found)
+    if has_signs or says_percent:
+        if is_share and is_small and says_percent and not has_signs and ERRORS.isdisjoint(found):
+            remarks.mistake(
+                f"'{metric}' is in percent by its name, and no value exceeds 1; write percents, or rename the column"
+            )
+        return Scale("%", 100.0 if is_share and fits and finite.max() <= 100 else None)
+    if not is_share or not fits or finite.max() > 100:
+        return Scale("number")
+    if is_small and not ERRORS.isdisjoint(found):
+        remarks.notes.append(
+            f"'{metric}' may be a share or percent, as no value exceeds 1: values stand as they are in the table. A "
+            "percent sign in the name of the column or in every cell says percent."
+        )
+        return Scale("number")
+    if is_small:
+        return Scale("share", 1.0)
+    small, large = finite[finite <= 1], finite[finite > 1]
+    if len(small) and MIXED[0] * small.median() < large.median() < MIXED[1] * small.median():
+        arms = [listed(frame.loc[some.index, "arm"].unique().tolist()) for some in (small, large)]
+        remarks.mistake(
+            f"'{metric}' seems to hold shares and percents: values to {small.max():g} of {arms[0]}, and to "
+            f"{large.max():g} of {arms[1]}; write one unit, or '%' into the name of the column if all are percents"
+        )
+    return Scale("%", 100.0)
+
+
+def margin_in_units(margin: float | str | None, metric: str, scale: Scale, remarks: Remarks) -> float | None:
+    """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
+    if margin is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[-+]?[0-9]+)?)\s*(points?)?\s*", str(margin))
+    try:
+        amount = float(match[1]) if match else 0.0
+    except ValueError:
+        amount = 0.0
+    if match is None or not 0 < amount < math.inf:
+        remarks.option(f"--margin {margin}: a number above 0 in units of the column, or '0.5 points', is allowed")
+    elif match[2] and scale.whole is None:
+        remarks.option(f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number")
+    elif scale.whole is not None:
+        amount *= scale.whole / 100 if match[2] else 1
+        if amount >= scale.whole:
+            remarks.option(f"--margin {margin}: '{metric}' is from 0 to {scale.whole:g}; write less")
+    return amount
+
+
+def chance_in_units(
+    chance: float | None, classes: int | None, metric: str, scale: Scale, remarks: Remarks
+) -> float | None:
+    """Return what guesses reach in units of the column, if it is given, or follows from the number of classes."""
+    if chance is not None and not (math.isfinite(chance) and (scale.whole is None or 0 <= chance <= scale.whole)):
+        remarks.option(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
+    if classes is None or classes < 2:
+        return chance
+    found = {*words(metric)}
+    if chance is not None:
+        remarks.mistake("--chance and --classes say the same; give one of them")
+    if scale.whole is None or COUNTED.isdisjoint(found):
+        remarks.option(f"--classes: what guesses reach in '{metric}' does not follow from it; give --chance")
+        return None
+    guesses = max((int(word[3:]) for word in found if re.fullmatch(r"top[0-9]+", word)), default=1)
+    share = min(1.0, guesses / classes)
+    return scale.whole * (share if ERRORS.isdisjoint(found) else 1 - share)
+
+
+def quantum_in_units(images: int | None, metric: str, scale: Scale, remarks: Remarks) -> float:
+    """Return the smallest step of a metric that counts images, in units of the column; 0 if it is not known."""
+    if images is None or images < 1:
+        return 0.0
+    if scale.whole is None or COUNTED.isdisjoint(words(metric)):
+        remarks.option(f"--images: the step of '{metric}' does not follow from the number of images; leave it out")
+        return 0.0
+    return scale.whole / images

@@ -1,0 +1,297 @@
+"""MLflow experiments of any program, read by MLflow's client; nothing is written to them.
+
+A URI names the store and, after ``#``, the experiment: ``sqlite:///mlflow.db#NAME``, ``file:///FOLDER/mlruns#NAME``, or
+the address of its page in the browser, ``http://HOST:5000/#/experiments/ID``.  Every store accepts both.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import numpy as np
+
+from vitlab.errors import UserError, count, nearest
+from vitlab.judging.cells import Remarks, listed, names_of
+from vitlab.judging.files import Table
+from vitlab.spec.changes import public
+from vitlab.trackers import service
+from vitlab.trackers.address import PORTS, PROBE_S, SERVERS, Address, locate, without_user
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment, Run
+
+SCHEMES = ("sqlite", "file", *SERVERS)
+MAX_LISTED = 20  #: experiments that a message lists
+UNENDED = {("RUNNING", "SCHEDULED"): "still running or never ended", ("KILLED",): "stopped before the end"}
+"""Statuses of runs that are left out, and the reason."""
+KINDS = ("params", "tags", "metrics")
+STATUS = "mlflow.status"  #: column of the statuses of runs
+_PAGE = re.compile(r"/experiments/([^/?]+).*")
+_REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+ACCESS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+REMEDIES = {
+    "migrate-filestore": "this MLflow reads no folders: type mlflow migrate-filestore --source {folder} "
+    "--target sqlite:///mlflow.db, and give sqlite:///mlflow.db#NAME",
+    "revision identified": "a newer MLflow has written it: type pip install --upgrade mlflow",
+}
+"""A part of an error's message to what to do."""
+
+
+def read_experiment(uri: str, *, metric: str, arm: str | None, seed: str | None, baselines: str | None) -> Table:
+    """Read the runs of the experiment that a URI names, as a table of the columns that are named.
+
+    Left out, with a note each, are runs that are deleted, have not ended, or lack the arm or the seed, and runs with
+    nested runs that have both.
+
+    Args:
+        uri: of the experiment.
+        metric: the metric, whose last value counts.
+        arm: the parameter or tag of the arm.
+        seed: the parameter or tag of the seed.
+        baselines: the parameter or tag of the arm that each is compared with.
+
+    Raises:
+        UserError: if the store cannot be read, the URI names none of its experiments, or no run has a column.
+    """
+    from mlflow.entities import ViewType
+
+    address, _, place = uri.partition("#")
+    shown = _shown(address)
+    selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0] if _PAGE.fullmatch(place) else ""
+    with _open(address, shown) as client:
+        entry = _select(client, place, shown)
+        runs: list[Run] = service.runs(client, entry.experiment_id, selection, ViewType.ALL)
+    source = f"{shown}#{entry.name}"
+    notes = [f"Only runs that the filter of the address selects are judged: {selection}."] if selection else []
+    return _table(entry.name, source, runs, notes, metric=metric, arm=arm, seed=seed, baselines=baselines)
+
+
+# -- stores -----------------------------------------------------------------------------------------------------------
+
+
+def _shown(address: str) -> str:
+    """Return an address without user, password and query, or masked if it cannot be parsed."""
+    try:
+        return without_user(address) if urlsplit(address).scheme in ("http", "https") else public(address)
+    except ValueError:
+        return public(address)
+
+
+@contextmanager
+def _open(address: str, shown: str) -> Iterator[MlflowClient]:
+    """Open a client for the duration of the block; of a database file, on a copy.
+
+    Raises:
+        UserError: if the store cannot be opened or read.
+    """
+    with TemporaryDirectory() as folder:
+        location = _locate(address, shown)
+        if location.database is not None:
+            location = _copied(location.database, Path(folder), shown)
+        service.configure(location)
+        try:
+            with service.quiet():
+                from mlflow import MlflowClient
+
+                if location.database is not None:  # an older database is upgraded, which affects the copy alone
+                    from mlflow.db import upgrade
+
+                    upgrade.callback(location.uri)
+                yield MlflowClient(tracking_uri=location.uri, registry_uri=location.uri)
+        except UserError:
+            raise
+        except Exception as error:  # MLflow's client raises errors of several libraries
+            raise UserError(f"{shown} {_reason(error, address)}") from None
+        finally:
+            service.restore()
+
+
+def _locate(address: str, shown: str) -> Address:
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        raise UserError(f"{shown} is not a URI; write sqlite:///FILE, file:///FOLDER or http://HOST:PORT") from None
+    dialect = parts.scheme.partition("+")[0]
+    if dialect in PORTS:  # MLflow's client would refuse or upgrade the tables of a database that a server uses
+        raise UserError(f"{shown}: vitlab reads this database through its MLflow server; give the server's address")
+    if dialect not in SCHEMES:
+        raise UserError(
+            f"{shown} begins with '{dialect}'.{nearest(dialect, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table."
+        )
+    if dialect == "file":
+        if parts.netloc or not Path(unquote(parts.path)).is_dir():
+            problem = f"is read as on the host '{parts.netloc}'" if parts.netloc else "is not a folder"
+            raise UserError(f"{shown} {problem}; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
+        return Address(address, "", None, None, "", embedded=False)
+    location = locate(address, Path.cwd())
+    if not location.is_reachable():
+        raise UserError(f"no answer from {shown} within {PROBE_S:g} s; check the address, and that the server runs")
+    return location
+
+
+def _copied(file: Path, folder: Path, shown: str) -> Address:
+    """Copy a SQLite file of MLflow to a folder, and return the address of the copy."""
+    if not file.exists():
+        raise UserError(f"{file} does not exist")
+    if problem := service.foreign(file) or ("" if service.intact(file) else "it is empty"):
+        raise UserError(f"{file} is not an MLflow database: {problem}")
+    copy = folder / "mlflow.db"
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error as error:
+        raise UserError(f"{shown} cannot be read: {error}") from None
+    return locate(f"sqlite:///{copy}", folder)
+
+
+def _reason(error: Exception, address: str) -> str:
+    """Return why a store cannot be read, without secrets, and what to do."""
+    if getattr(error, "error_code", "") in _REFUSALS:
+        return f"refuses access; {ACCESS}"
+    text = str(error)
+    for part, remedy in REMEDIES.items():
+        if part in text:
+            return f"cannot be read; {remedy.format(folder=unquote(urlsplit(address).path))}"
+    line = public((text.splitlines() or [type(error).__name__])[0].partition(". ")[0])
+    access = "; set DATABRICKS_HOST and DATABRICKS_TOKEN, or name a profile of ~/.databrickscfg"
+    return f"cannot be read: {line}{access if address.startswith('databricks') else ''}"
+
+
+def _select(client: MlflowClient, place: str, shown: str) -> Experiment:
+    """Return the experiment that the part of a URI after ``#`` names.
+
+    Raises:
+        UserError: if it names none, or a deleted one.
+    """
+    from mlflow.exceptions import MlflowException
+
+    page = _PAGE.fullmatch(place)
+    is_server = shown.startswith("http")
+    if is_server and place.startswith("/") and page is None:
+        raise UserError(
+            f"{shown}#{place} is not the page of an experiment; open the experiment in the browser and copy its "
+            f"address, such as {shown}/#/experiments/1"
+        )
+    found: Experiment | None = None
+    if page is None:
+        found = client.get_experiment_by_name(place) if place else None
+    else:
+        with suppress(MlflowException):
+            found = client.get_experiment(page[1])
+    if found is not None and found.lifecycle_stage != "deleted":
+        return found
+    present = client.search_experiments(max_results=MAX_LISTED, order_by=["experiment_id ASC"])
+    names = [f"{entry.experiment_id} ({entry.name})" if is_server else entry.name for entry in present]
+    listing = f"Experiments: {'; '.join(names)}{' and more' if present.token else ''}." if names else "It has none."
+    wanted = place if page is None else page[1]
+    if not wanted:
+        example = f"{shown}/#/experiments/ID" if is_server else f"{shown}#NAME"
+        raise UserError(f"{shown} is a store of experiments; name one, as in {example}. {listing}")
+    if found is not None:
+        raise UserError(f"{shown}: experiment '{wanted}' is deleted; restore it in MLflow. {listing}")
+    close = nearest(wanted, [entry.name for entry in present]) if page is None else ""
+    raise UserError(f"{shown}: no experiment '{wanted}'.{close} {listing}")
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _table(
+    name: str,
+    source: str,
+    runs: Sequence[Run],
+    notes: list[str],
+    *,
+    metric: str,
+    arm: str | None,
+    seed: str | None,
+    baselines: str | None,
+) -> Table:
+    """Return the table of an experiment's runs, see :func:`read_experiment`."""
+    import pandas as pd
+
+    if not any(run.info.lifecycle_stage == "active" for run in runs):
+        raise UserError(f"{source} has no runs")
+    data = [
+        {f"{kind}.{key}": value for kind in KINDS for key, value in getattr(run.data, kind).items()} for run in runs
+    ]
+    frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
+    remarks = Remarks(source)
+    columns = {name: _column(frame, name, remarks) for name in filter(None, (arm, seed, baselines))}
+    if arm is None:
+        remarks.mistake(f"name the parameter or tag of the arm with --arm. {_varied(frame)}")
+    values = frame.get(f"metrics.{metric}")
+    if values is None:
+        metrics = sorted(key.removeprefix("metrics.") for key in names_of(frame) if key.startswith("metrics."))
+        listing = f"Metrics: {', '.join(metrics)}." if metrics else "Its runs have no metrics."
+        remarks.mistake(f"no metric '{metric}'.{nearest(metric, metrics)} {listing}")
+    remarks.check()
+    names = pd.Series([run.info.run_name or run.info.run_id for run in runs], frame.index)
+    status = pd.Series([run.info.status for run in runs], frame.index)
+    stage = pd.Series([run.info.lifecycle_stage for run in runs], frame.index)
+    is_judged = pd.Series(True, frame.index)
+
+    def leave_out(reason: str, is_out: pd.Series[Any], prefix: str = "") -> None:
+        out = names[is_judged & is_out]
+        if len(out):
+            notes.append(f"{prefix}{count(len(out), 'run')} left out, {reason}: {listed([*out])}.")
+        is_judged[is_out] = False
+
+    leave_out("deleted in MLflow", stage != "active")
+    if "tags.vitlab.kind" in frame:
+        leave_out("no trial of an arm", ~frame["tags.vitlab.kind"].isin(["trial", np.nan]))
+    for statuses, reason in UNENDED.items():
+        leave_out(reason, status.isin(statuses), "Warning: ")
+    for column in filter(None, (arm, seed)):
+        leave_out(f"without '{column}'", columns[column].isna())
+    leave_out("in favour of nested runs", names.index.to_series().isin(_ancestors(frame, frame.index[is_judged])))
+    if not is_judged.any():
+        raise UserError(f"{source}: no run can be judged. {' '.join(notes)}")
+    # A metric that is NaN has diverged; a run without it has failed.
+    is_nan = pd.Series([math.isnan(run.data.metrics.get(metric, 0.0)) for run in runs], frame.index)
+    rows = pd.DataFrame({**columns, metric: values, STATUS: status.mask(is_nan, "diverged")})[is_judged]
+    return Table(name, source, rows.reset_index(drop=True), tuple(notes), [*names[is_judged]])
+
+
+def _column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
+    """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
+    found = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
+    if not found:
+        names = [key.partition(".")[2] for key in names_of(frame) if not key.startswith("metrics.")]
+        remarks.mistake(f"no parameter or tag '{name}'.{nearest(name, names)} {_varied(frame)}")
+        return frame.index.to_series()
+    first, last = found[0], found[-1]
+    if (first.notna() & last.notna() & (first != last)).any():
+        remarks.mistake(f"'{name}' is a parameter and a tag, with different values; write params.{name} or tags.{name}")
+    return first.fillna(last)
+
+
+def _varied(frame: pd.DataFrame) -> str:
+    """Return a sentence on the parameters and tags that differ between runs, without those that MLflow itself sets."""
+    keys = [key for key in names_of(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
+    names = sorted({key.partition(".")[2] for key in keys if frame[key].nunique() > 1})
+    return f"Different between runs: {', '.join(names)}." if names else "No parameter or tag differs between runs."
+
+
+def _ancestors(frame: pd.DataFrame, runs: Iterable[str]) -> set[str]:
+    """Return the ids of all runs in which some runs are nested."""
+    parents = frame.get("tags.mlflow.parentRunId", frame.index.to_series()).dropna()
+    ancestors: set[str] = set()
+    for run in runs:
+        while (parent := parents.get(run, run)) != run and parent not in ancestors:
+            ancestors.add(parent)
+            run = parent
+    return ancestors

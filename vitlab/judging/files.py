@@ -1,0 +1,239 @@
+"""Tables of results in files and frames, read as they are: names and cells keep their texts."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.errors import UserError, count
+from vitlab.judging.cells import listed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DELIMITERS = (",", ";", "\t", "|")
+SQLITE = b"SQLite format 3\0"  #: first bytes of a SQLite file
+RECORDS = 'a list of objects such as [{"arm": "a", "seed": 0, "acc": 0.9}], or an object of columns'
+
+
+@dataclass(frozen=True)
+class Table:
+    """Results of trainings, one a row."""
+
+    name: str  #: of the report
+    source: str  #: where the rows are from, as messages say it
+    rows: pd.DataFrame  #: cells as they are; the index counts rows from 0
+    notes: tuple[str, ...] = ()
+    runs: Sequence[str] = ()  #: names of the rows, where they are runs of MLflow
+    height: int = sys.maxsize  #: rows of the file, if the cells of each column have become rows of their own
+
+    def place(self, row: int) -> str:
+        """Return how messages name a row."""
+        return self.runs[row] if self.runs else f"row {row % self.height + 1}"
+
+    def places(self, rows: Iterable[int]) -> str:
+        """Return the names of the first of some rows, and the number of others."""
+        return listed([self.place(row) for row in rows])
+
+    def count(self, rows: Sized) -> str:
+        """Return the number of some rows as ``2 rows``."""
+        return count(len(rows), "run" if self.runs else "row")
+
+
+def read_table(path: Path) -> Table:
+    """Read a table from a file; the suffix is its format.
+
+    Raises:
+        UserError: if it cannot be read, or has no rows.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
+        found = f"'{path.suffix}'" if suffix else "no suffix"
+        raise UserError(f"{path}: a table is one of {', '.join(READERS)}; found {found}.{_store_hint(path)}")
+    notes: list[str] = []
+    try:
+        rows = READERS[suffix](path, notes)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except ImportError:
+        raise UserError(f"{path}: reading it needs openpyxl; type pip install openpyxl, or save it as .csv") from None
+    except RecursionError:
+        raise UserError(f"{path} cannot be read as {suffix[1:]}: its brackets are nested too deeply") from None
+    except Exception as error:  # pandas and the libraries below it raise errors of many kinds on damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} cannot be read as {suffix[1:]}: {reason}") from None
+    if rows.empty:
+        raise UserError(f"{path} has no rows")
+    return Table(path.name, str(path), rows, tuple(notes))
+
+
+def table_of_frame(frame: pd.DataFrame) -> Table:
+    """Return a frame as a table; an index other than that of row numbers becomes columns.
+
+    Raises:
+        UserError: if it has no rows, or several levels of columns.
+    """
+    if frame.columns.nlevels > 1:
+        raise UserError("results: columns have several levels; give each one name")
+    if frame.empty:
+        raise UserError("results have no rows")
+    return Table("results", "results", _with_index(frame))
+
+
+def _named(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
+    """Return the rows that are not empty, with the names of their columns."""
+    names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas calls them
+    return rows[(rows != "").any(axis=1)].set_axis(names, axis=1)
+
+
+def _with_index(frame: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    if not isinstance(frame.index, pd.RangeIndex) or frame.index.name is not None:
+        frame = frame.reset_index(allow_duplicates=True)
+    return frame.set_axis([str(name) or "index" for name in frame], axis=1)
+
+
+def _store_hint(path: Path) -> str:
+    """Return how to name an MLflow store whose path was given; empty for other paths."""
+    place, _, name = str(path).partition("#")
+    store = Path(place)
+    if store.is_dir():
+        return f" For an experiment in MLflow's folder, write file://{store.resolve()}#{name or 'NAME'}."
+    if store.is_file():
+        with store.open("rb") as file:
+            if file.read(len(SQLITE)) == SQLITE:
+                return f" For an experiment in MLflow's database, write sqlite:///{store.resolve()}#{name or 'NAME'}."
+    return ""
+
+
+def _text(path: Path, notes: list[str]) -> str:
+    """Return the text of a file: UTF-8, UTF-16 with its mark, or else Windows-1252, which is said."""
+    data = path.read_bytes()
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = data.decode("utf-16")
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = data.decode("cp1252", "replace")
+            notes.append("The file is not UTF-8; its letters are read as those of Windows-1252 (Latin-1).")
+    if "\0" in text:
+        raise ValueError("it holds bytes that are no text; save it as UTF-8")
+    return text
+
+
+def _delimited(path: Path, notes: list[str]) -> pd.DataFrame:
+    """Read a table of cells between commas, semicolons, tabs or bars, whichever gives the header most names."""
+    import pandas as pd
+
+    text = _text(path, notes).lstrip("\r\n")
+    first = re.match(r"sep=(.)\r?\n", text)  # as spreadsheets write it
+    delimiters = (first[1],) if first else DELIMITERS
+    text = text[first.end() if first else 0 :]
+    text = re.sub(rf"\A(?:#(?![{re.escape(''.join(delimiters))}]).*\n|[ \r]*\n)+", "", text)
+    if text.startswith("|"):
+        raise ValueError("it seems to be a table in Markdown; write commas between its cells, and none around them")
+    headers = {mark: next(csv.reader(io.StringIO(text), delimiter=mark), []) for mark in delimiters}
+    if not any(headers.values()):
+        raise ValueError("it is empty")
+    delimiter, header = max(headers.items(), key=lambda item: len(item[1]))
+    # A row may begin with '#', such as that of an arm called '#1'; a comment has fewer cells.
+    cells = rf"(?:[^{re.escape(delimiter)}\n]*{re.escape(delimiter)}){{{max(1, len(header) - 1)}}}"
+    text, comments = re.subn(rf"(?m)^#(?!{cells}).*\n?", "", text)
+    if comments:
+        notes.append(f"{count(comments, 'line')} beginning with '#' left out, as comments.")
+    too_many = "has more cells than the header; a cell that holds the delimiter, as in a decimal comma, needs quotes"
+    try:
+        rows = pd.read_csv(
+            io.StringIO(text),
+            sep=delimiter,
+            header=0,
+            names=range(len(header)),
+            dtype=str,  # pandas does not read every number to its last digit
+            na_filter=False,
+            skipinitialspace=True,
+        )
+    except pd.errors.ParserError as error:
+        raise ValueError(re.sub(r".*in (line \d+).*\n?", rf"\1 {too_many}", str(error))) from None
+    if not isinstance(rows.index, pd.RangeIndex):  # pandas takes the first cells of longer rows for an index
+        rows = rows.reset_index()
+        if (rows.iloc[:, len(header) :] != "").any(axis=None):
+            raise ValueError(f"line 2 {too_many}")
+        rows = rows.iloc[:, : len(header)]
+    return _named(rows, header)
+
+
+def _json(path: Path, notes: list[str]) -> pd.DataFrame:
+    """Read a list of objects, an object of columns, or what pandas writes with ``orient="split"`` or ``"table"``."""
+    import pandas as pd
+
+    try:
+        value = json.loads(_text(path, notes))
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # an object a line
+            return _json_lines(path, notes)
+        raise
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        if "columns" in value:
+            return pd.DataFrame(value["data"], columns=value["columns"]).rename(columns=str)
+        value = value["data"]
+    if isinstance(value, dict) and value and all(isinstance(cells, dict | list) for cells in value.values()):
+        return _with_index(pd.DataFrame(value))
+    return _records(value)
+
+
+def _json_lines(path: Path, notes: list[str]) -> pd.DataFrame:
+    rows = []
+    for number, line in enumerate(_text(path, notes).split("\n"), 1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+    return _records(rows)
+
+
+def _records(rows: Any) -> pd.DataFrame:
+    """Return objects as rows; an object inside of one gives columns such as ``metrics.acc``."""
+    import pandas as pd
+
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"a table is {RECORDS}; in .jsonl, an object a line")
+    return pd.json_normalize(rows)
+
+
+def _parquet(path: Path, _: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return _with_index(pd.read_parquet(path))
+
+
+def _sheet(path: Path, notes: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    sheets = pd.read_excel(path, sheet_name=None, header=None, dtype=object, na_filter=False)
+    [name, rows] = next(iter(sheets.items()))
+    if len(sheets) > 1:
+        notes.append(f"Of {len(sheets)} sheets, the first is read: {name}.")
+    rows = rows[(rows != "").any(axis=1)]
+    return _named(rows[1:], rows.iloc[0])
+
+
+READERS: dict[str, Callable[[Path, list[str]], pd.DataFrame]] = {
+    ".csv": _delimited,
+    ".tsv": _delimited,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+    ".xlsx": _sheet,
+}
+"""Suffix of a file to its reader, which adds notes."""

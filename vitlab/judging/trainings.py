@@ -1,0 +1,286 @@
+"""The trainings of a table: arm, seed and value of each, from a row per training or from a column per arm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitlab.errors import nearest
+from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, holds_names, listed, names_of, texts, values
+from vitlab.judging.files import Table
+from vitlab.judging.words import DIVERGED, ENDED, FLAGS, LOST, STATISTICS, UNENDED, role_of
+from vitlab.store.result import Ending
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_COLUMNS = 20  #: columns that a message lists
+FINALS = (
+    "judge needs the final value of each training: export the table of runs in place of a chart, or keep the last row "
+    "of each run"
+)
+ARM, ROW = "(arm)", "(row)"  #: columns of arms and seeds of a table with a column per arm
+_NAME_WITH_SEED = re.compile(r"(.*?)[\W_]*(?:seed|rep|run|trial)[\W_]*[0-9]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The trainings of a table."""
+
+    table: Table
+    frame: pd.DataFrame
+    """A row each: arm, seed (a number), name (the seed as written), value and status, indexed as in the table."""
+    is_percent: bool  #: True if the cells say so
+    is_paired: bool  #: False if nothing says which trainings of two arms have a seed in common
+    baselines: Mapping[str, str] | None = None  #: arm to the arm that it is compared with, if a column says so
+
+
+def check_columns(table: Table, remarks: Remarks, *required: str | None) -> None:
+    """Add a mistake for each required column that a table does not have once."""
+    columns = names_of(table.rows)
+    remarks.mistake(*(_column_fault(name, columns) for name in required if name and columns.count(name) != 1))
+
+
+def trainings(
+    table: Table, remarks: Remarks, *, metric: str, arm: str | None, seed: str | None, baselines: str | None
+) -> Trainings:
+    """Return the trainings of a table with the columns that are named.
+
+    Args:
+        table: the table.
+        remarks: receives notes and mistakes.
+        metric: the column of the metric; of a table with a column per arm, its name.
+        arm: the column of the arms; None if every column is one.
+        seed: the column of the seeds; by default the one that is called so.
+        baselines: the column of the arm that each is compared with.
+
+    Raises:
+        UserError: if there are mistakes.
+    """
+    columns = names_of(table.rows)
+    roles = {name: role_of(name) for name in columns if name not in (arm, metric) and columns.count(name) == 1}
+    if seed is None:
+        named = [name for name, role in roles.items() if role == "seed"] or [
+            name for name, role in roles.items() if role == "index" and arm is None and table.rows[name].is_unique
+        ]
+        if len(named) == 1:
+            [seed] = named
+            remarks.notes.append(f"Seeds are those of column '{seed}'.")
+    labels = [name for name, role in roles.items() if role in ("seed", "index") or name == seed]
+    table = _without_statistics(table, labels, remarks)
+    if arm is None:
+        table, seed = _with_row_per_cell(table, remarks, metric, seed)
+    return _read(table, remarks, metric, arm or ARM, seed, baselines)
+
+
+def _column_fault(name: str, columns: Sequence[str]) -> str:
+    if name in columns:
+        return f"several columns are called '{name}'; rename all but one"
+    more = f" and {len(columns) - MAX_COLUMNS} more" if len(columns) > MAX_COLUMNS else ""
+    sentence = f"no column '{name}'.{nearest(name, columns)} Columns: {', '.join(columns[:MAX_COLUMNS])}{more}."
+    if len(columns) == 1:
+        sentence += " Separate cells by commas, semicolons, tabs or bars."
+    elif any(re.fullmatch(r"[-+]?[0-9]*[.,]?[0-9]+", column) for column in columns):
+        sentence += " The first line holds the names of the columns."
+    return sentence
+
+
+def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | None) -> tuple[Table, str]:
+    """Return a table with a column per arm as one with a row per training, and its column of seeds."""
+    rows, columns = table.rows, names_of(table.rows)
+    remarks.mistake(*(_column_fault(name, columns) for name in {*columns} if columns.count(name) > 1))
+    remarks.check()
+    roles = {name: role_of(name) for name in columns if name != seed}
+    if steps := [name for name, role in roles.items() if role == "step"]:
+        remarks.mistake(f"column{'s' * (len(steps) > 1)} {listed(steps)}: rows are moments of trainings; {FINALS}")
+    arms = [name for name, role in roles.items() if role is None]
+    if ignored := [name for name, role in roles.items() if role not in (None, "step")]:
+        remarks.notes.append(f"Left out, as columns of these names are no arms: {listed(ignored)}.")
+    if not arms:
+        remarks.mistake(f"no column of an arm; columns: {', '.join(columns)}")
+    for name in arms:
+        if holds_names(rows[name]):
+            remarks.mistake(
+                f"column '{name}' holds names, no numbers: give it as --arm if a row is a training; if a row is an arm "
+                "and a column a seed, write a row per training"
+            )
+    _refuse_seeds_in_names(arms, remarks)
+    remarks.check()
+    if seed is None:  # columns may be of different lengths
+        rows = rows.assign(**{ROW: np.arange(len(rows))})
+    long = rows.melt([seed or ROW], arms, ARM, metric)
+    if seed is None:
+        is_filled = texts(long[metric]) != ""
+        long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
+    return replace(table, rows=long, height=len(rows)), seed or ROW
+
+
+def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | None, baselines: str | None) -> Trainings:
+    """Return the trainings of a table with a row per training."""
+    import pandas as pd
+
+    rows = table.rows
+    column = rows[arm] if arm == ARM else pd.Series(metric, rows.index)
+    read = values(rows[metric], lambda row: f"{table.place(row)} of column '{column[row]}'", remarks)
+    frame = pd.DataFrame({"value": read.numbers, "status": read.endings}, rows.index)
+    frame["arm"], frame["name"] = texts(rows[arm]), "" if seed is None else texts(rows[seed])
+    for name, cells in ((arm, frame["arm"]), (seed, frame["name"])):
+        if name is not None:
+            remarks.mistake(*(f"{table.place(row)} has no '{name}'" for row in rows.index[cells == ""]))
+    others = rows.drop(columns=[name for name in (arm, seed, metric) if name is not None])
+    others = others.loc[:, ~others.columns.duplicated(keep=False)]
+    for name in names_of(others):
+        if (statuses := _statuses(others[name], table, remarks)) is not None:
+            frame = _with_statuses(frame, statuses[frame.index], table, remarks)
+    if frame.empty:
+        remarks.mistake(" ".join(("no training remains.", *remarks.notes)))
+    remarks.check()
+    sizes = frame["arm"].value_counts(sort=False)
+    _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
+    others = others.loc[frame.index]
+    if seed is not None:
+        frame["seed"] = _seed_numbers(frame["name"], remarks)
+        frame = _once_each(frame, others, table, remarks)
+    else:
+        frame["seed"] = np.arange(len(frame))
+        for name in (name for name in names_of(others) if role_of(name) == "step"):
+            if others[name].groupby(frame["arm"]).nunique().gt(1).any():
+                remarks.mistake(
+                    f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
+                )
+        remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
+    compared = None if baselines is None else _baselines(frame["arm"], texts(rows[baselines]), baselines, remarks)
+    remarks.check()
+    return Trainings(table, frame, read.is_percent, seed is not None, compared)
+
+
+def _without_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
+    """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
+    for label in labels:
+        names = texts(table.rows[label])
+        out = names[names.str.casefold().str.rstrip(".").isin(STATISTICS)]
+        if len(out):
+            marks = ", ".join(f"'{name}'" for name in out.unique())
+            remarks.notes.append(f"{table.count(out)} left out, no trainings by their '{label}': {marks}.")
+            table = replace(table, rows=table.rows.drop(index=out.index))
+    if table.rows.empty:
+        remarks.mistake("no row is a training, which has its own value")
+        remarks.check()
+    return table
+
+
+def _refuse_seeds_in_names(arms: Sequence[str], remarks: Remarks) -> None:
+    """Refuse arms that differ by the number of a seed alone, such as ``vit_seed_0`` and ``vit_seed_1``."""
+    stems: dict[str, list[str]] = {}
+    for arm in arms:
+        if match := _NAME_WITH_SEED.fullmatch(arm):
+            stems.setdefault(match[1], []).append(arm)
+    for stem, names in stems.items():
+        if len(names) > 1:
+            remarks.mistake(
+                f"the names of arms {listed(names)} hold seeds; write a row per training, with arm '{stem}' in one "
+                "column and its seed in another"
+            )
+
+
+def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
+    """Return a number per seed: whole numbers as they are, others in the order of their first appearance."""
+    import pandas as pd
+
+    if names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?").all():
+        numbers = names.astype("float64")
+        if numbers.abs().lt(EXACT).all():
+            return numbers.astype("int64")
+    codes, distinct = pd.factorize(names)
+    numbered = listed([f"{number} is {name}" for number, name in enumerate(distinct)])
+    remarks.notes.append(f"Seeds are numbered in the order of the table: {numbered}.")
+    return pd.Series(codes, names.index)
+
+
+def _statuses(column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.Series[Any] | None:
+    """Return how trainings ended, from a column such as ``state`` or ``crashed``; None if it is no such column."""
+    cells, name = texts(column).str.casefold(), str(column.name)
+    if name.casefold() in LOST | DIVERGED and cells.isin(FLAGS).all():
+        return cells.map({cell: name.casefold() if is_set else "done" for cell, is_set in FLAGS.items()})
+    is_known = cells.isin(ENDED | UNENDED | LOST | DIVERGED)
+    if role_of(name) != "status" or not is_known.any():
+        return None
+    remarks.mistake(
+        *(
+            f"'{column[row]}' in {table.place(row)} of column '{name}' is no status; allowed are words such as "
+            "finished, running, failed, crashed, diverged"
+            for row in column.index[~is_known]
+        )
+    )
+    return cells
+
+
+def _with_statuses(frame: pd.DataFrame, statuses: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
+    """Return the trainings that have ended, with the statuses of those that are lost, whose values do not count."""
+    is_running = statuses.isin(UNENDED)
+    if is_running.any():
+        running = frame.index[is_running]
+        remarks.notes.append(
+            f"Warning: {table.count(running)} left out, still running or never ended: {table.places(running)}."
+        )
+    is_lost = statuses.isin(LOST | DIVERGED)
+    valued = frame.index[is_lost & frame["value"].notna()]
+    if len(valued):
+        remarks.notes.append(f"Values of trainings that failed do not count: {table.places(valued)}.")
+    endings = np.where(statuses.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
+    frame = frame.assign(value=frame["value"].mask(is_lost), status=frame["status"].mask(is_lost, endings))
+    return frame[~is_running]
+
+
+def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks: Remarks) -> pd.DataFrame:
+    """Return the trainings without repetitions: lost ones that another row repeats, and rows of the same value."""
+    keys, has_value = ["arm", "seed"], frame["value"].notna()
+    if not frame.duplicated(keys).any():
+        return frame
+    distinct = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)["value"].nunique()
+    for arm, seed in distinct[distinct > 1].index[:MAX_LISTED]:
+        group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
+        varied = [name for name in names_of(others) if others.loc[group.index, name].astype(str).nunique() > 1]
+        remedy = "keep one of them, or name a seed that differs between them"
+        if any(role_of(name) == "step" for name in varied):
+            remedy = f"they differ in {listed(varied)}; {FINALS}"
+        elif varied:
+            remedy = f"they differ in {listed(varied)}; judge the rows of one value at a time, or name other seeds"
+        remarks.mistake(
+            f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
+            f"{table.places(group.index)}; {remedy}"
+        )
+    is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
+    if is_retried.any():
+        out = frame.index[is_retried]
+        remarks.notes.append(
+            f"{table.count(out)} left out, failed, and repeated with the same arm and seed: {table.places(out)}."
+        )
+    frame = frame[~is_retried]
+    repeated = frame[frame.duplicated(keys)]
+    if len(repeated):
+        verb = "repeats" if len(repeated) == 1 else "repeat"
+        remarks.notes.append(f"Warning: {table.count(repeated)} {verb} a training with the same value and count once.")
+    return frame.drop(index=repeated.index)
+
+
+def _baselines(arms: pd.Series[Any], named: pd.Series[Any], column: str, remarks: Remarks) -> dict[str, str]:
+    """Return arm to the arm that a column names as its baseline."""
+    import pandas as pd
+
+    pairs = pd.DataFrame({"arm": arms, "baseline": named[arms.index]}).drop_duplicates()
+    for arm, rows in pairs[pairs.duplicated("arm", keep=False)].groupby("arm", sort=False):
+        names = ", ".join(f"'{name}'" for name in sorted(rows["baseline"]))
+        remarks.mistake(f"arm '{arm}' has several values of '{column}': {names}; an arm has one baseline")
+    known, compared = {*arms}, {}
+    for arm, name in zip(pairs["arm"], pairs["baseline"], strict=True):
+        whole = name.removesuffix(".0")  # as pandas writes whole numbers beside empty cells
+        if name and name != arm:
+            compared[arm] = whole if name not in known and whole in known else name
+    if not compared:
+        remarks.mistake(f"column '{column}' names no baseline; without --baselines, all arms have the same")
+    return compared
