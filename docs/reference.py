@@ -20,6 +20,7 @@ from vitlab import registry
 from vitlab.cli import COMMANDS
 from vitlab.cli.show import shown_default, shown_type
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
+from vitlab.judging.judgement import Judgement
 from vitlab.lab import Answer
 from vitlab.registry import catalogue
 from vitlab.registry.json_schema import study_schema
@@ -206,6 +207,13 @@ def _python() -> Iterator[str]:
     yield "| verdict | meaning |\n| --- | --- |"
     for word, meaning in verdict.MEANINGS.items():
         yield f"| `{word}` | {meaning} |"
+    yield ""
+    yield from _function("judge")
+    yield "| of a `Judgement` | meaning |\n| --- | --- |"
+    for name in ("answers", "notes", "compare", "render"):
+        member = inspect.getattr_static(Judgement, name)
+        call = "" if isinstance(member, property) else "()"
+        yield f"| `{name}{call}` | {_inline(inspect.getdoc(member) or '')} |"
     yield ""
     yield from _function("history")
     yield "Also `history.parquet` of a report. One row per measurement.\n"
