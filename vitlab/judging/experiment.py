@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -164,7 +165,7 @@ def _reason(error: Exception, address: str) -> str:
     text = str(error)
     for part, remedy in REMEDIES.items():
         if part in text:
-            return f"cannot be read; {remedy.format(folder=unquote(urlsplit(address).path))}"
+            return f"cannot be read; {remedy.format(folder=shlex.quote(unquote(urlsplit(address).path)))}"
     line = public((text.splitlines() or [type(error).__name__])[0].partition(". ")[0])
     access = "; set DATABRICKS_HOST and DATABRICKS_TOKEN, or name a profile of ~/.databrickscfg"
     return f"cannot be read: {line}{access if address.startswith('databricks') else ''}"
