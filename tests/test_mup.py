@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import pickle
 from pathlib import Path
@@ -110,6 +111,20 @@ def test_hidden_deviation_falls_as_root_of_inputs_in_every_scheme(init: str, pat
         model.initialise(0)
         deviations.append(float(model.blocks[0].mlp.fc1.weight.detach().std()))
     assert deviations[0] / deviations[1] == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("init", ["timm", "deit", "moco", "torch"])  # jax and torchvision start the head at 0
+@pytest.mark.parametrize("classes", [50, 1000])
+def test_deviation_of_output_falls_as_inputs_in_every_scheme(init: str, classes: int) -> None:
+    """A Xavier deviation depends on the outputs, too, whose number does not grow."""
+    data = dataclasses.replace(INFO, classes=classes)
+    options = {"patch_size": 4, "depth": 1, "heads": 4, "init": init, "parametrization": "mup"}
+    deviations = []
+    for width in (64, 512):
+        model = slot("model").build({"type": "vit", "dim": width, **options}, data)
+        model.initialise(0)
+        deviations.append(float(model.head.fc.weight.detach().double().std()))
+    assert deviations[0] / deviations[1] == pytest.approx(8, rel=0.03)
 
 
 def test_impossible_combinations_are_refused() -> None:

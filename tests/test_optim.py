@@ -221,6 +221,12 @@ def test_step_equals_torch() -> None:
     assert factors({"type": "step", "at": [0.3, 0.75], "gamma": 0.2}) == pytest.approx(expected, abs=1e-12)
 
 
+def test_first_step_of_a_short_run_passes_no_milestone() -> None:
+    assert factors({"type": "step"}, 1) == [1.0]
+    assert factors({"type": "step", "at": [0.1, 0.5]}, 3) == pytest.approx([1.0, 0.1, 0.01])
+    assert factors({"type": "step", "at": [0.0, 0.5]}, 2) == pytest.approx([0.1, 0.01]), "0 is the start"
+
+
 @pytest.mark.parametrize(
     ("shape", "fall"),
     [

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -45,9 +45,6 @@ class Init:
             BEiT (arXiv:2106.08254) and timm's ``fix_init`` do.
     """
 
-    falls_with_inputs: ClassVar[bool] = False
-    """Whether the deviation of linear maps falls as the root of their number of inputs."""
-
     def __init__(
         self,
         *,
@@ -58,6 +55,10 @@ class Init:
         self.token_std = token_std
         self.position_std = position_std
         self.residual = residual
+
+    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+        """Return the variance of a linear map of ``base_shape``, (outputs, inputs), over the variance at ``shape``."""
+        return 1.0
 
     def draw(self, x: Tensor, name: str, kind: Kind, fan_in: int, seed: int) -> None:
         """Fill ``x`` with the initial values of the parameter ``name`` in a trial of this ``init`` seed."""
@@ -129,13 +130,15 @@ class Jax(Init):
         head_bias: bias of the classifier; -ln(classes) starts a sigmoid loss at even odds.
     """
 
-    falls_with_inputs = True
-
     def __init__(
         self, *, head_bias: float = 0.0, token_std: Scale | None = None, position_std: Scale | None = None
     ) -> None:
         super().__init__(token_std=token_std, position_std=position_std)
         self.head_bias = head_bias
+
+    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+        """Return the growth of the sum of inputs and outputs, as for Xavier's variance."""
+        return sum(shape) / sum(base_shape)
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw from a Xavier uniform; set the head to zero."""
@@ -168,7 +171,9 @@ class Jax(Init):
 class MoCo(Init):
     """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
 
-    falls_with_inputs = True
+    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+        """Return the growth of the sum of inputs and outputs, as for Xavier's variance."""
+        return sum(shape) / sum(base_shape)
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw qkv from a Xavier uniform over each third of its rows."""
@@ -183,7 +188,11 @@ class MoCo(Init):
 class Torchvision(Init):
     """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
 
-    falls_with_inputs = True
+    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+        """Return the growth that :meth:`linear` divides the variance by."""
+        if name.endswith("attn.proj.weight") or name.startswith("pre_logits"):
+            return shape[1] / base_shape[1]
+        return sum(shape) / sum(base_shape)
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Set the head to zero and draw the others as torchvision does."""
@@ -220,7 +229,9 @@ class Torchvision(Init):
 class Torch(Init):
     """torch's defaults: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
 
-    falls_with_inputs = True
+    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+        """Return the growth of the inputs."""
+        return shape[1] / base_shape[1]
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw from a Kaiming uniform, as torch's Linear does."""

@@ -12,8 +12,8 @@ hidden matrices        times 1 / sqrt(m)            times 1 / m           times 
 output                 times 1 / m                  times 1 / m           times m
 =====================  ===========================  ====================  ====================
 
-m is the number of a map's inputs, relative to the same model of width ``base_width``, at which nothing differs.  The
-deviation of a scheme that falls by itself with the number of inputs is multiplied by sqrt(m).  Logits of attention are
+m is the number of a map's inputs, relative to the same model of width ``base_width``, at which nothing differs.  What
+the deviation of a scheme falls by itself is not applied twice.  Logits of attention are
 divided by the width of a head instead of its root.  Decay is scaled because AdamW multiplies it by the rate;
 that of ``adam`` is a part of the gradient, and stays.
 
@@ -45,6 +45,8 @@ class Growth(NamedTuple):
     """The growth of a weight with the width of the model."""
 
     inputs: float  #: inputs of the map, relative to the base model
+    shape: tuple[int, int]  #: outputs and inputs
+    base_shape: tuple[int, int]  #: of the base model
     is_output: bool  #: True if its number of outputs does not depend on the width
 
 
@@ -94,10 +96,11 @@ def growths(model: ViT) -> dict[str, Growth]:
         maps = {f"{name}.weight" for name, module in part.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
         for name, parameter in base.named_parameters():
             shape, base_shape = part.get_parameter(name).shape, parameter.shape
-            changed = [axis for axis, sizes in enumerate(zip(shape, base_shape, strict=True)) if sizes[0] != sizes[1]]
+            changed = [axis for axis, (one, other) in enumerate(zip(shape, base_shape, strict=True)) if one != other]
             if len(changed) > 1 or (name in maps and changed and changed != [0]):
-                inputs = math.prod(shape[1:]) / math.prod(base_shape[1:])
-                result[f"{path}.{name}"] = Growth(inputs, is_output=0 not in changed)
+                sizes, base_sizes = ((each[0], math.prod(each[1:])) for each in (shape, base_shape))
+                growth = Growth(sizes[1] / base_sizes[1], sizes, base_sizes, is_output=0 not in changed)
+                result[f"{path}.{name}"] = growth
     return result
 
 
@@ -105,9 +108,10 @@ def init_factors(model: ViT) -> dict[str, Tensor]:
     """Return a factor for every initial value of the model, by canonical name."""
     state = {name: torch.ones(value.shape) for name, value in model.state_dict().items()}
     for name, growth in growths(model).items():
-        falls = model.scheme.falls_with_inputs or isinstance(_module(model, name), nn.Conv2d)
-        exponent = (1.0 if growth.is_output else 0.5) - (0.5 if falls else 0.0)
-        state[name] *= growth.inputs**-exponent
+        # Every scheme draws convolutions with a deviation that falls as the root of their inputs.
+        is_conv = isinstance(_module(model, name), nn.Conv2d)
+        fall = growth.inputs if is_conv else model.scheme.fall(name, growth.shape, growth.base_shape)
+        state[name] *= math.sqrt(fall / growth.inputs) * (growth.inputs**-0.5 if growth.is_output else 1.0)
     return model.to_canonical(state)
 
 

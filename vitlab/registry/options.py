@@ -96,7 +96,7 @@ class ResolvedChoice(Choice):
 
     slot: str = field(kw_only=True)
     component: type = field(kw_only=True, compare=False)
-    model: type[BaseModel] = field(kw_only=True, compare=False)  #: the model that validated the options
+    hashed_options: Mapping[str, Any] = field(kw_only=True, compare=False)  #: see :meth:`hashed`
     origin: Origin = field(kw_only=True)
 
     def parts(self) -> Iterator[ResolvedChoice]:
@@ -112,7 +112,7 @@ class ResolvedChoice(Choice):
         changed default changes the code digest.  Options marked :class:`Unhashed` are left out, too.
         """
         name = self.type.removeprefix(f"{BUILT_IN}:") if self.origin.source == BUILT_IN else self.type
-        return {"type": name, **_hashed_fields(self.options, self.model)}
+        return {"type": name, **self.hashed_options}
 
 
 def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
@@ -130,7 +130,7 @@ def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
             yield from _choices_in(dict(value))
 
 
-def _hashed_fields(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+def hashed_fields(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Return the options that are part of a key: at another value than their default, and not :class:`Unhashed`."""
     fields = model.model_fields
     return {
@@ -148,7 +148,7 @@ def _hashed(value: Any) -> Any:
         case Choice():
             return value.plain()
         case BaseModel():
-            return _hashed_fields(dict(value), type(value))
+            return hashed_fields(dict(value), type(value))
         case Mapping():
             return {name: _hashed(item) for name, item in value.items()}
         case list() | tuple():

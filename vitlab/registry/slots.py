@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
-from vitlab.registry.options import FAULTS, Options, ResolvedChoice, faults_of, option_names, options_of
+from vitlab.registry.options import FAULTS, Options, ResolvedChoice, faults_of, hashed_fields, option_names, options_of
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_package
 from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, TOGETHER, Choice
@@ -210,7 +210,12 @@ class Slot(Generic[T]):
         if collected.value is not None:
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
             result = ResolvedChoice(
-                choice.type, values, slot=self.name, component=component, model=model, origin=origin
+                choice.type,
+                values,
+                slot=self.name,
+                component=component,
+                hashed_options=hashed_fields(values, model),
+                origin=origin,
             )
         if collected.faults:
             wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}

@@ -199,8 +199,13 @@ class SelfDistillation(Model):
 
     @torch.no_grad()
     def update_teacher(self, share: float) -> None:
-        """Move the weights of the teacher by a share towards those of the student."""
-        torch._foreach_lerp_(list(self.teacher.parameters()), list(self.student.parameters()), share)  # type: ignore[no-untyped-call,unused-ignore]
+        """Move weights and statistics of the teacher by a share towards the student's; copy its integer buffers."""
+        own, other = self.teacher.state_dict(), self.student.state_dict()
+        # The statistics of batch normalisation belong to the weights: the teacher, in evaluation mode, updates none.
+        floats = [name for name, value in own.items() if value.is_floating_point()]
+        torch._foreach_lerp_([own[name] for name in floats], [other[name] for name in floats], share)  # type: ignore[no-untyped-call,unused-ignore]
+        for name in own.keys() - floats:
+            own[name].copy_(other[name])
 
     def layer_of(self, name: str) -> int:
         """Return the model's layer; the projection is the last one, with the head."""

@@ -139,7 +139,8 @@ class Steps(_Warm):
 
     def factor(self, step: int, steps: int) -> float:
         """Return the factor of a step."""
-        passed = sum(step >= round(share * steps) for share in self.at)
+        # A milestone is passed after a step at least, or a run of one step would be trained at the last rate alone.
+        passed = sum(step >= max(1, round(share * steps)) for share in self.at if share) + self.at.count(0.0)
         return super().factor(step, steps) * self.gamma**passed
 
     def after(self, progress: float) -> float:
