@@ -34,7 +34,7 @@ from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.identity.code import code_of
 from vitlab.lab import Answer, plan_study
-from vitlab.plan import arms
+from vitlab.plan import notes
 from vitlab.plan.values import Plan
 from vitlab.registry import OPTIONAL_MODULES, slot
 from vitlab.runner.job import Settings
@@ -642,13 +642,13 @@ def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypa
     )
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
         spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
-        monkeypatch.setattr(arms, "read_json", lambda path, spec=spec: spec)
-        assert arms._has_seen(Path(file), trial, Seeds()) == ""
+        monkeypatch.setattr(notes, "read_json", lambda path, spec=spec: spec)
+        assert notes._has_seen(Path(file), trial, Seeds()) == ""
     around = {"a": "b/c", "b": "a/c"}
     monkeypatch.setattr(
-        arms, "read_json", lambda path: {**teacher.to_json(), "needs": {"teacher": around[path.parts[3]]}}
+        notes, "read_json", lambda path: {**teacher.to_json(), "needs": {"teacher": around[path.parts[3]]}}
     )
-    assert arms._has_seen(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
+    assert notes._has_seen(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -730,7 +730,7 @@ def test_explicit_default_validation_share_gives_same_teacher(tmp_path: Path) ->
         ({"data": {"type": "digits", "classes": [1, 2, 3]}}, "the teacher has 3 classes and this trial has 10"),
         (
             {"data": {"type": "digits", "classes": [1, 0, 2, 3, 4, 5, 6, 7, 8, 9]}},
-            "the teacher's classes are 1, 0, 2, 3, ..., and those of this trial 0, 1, 2, 3",
+            "the teacher learned other classes: 1, 0, 2, 3, ..., and here they are 0, 1, 2, 3",
         ),
         ({"model": {**CONVNET, "width_factor": 0}}, "width_factor"),
         ({"model": {**VIT, "heads": 3}}, "heads 3"),

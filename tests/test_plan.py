@@ -732,3 +732,74 @@ def test_teacher_is_not_tested_on_the_further_images_of_its_student(tmp_path: Pa
     study_plan = plan(tmp_path, base=base, seeds=1)
     assert study_plan.trials[0].trial.spec.data.options["corrupted"] is not None
     assert study_plan.prerequisites[0].spec.data.options.get("corrupted") is None
+
+
+# -- notes and refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train", "share"),
+    [
+        ({"steps": 200, "ema": {"decay": 0.99996, "warmup": 0}}, 99),
+        ({"steps": 200, "ema": {"decay": 0.99, "warmup": 0}}, 13),  # 0.99 ** 200 = 0.134
+        ({"steps": 300, "ema": {"decay": 0.99, "warmup": 0}}, 0),  # 0.049
+        ({"steps": 200, "ema": {"decay": 0.99996}}, 0),
+        ({"epochs": 2, "ema": {"decay": 0.99, "warmup": 0}}, 15),  # 2 epochs of 1,149 images: 190 steps of 12
+    ],
+)
+def test_average_of_initial_weights_is_noted(train: dict[str, Any], share: int, tmp_path: Path) -> None:
+    """The weights before the first step have the share decay ** steps of an average without a warm-up."""
+    batch = {"batch_size": 8 if "steps" in train else 12}
+    base = {**BASE, "train": {**train, **batch}}
+    notes = [note for note in plan(tmp_path, base=base, seeds=1).notes if "initial weights" in note]
+    assert len(notes) == bool(share)
+    if share:
+        assert f"still holds {share} % of the initial weights ('baseline')" in notes[0]
+
+
+def test_note_of_an_optimizer_is_in_the_plan(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_optimizer")
+    actual = plan(tmp_path, seeds=1, design={"one_at_a_time": {"train.optimizer": ["soap"]}})
+    assert [note for note in actual.notes if note.startswith("optimizer 'soap': rounding chooses")]
+
+
+@pytest.mark.parametrize(
+    ("objective", "changes", "differs"),
+    [
+        ("mae", {"train.loss": ["bce"]}, "train.loss"),
+        ("mae", {"model.head": [{"type": "linear", "pool": "gap"}]}, "model.head"),
+        ("dino", {"model.head": ["mlp"]}, "model.head"),
+        ("dino", {"model.head": [{"type": "linear", "pool": "gap"}]}, ""),
+        ("mae", {"train.objective.mask_ratio": [0.5]}, ""),
+    ],
+)
+def test_arms_that_train_the_same_are_refused(
+    objective: str, changes: dict[str, Any], differs: str, tmp_path: Path
+) -> None:
+    base = {
+        **BASE,
+        "data": {"type": "digits", "augment": ["random_resized_crop"]},
+        "train": {**BASE["train"], "objective": {"type": objective}},
+    }
+    study: dict[str, Any] = {"base": base, "seeds": 1, "analysis": {"metric": "val/loss"}}
+    study["design"] = {"one_at_a_time": changes}
+    if not differs:
+        assert len(plan(tmp_path, **study).arms) == 2
+        return
+    with pytest.raises(SpecError) as caught:
+        plan(tmp_path, **study)
+    (problem,) = caught.value.problems
+    assert f"train the same: they differ only in {differs}, which their objective never reads" in str(problem)
+
+
+def test_kept_head_of_other_classes_is_refused(tmp_path: Path) -> None:
+    def start(classes: list[int], head: str) -> Plan:
+        before = {**BASE, "data": {"type": "digits", "classes": classes}}
+        own = {**BASE, "data": {"type": "digits", "classes": [2, 3]}}
+        return plan(tmp_path, base={**own, "init_from": {"trial": before, "head": head}}, seeds=1)
+
+    start([2, 3], "keep")
+    start([0, 1], "new")
+    for classes in ([0, 1], [3, 2]):
+        with pytest.raises(SpecError, match="head: keep keeps the outputs of other classes"):
+            start(classes, "keep")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Part, stacked
+from vitlab.components.base import Part
 from vitlab.errors import GeometryError
 from vitlab.geometry import Geometry
 from vitlab.registry import Pick, Slot, slot
@@ -45,8 +45,8 @@ patch = Slot("patch", PatchEmbedding)
 class LinearPatches(PatchEmbedding):
     """One linear map for all patches.  Reference: arXiv:2010.11929.
 
-    It is a convolution whose stride equals its kernel.  Inside of ``vmap`` it is computed as a matrix product, because
-    vectorised convolutions are slow.
+    It is a convolution whose stride equals its kernel, computed as a matrix product, which is faster in small models
+    and can be vectorised.  Its weights have the shape of a convolution's, as in timm.
 
     Args:
         g: the sizes.
@@ -61,12 +61,9 @@ class LinearPatches(PatchEmbedding):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Project each patch, BCHW to BND."""
-        x_BND: Tensor = self.norm(self._product(x_BCHW) if stacked() else _tokens(self.proj(x_BCHW)))
+        x_BNF = cut(x_BCHW, self.proj.kernel_size)
+        x_BND: Tensor = self.norm(F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias))
         return x_BND
-
-    def _product(self, x_BCHW: Tensor) -> Tensor:
-        """Compute the convolution as a product of matrices, (B, N, F) and (F, D)."""
-        return F.linear(cut(x_BCHW, self.proj.kernel_size), self.proj.weight.flatten(1), self.proj.bias)
 
 
 def cut(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:

@@ -165,7 +165,8 @@ def _study_and_plan(
         raise SpecError([document.problem(*found)])
     about_data = _notes_on_data(plan, document)
     missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
-    plan = replace(plan, notes=(*plan.notes, *about_data, *missing), version=name_of(content(document.data)))
+    notes = (*plan.notes, *_notes_on_averages(plan), *about_data, *missing)
+    plan = replace(plan, notes=notes, version=name_of(content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -193,6 +194,13 @@ def _cut_batch(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
             what = "run.micro_batch_size" if name == "micro_batch_size" else "the several processes of run.resources"
             return ("run", name), f"objective '{choice.type}' needs the images of a step in one piece; remove {what}"
     return None
+
+
+def _notes_on_averages(plan: Plan) -> list[str]:
+    from vitlab.data.prepare import DataSource
+    from vitlab.plan.notes import notes_on_averages
+
+    return notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
 
 
 def _notes_on_data(plan: Plan, document: Document) -> list[str]:

@@ -10,22 +10,20 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
 from typing import Any
 
 from vitlab.errors import Path, Problem, nearest
 from vitlab.identity.code import code_of_modules
-from vitlab.identity.key import canonical, key_of_texts
-from vitlab.plan.design import Changes, changed
+from vitlab.identity.key import canonical, key_of, key_of_texts
+from vitlab.plan.design import Changes, changed, value_at, with_value, without
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
-from vitlab.plan.shared_images import other_split, same_images
 from vitlab.plan.values import Trial
+from vitlab.registry import slot
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.choice import label
-from vitlab.spec.trial import Teacher
-from vitlab.store.files import read_json
+from vitlab.spec.trial import SOURCES
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -258,68 +256,6 @@ def trial_of(
     )
 
 
-def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
-    """Return notes on arms whose initial weights or teacher may have been trained on their validation images.
-
-    ``spec.json`` beside a trial's weights tells the data of the trial and of its prerequisites.  For weights from
-    elsewhere, the training data is unknown.
-    """
-    arms_by_note: dict[str, list[str]] = {}
-    for arm in arms:
-        if arm.skip:
-            continue
-        for role, source in arm.trial.spec.sources().items():
-            reason = ""
-            if isinstance(source, Teacher) and source.pretrained is not None:
-                reason = _unknown(source.pretrained)
-            elif source.checkpoint is not None:
-                file = FilePath(source.checkpoint)
-                exposure = _has_seen(file, arm.trial, seeds)
-                reason = exposure or (_unknown(file.name) if exposure is None and role == "teacher" else "")
-            if reason:
-                arms_by_note.setdefault(f"{_SEEN_BY[role]} ({{arms}}): {reason}.", []).append(f"'{arm.name}'")
-    return [note.replace("{arms}", ", ".join(names)) for note, names in arms_by_note.items()]
-
-
-_SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validation seen by teacher"}
-
-
-def _has_seen(
-    file: FilePath, trial: ResolvedTrial, seeds: Seeds, visited: frozenset[FilePath] = frozenset()
-) -> str | None:
-    """Return how the weights in a file may have been trained on a trial's validation images.
-
-    Returns:
-        A clause, empty if they were not; None if there is no readable ``spec.json`` beside the file.
-    """
-    try:
-        source = Trial.from_json(read_json(file.with_name("spec.json")))
-        theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
-        mine = trial.spec.data
-        if same_images(mine, trial.info.content, theirs, identity):
-            reason = other_split(mine, theirs)
-            if reason is not None or {seeds.streams(seed)["split"] for seed in seeds.all} != {split}:
-                why = f" ({reason})" if reason else ""
-                return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine.type}{why}"
-    except (KeyError, TypeError, ValueError):
-        return None  # the file is missing or is not a trial's spec
-    if len(file.parents) < 3:  # not in a trial's folder: the trials that it needed cannot be located
-        return ""
-    visited |= {file}
-    for source_key in source.needs.values():
-        needs_file = file.parents[2] / source_key / file.name
-        if needs_file not in visited and (clause := _has_seen(needs_file, trial, seeds, visited)):
-            return clause
-    return ""
-
-
-def _unknown(teacher: str) -> str:
-    return (
-        f"the teacher {teacher} may have been trained on their validation images, so accuracies on these may be "
-        "too high"
-    )
-
-
 def rules_of(study: Study | None, document: Document, problems: list[Problem]) -> Rules:
     """Parse the rules of a study; add a problem for each that is not a valid expression."""
     rules: Rules = []
@@ -329,3 +265,31 @@ def rules_of(study: Study | None, document: Document, problems: list[Problem]) -
         except RuleFault as error:
             problems.append(document.problem(("where", index, "require"), str(error)))
     return rules
+
+
+def trained_alike(arms: Iterable[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
+    """Yield each arm that differs from another one only in what its objective never reads, with a sentence."""
+    arm_of: dict[str, ResolvedArm] = {}
+    for arm in arms:
+        other = arm_of.setdefault(key_of(_read(arm.trial)), arm)
+        if other is not arm:
+            own, others = arm.changes.values, other.changes.values
+            paths = [path for path in {**others, **own} if own.get(path) != others.get(path)]
+            sentence = (
+                f"arms '{other.name}' and '{arm.name}' train the same: they differ only in {' and '.join(paths)}, "
+                "which their objective never reads; remove one of them"
+            )
+            yield arm, sentence
+
+
+def _read(trial: ResolvedTrial) -> Mapping[str, Any]:
+    """Return the identity of a trial without what its objective never reads, and the same of its prerequisites."""
+    identity = trial.identity
+    objective: Any = slot("objective").resolve(trial.spec.train.objective).component
+    for path in (tuple(dotted.split(".")) for dotted in objective.unread):
+        identity = without(identity, path)
+        if value_at(identity, path[:-1]) == {}:  # as if no option of the component had been set
+            identity = without(identity, path[:-1])
+    for role, other in trial.needs.items():
+        identity = with_value(identity, (*SOURCES[role], "trial"), _read(other.trial))
+    return identity

@@ -263,6 +263,12 @@ def put(tree: dict[str, Any], path: Path, value: Any) -> None:
     node[path[-1]] = value
 
 
+def with_value(tree: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return a tree with another value at a path whose parents exist; only the mappings along the path are copied."""
+    first, *rest = path
+    return {**tree, first: with_value(tree[first], rest, value) if rest else value}
+
+
 def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
     """Return a tree without the value at a path; only the mappings along the path are copied."""
     copy = dict(tree)

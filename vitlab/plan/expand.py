@@ -17,7 +17,7 @@ from vitlab.identity.code import NOTHING, Surroundings, closure, refresh
 from vitlab.identity.key import key_of
 from vitlab.identity.trial import Trial
 from vitlab.plan import match, metrics, tune
-from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
+from vitlab.plan.arms import PlanContext, ResolvedArm, rules_of, trained_alike, trial_of
 from vitlab.plan.design import (
     MOST,
     Changes,
@@ -30,6 +30,7 @@ from vitlab.plan.design import (
     value_at,
 )
 from vitlab.plan.engine_choice import engine_of
+from vitlab.plan.notes import notes_on_components, notes_on_files
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
@@ -166,6 +167,9 @@ def _resolved_arms(
         # A mistake that several values of a list share is reported once, at the list.
         problems.append(context.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
     problems += _same_names(arms, context.document)
+    for arm, sentence in trained_alike(arms.values()):
+        place = next(iter(arm.changes.places.values()), ("design",))
+        problems.append(context.document.problem(place, sentence))
     return arms, trials, repeated, metrics_resolved
 
 
@@ -200,6 +204,7 @@ def _plan(
     for arm in arms.values():
         if arm.aliases:
             more_notes.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
+    more_notes += notes_on_components(arms.values())
     more_notes += notes_on_files(arms.values(), seeds)
     facts = metrics.facts({arm.name: arm.trial for arm in arms.values()})
     more_notes += metrics.goal_notes(study.analysis, facts)

@@ -11,13 +11,12 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
-from vitlab.geometry import DataIdentity, DataInfo
+from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
 from vitlab.identity.key import canonical, digests_of, identity_of
 from vitlab.plan.design import put, value_at
-from vitlab.plan.distillation import drop_unused_options, incompatibilities
-from vitlab.plan.shared_images import other_split, same_images
-from vitlab.plan.unlabelled import parts_with_labels
+from vitlab.plan.objective import parts_with_labels
+from vitlab.plan.sources import drop_unused_options, incompatibilities, other_labels, other_split_below
 from vitlab.registry import ResolvedChoice, optional_module, slot, slot_package
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.registry.slots import is_choice
@@ -68,6 +67,7 @@ class ResolvedTrial:
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial that supplies weights
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
     versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.identity.code.Surroundings`
+    notes: frozenset[str] = frozenset()  #: sentences of its components for the notes of the plan
 
     @property
     def data(self) -> str | None:
@@ -102,7 +102,36 @@ class _CachedChoice:
         self.plain = choice.plain()
         self.hashed = choice.hashed()
         self.origins = {f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in choice.parts()}
+        self.notes = {note for part in choice.parts() if (note := getattr(part.component, "plan_note", ""))}
         self.modules = modules_of([choice])
+
+
+@dataclass
+class _Draft:
+    """A trial while it is resolved: its sound parts, and the mistakes so far."""
+
+    tree: Mapping[str, Any]  #: as written
+    plain: dict[str, Any]
+    identity: dict[str, Any]
+    faults: list[tuple[Path, str]]  #: places below ``base``, and sentences
+    parts: dict[Path, _CachedChoice] = field(default_factory=dict)  #: sound components of the slots of a trial
+    wrong: dict[Path, Collection[str | int]] = field(default_factory=dict)  #: path of a component to its wrong options
+    model: ResolvedChoice | None = None  #: with defaults in the place of wrong options
+    objective: type[Any] | None = None
+    info: DataInfo | None = None
+    incompatibility: str = ""
+    metrics: list[_CachedChoice] = field(default_factory=list)  #: those that the trial names
+    needs: dict[str, Prerequisite] = field(default_factory=dict)
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def refuse(self, *problems: tuple[Path, str | None]) -> None:
+        """Add the problems that have a sentence to the mistakes."""
+        self.faults += [(place, sentence) for place, sentence in problems if sentence]
+
+    def section(self, name: str) -> Mapping[str, Any] | None:
+        """Return a section in plain values; None if it is not set or wrong."""
+        value = self.plain.get(name)
+        return value if isinstance(value, Mapping) else None
 
 
 class Resolver:
@@ -122,209 +151,225 @@ class Resolver:
             BrokenComponent: if a plugin that it names cannot be imported.
         """
         collected = collect(TrialSpec, tree, partial(spec_faults, top=TrialSpec.model_fields), STAND_INS)
-        faults = [(fault.path, fault.message) for fault in collected.faults]
         spec = collected.value
         plain = copied(collected.tree) if spec is None else spec.plain()
         identity = copied(plain) if spec is None else spec.without_defaults()
-        parts: dict[Path, _CachedChoice] = {}
-        model_choice: ResolvedChoice | None = None
-        wrong: dict[Path, Collection[str | int]] = {}
+        draft = _Draft(tree, plain, identity, [(fault.path, fault.message) for fault in collected.faults])
+        # Every step goes on with what the steps before it found sound, so that all mistakes are reported together.
+        self._resolve_components(draft)
+        self._describe_data(draft)
+        self._check_model(draft)
+        self._check_optimizer(draft)
+        self._resolve_metrics(draft)
+        self._resolve_sources(draft)
+        self._check_sources(draft)
+        if draft.faults:
+            raise Faults(draft.faults, draft.plain, draft.info)
+        return self._resolved(draft)
+
+    def _resolve_components(self, draft: _Draft) -> None:
+        """Resolve the component of every slot of a trial."""
         for path, name in SLOTS_OF_A_TRIAL.items():
-            value = value_at(plain, path)
-            if isinstance(value, Mapping) and value_at(tree, path) is None:
+            value = value_at(draft.plain, path)
+            if isinstance(value, Mapping) and value_at(draft.tree, path) is None:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
             choice, option_error = self._choice(name, value)
             if option_error is not None:
-                faults += [((*path, *inner), sentence) for inner, sentence in option_error.faults]
-                wrong[path] = option_error.wrong
-            if path == ("model",) and choice is not None:
-                model_choice = choice.choice
-            # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
-            if choice is not None and all(_is_component(choice.choice, name) for name in wrong.get(path, ())):
-                parts[path] = choice
-                put(plain, path, choice.plain)
-                if choice.hashed == DEFAULT_CHOICES.get(path):
-                    identity[path[0]].pop(path[1], None)
-                else:
-                    put(identity, path, choice.hashed)
-        info, incompatibility = None, ""
-        if ("data",) in parts:
-            try:
-                info = self._info(parts["data",].choice, plain["data"])
-                identity["data"] = _corrupted_in_key(identity["data"], info)
-            except DataError as error:
-                faults.append((("data",), str(error)))
-        if info is not None and model_choice is not None:
-            try:
-                incompatibility = model_choice.component.incompatibility(info, model_choice.options) or ""  # type: ignore[attr-defined]
-            except GeometryError as error:
-                faulty = wrong.get(("model",), ())
-                faults += [
-                    (("model", options[0]), message)
-                    for options, message in error.faults
-                    if not any(option in faulty for option in options)
-                ]
-        objective = self._objective(parts, wrong)
-        if objective is not None and info is not None and model_choice is not None and not incompatibility:
-            incompatibility = objective.incompatibility(info, model_choice, plain) or ""
-        is_mup = model_choice is not None and model_choice.options.get("parametrization") == "mup"
-        if is_mup and objective is not None and not objective.labels and not incompatibility:
-            incompatibility = (
-                f"parametrization mup scales the parts of the model, and objective "
-                f"'{value_at(plain, (*OBJECTIVE, 'type'))}' trains further ones; use parametrization: standard"
-            )
-        optimizer, train = parts.get(("train", "optimizer")), plain.get("train")
-        if optimizer is not None and isinstance(train, Mapping):
-            reason = optimizer.choice.component.incompatibility(train)  # type: ignore[attr-defined]
-            if not reason and is_mup:
-                reason = optional_module("mup").optimizer_incompatibility(optimizer.choice.component)
-            faults += [(("train", "optimizer"), reason)] if reason else []
-        metrics = self._metrics(plain, identity, info, objective, faults)
-        if info is not None and info.task != "classification" and value_at(plain, ("train", "mix")) is not None:
-            sentence = f"train.mix needs classification, and the task of this data is {info.task}; remove it"
-            faults.append((("train", "mix"), sentence))
-        needs, files = self._needs(tree, plain, identity, faults)
-        if isinstance(plain.get("distill"), Mapping):
-            drop_unused_options(identity["distill"])
-            if info is not None and model_choice is not None and ("model",) in parts:
-                teacher = needs["teacher"].trial if "teacher" in needs else None
-                faults += incompatibilities(plain, info, model_choice, teacher)
-        if info is not None and isinstance(plain.get("data"), Mapping):
-            places = {"init_from": ("init_from", "trial"), "teacher": ("distill", "teacher")}
-            for role, prerequisite in needs.items():
-                reason = _other_split_below(Choice.of(plain["data"]), info.content, role, prerequisite.trial)
-                faults += [(places[role], reason)] if reason else []
-        if objective is not None and not objective.labels:
-            faults += parts_with_labels(plain)
-        if faults:
-            raise Faults(faults, plain, info)
-        assert info is not None and objective is not None
-        model = parts["model",].choice
-        all_parts = [*parts.values(), *metrics]
-        origins = sorted(set().union(*(part.origins for part in all_parts)))
-        trial_spec = TrialSpec.model_validate(plain)
-        modules = optional_modules(trial_spec).union(self._surroundings.files, *(part.modules for part in all_parts))
-        versions = self._surroundings.versions
-        return ResolvedTrial(
-            trial_spec,
-            plain,
-            identity,
-            tuple(origins),
-            modules,
-            info,
-            model,
-            incompatibility,
-            needs,
-            files,
-            versions,
-        )
-
-    def _objective(
-        self, parts: Mapping[Path, _CachedChoice], wrong: Mapping[Path, Collection[str | int]]
-    ) -> type[Any] | None:
-        """Return the class of a trial's objective; None if its options are invalid."""
-        if OBJECTIVE in wrong:
-            return None
-        if OBJECTIVE in parts:
-            return parts[OBJECTIVE].choice.component
-        # The rest of ``train`` is wrong, and leaves no spec with defaults.
-        objectives = slot("objective")
-        return objectives.get(objectives.qualify_builtin(TrainSpec.model_fields["objective"].default.type))
-
-    def _needs(
-        self,
-        tree: Mapping[str, Any],
-        plain: dict[str, Any],
-        identity: dict[str, Any],
-        faults: list[tuple[Path, str]],
-    ) -> tuple[dict[str, Prerequisite], dict[str, dict[str, str]]]:
-        """Resolve teacher and initial weights: prerequisites by role, and digests of checkpoint files by role.
-
-        Both become part of ``identity``, where a checkpoint counts by its content.
-        """
-        needs: dict[str, Prerequisite] = {}
-        files: dict[str, dict[str, str]] = {}
-        for role, path in SOURCES.items():
-            source, identified = value_at(plain, path), value_at(identity, path)
-            if not isinstance(source, Mapping):
+                draft.refuse(*(((*path, *inner), sentence) for inner, sentence in option_error.faults))
+                draft.wrong[path] = option_error.wrong
+            if choice is None:
                 continue
-            if isinstance(source.get("checkpoint"), str):
-                file = FilePath(source["checkpoint"])
-                if not os.path.isfile(file):  # False, where Path raises, for names that no file can have
-                    faults.append(((*path, "checkpoint"), f"no such file: {file}"))
+            if path == ("model",):
+                draft.model = choice.choice
+            # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
+            if all(_is_component(choice.choice, option) for option in draft.wrong.get(path, ())):
+                draft.parts[path] = choice
+                put(draft.plain, path, choice.plain)
+                if choice.hashed == DEFAULT_CHOICES.get(path):
+                    draft.identity[path[0]].pop(path[1], None)
                 else:
-                    file = file.resolve()
-                    files[role] = digests_of(file)
-                    identified["checkpoint"] = identity_of(files[role])
-                    put(plain, (*path, "checkpoint"), str(file))
-            elif isinstance(source.get("pretrained"), str):
-                try:
-                    digest = optional_module("weights").digest_of(source["pretrained"])
-                except WeightsError as error:
-                    faults.append(((*path, "pretrained"), str(error)))
-                except ImportError:
-                    pass  # without torchvision, the name alone identifies the weights
-                else:
-                    identified["pretrained"] = {"name": source["pretrained"], "sha256": digest}
-                    if digest is not None:
-                        files[role] = {source["pretrained"]: digest}
-            elif isinstance(source.get("trial"), Mapping):
-                own = value_at(tree, (*path, "trial"))
-                nested = own if isinstance(own, Mapping) else source["trial"]
-                if role == "teacher" and "data" not in nested:
-                    if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
-                        continue  # its mistakes are reported already
-                    # Test sets beside the test split are of the student alone.
-                    shared = {name: value for name, value in plain["data"].items() if name not in TEST_SET_OPTIONS}
-                    nested = {"data": shared, **nested}
-                try:
-                    trial = self.resolve(nested)
-                except Faults as error:
-                    faults += [((*path, "trial", *inner), sentence) for inner, sentence in error.faults]
-                    continue
-                if trial.incompatibility:
-                    faults.append(((*path, "trial"), trial.incompatibility))
-                identified["trial"] = trial.identity
-                put(plain, (*path, "trial"), trial.plain)
-                needs[role] = Prerequisite(trial, source.get("seed", "same"))
-        return needs, files
+                    put(draft.identity, path, choice.hashed)
+        if OBJECTIVE in draft.parts:
+            draft.objective = draft.parts[OBJECTIVE].choice.component
+        elif OBJECTIVE not in draft.wrong:  # the rest of ``train`` is wrong, and leaves no spec with defaults
+            objectives = slot("objective")
+            draft.objective = objectives.get(objectives.qualify_builtin(DEFAULT_CHOICES[OBJECTIVE]["type"]))
 
-    def _metrics(
-        self,
-        plain: dict[str, Any],
-        identity: dict[str, Any],
-        info: DataInfo | None,
-        objective: type[Any] | None,
-        faults: list[tuple[Path, str]],
-    ) -> list[_CachedChoice]:
-        """Return the metrics that a trial names, without those that every trial reports.
+    def _describe_data(self, draft: _Draft) -> None:
+        """Get the model's view of the data, and check what depends on it alone."""
+        if ("data",) not in draft.parts:
+            return
+        try:
+            draft.info = self._info(draft.parts["data",].choice, draft.plain["data"])
+        except DataError as error:
+            draft.refuse((("data",), str(error)))
+            return
+        draft.identity["data"] = _corrupted_in_key(draft.identity["data"], draft.info)
+        task = draft.info.task
+        if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
+            sentence = f"train.mix needs classification, and the task of this data is {task}; remove it"
+            draft.refuse((("train", "mix"), sentence))
 
-        Both trees are updated in place; in ``identity`` the metrics are sorted, because their order changes no result.
+    def _check_model(self, draft: _Draft) -> None:
+        """Check that the model fits the data, and the objective both."""
+        model, info, objective = draft.model, draft.info, draft.objective
+        if model is None:
+            return
+        reason = ""
+        if info is not None:
+            try:
+                reason = model.component.incompatibility(info, model.options) or ""  # type: ignore[attr-defined]
+            except GeometryError as error:
+                faulty = draft.wrong.get(("model",), ())
+                sizes = [(options, message) for options, message in error.faults if not {*options} & {*faulty}]
+                draft.refuse(*((("model", options[0]), message) for options, message in sizes))
+        if not reason and info is not None and objective is not None:
+            reason = objective.incompatibility(info, model, draft.plain) or ""
+        if not reason and objective is not None and not objective.labels and _is_mup(model):
+            reason = (
+                "parametrization mup scales the parts of the model, and objective "
+                f"'{value_at(draft.plain, (*OBJECTIVE, 'type'))}' trains further ones; use parametrization: standard"
+            )
+        draft.incompatibility = reason
+
+    def _check_optimizer(self, draft: _Draft) -> None:
+        place = ("train", "optimizer")
+        train = draft.section("train")
+        if place not in draft.parts or train is None:
+            return
+        optimizer: Any = draft.parts[place].choice.component
+        reason = optimizer.incompatibility(train)
+        if not reason and draft.model is not None and _is_mup(draft.model):
+            reason = optional_module("mup").optimizer_incompatibility(optimizer)
+        draft.refuse((place, reason))
+
+    def _resolve_metrics(self, draft: _Draft) -> None:
+        """Resolve the metrics that a trial names, and keep those that it does not report anyway.
+
+        In the identity they are sorted, because their order changes no result.
         """
-        values = value_at(plain, METRICS)
+        values = value_at(draft.plain, METRICS)
         if not isinstance(values, list | tuple):
-            return []  # reported by TrialSpec
+            return  # reported by TrialSpec
         choices: list[_CachedChoice] = []
         for index, value in enumerate(values):
             choice, error = self._choice("metric", value)
             if error is not None:
-                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in error.faults]
+                draft.refuse(*(((*METRICS, index, *inner), sentence) for inner, sentence in error.faults))
             elif choice is not None:
                 choices.append(choice)
-        indices: list[int] = []
-        if choices and len(choices) == len(values) and info is not None and objective is not None:
-            without_labels = "" if objective.labels else str(value_at(plain, (*OBJECTIVE, "type")))
-            metric_choices = [choice.choice for choice in choices]
-            indices, metric_faults = slot_package("metric").resolve_metrics(info, metric_choices, without_labels)
-            faults += [((*METRICS, index), sentence) for index, sentence in metric_faults]
-        metrics = [choices[index] for index in indices]
-        if metrics:
-            put(plain, METRICS, [choice.plain for choice in metrics])
-            put(identity, METRICS, sorted((choice.hashed for choice in metrics), key=json.dumps))
-        else:  # without metrics, the key is left out of the spec and the identity
-            for tree in (plain, identity):
-                value_at(tree, METRICS[:-1]).pop(METRICS[-1], None)
-        return metrics
+        if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
+            without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
+            metrics = [choice.choice for choice in choices]
+            indices, faults = slot_package("metric").resolve_metrics(draft.info, metrics, without_labels)
+            draft.refuse(*(((*METRICS, index), sentence) for index, sentence in faults))
+            draft.metrics = [choices[index] for index in indices]
+        put(draft.plain, METRICS, [choice.plain for choice in draft.metrics])
+        if draft.metrics:
+            put(draft.identity, METRICS, sorted((choice.hashed for choice in draft.metrics), key=json.dumps))
+        else:
+            value_at(draft.identity, METRICS[:-1]).pop(METRICS[-1], None)
+
+    def _resolve_sources(self, draft: _Draft) -> None:
+        """Resolve the teacher and the initial weights.
+
+        In the identity, a checkpoint counts by its content, published weights by their digest, a trial by its identity.
+        """
+        for role, path in SOURCES.items():
+            match value_at(draft.plain, path):
+                case {"checkpoint": str(name)}:
+                    self._resolve_checkpoint(draft, role, path, name)
+                case {"pretrained": str(name)}:
+                    self._resolve_published(draft, role, path, name)
+                case {"trial": Mapping()} as source:
+                    self._resolve_prerequisite(draft, role, path, source)
+
+    def _resolve_checkpoint(self, draft: _Draft, role: str, path: Path, name: str) -> None:
+        place, file = (*path, "checkpoint"), FilePath(name)
+        if not os.path.isfile(file):  # False, where Path raises, for names that no file can have
+            draft.refuse((place, f"no such file: {file}"))
+            return
+        file = file.resolve()
+        draft.files[role] = digests_of(file)
+        put(draft.identity, place, identity_of(draft.files[role]))
+        put(draft.plain, place, str(file))
+
+    def _resolve_published(self, draft: _Draft, role: str, path: Path, name: str) -> None:
+        place = (*path, "pretrained")
+        try:
+            digest = optional_module("weights").digest_of(name)
+        except WeightsError as error:
+            draft.refuse((place, str(error)))
+        except ImportError:
+            pass  # without torchvision, the name alone identifies the weights
+        else:
+            put(draft.identity, place, {"name": name, "sha256": digest})
+            if digest is not None:
+                draft.files[role] = {name: digest}
+
+    def _resolve_prerequisite(self, draft: _Draft, role: str, path: Path, source: Mapping[str, Any]) -> None:
+        place = (*path, "trial")
+        own = value_at(draft.tree, place)
+        tree = own if isinstance(own, Mapping) else source["trial"]
+        if role == "teacher" and "data" not in tree:
+            data = draft.section("data")
+            if data is None or any(fault[0] == "data" for fault, _ in draft.faults):
+                return  # its mistakes are reported already
+            # Test sets beside the test split are of the student alone.
+            tree = {"data": {name: value for name, value in data.items() if name not in TEST_SET_OPTIONS}, **tree}
+        try:
+            trial = self.resolve(tree)
+        except Faults as error:
+            draft.refuse(*(((*place, *inner), sentence) for inner, sentence in error.faults))
+            return
+        draft.refuse((place, trial.incompatibility))
+        put(draft.identity, place, trial.identity)
+        put(draft.plain, place, trial.plain)
+        draft.needs[role] = Prerequisite(trial, source.get("seed", "same"))
+
+    def _check_sources(self, draft: _Draft) -> None:
+        """Check what trials owe to each other: classes, splits, and labels that an objective does not read."""
+        info, plain = draft.info, draft.plain
+        if draft.section("distill") is not None:
+            drop_unused_options(draft.identity["distill"])
+            if info is not None and ("model",) in draft.parts and draft.model is not None:
+                teacher = draft.needs["teacher"].trial if "teacher" in draft.needs else None
+                draft.refuse(*incompatibilities(plain, info, draft.model, teacher))
+        if info is not None and draft.section("data") is not None:
+            for role, prerequisite in draft.needs.items():
+                reason = other_split_below(Choice.of(plain["data"]), info.content, role, prerequisite.trial)
+                draft.refuse(((*SOURCES[role], "trial"), reason))
+            source = draft.needs.get("init_from")
+            if source is not None and plain["init_from"].get("head") == "keep":
+                reason = other_labels(plain["data"], info, source.trial.plain["data"], source.trial.info)
+                sentence = (
+                    f"head: keep keeps the outputs of other classes ({reason}); write head: new" if reason else None
+                )
+                draft.refuse((("init_from", "head"), sentence))
+        if draft.objective is not None and not draft.objective.labels:
+            draft.refuse(*parts_with_labels(plain))
+
+    def _resolved(self, draft: _Draft) -> ResolvedTrial:
+        """Return the trial of a draft without mistakes."""
+        assert draft.info is not None
+        spec = TrialSpec.model_validate(draft.plain)
+        parts = [*draft.parts.values(), *draft.metrics]
+        return ResolvedTrial(
+            spec,
+            draft.plain,
+            draft.identity,
+            origins=tuple(sorted(set().union(*(part.origins for part in parts)))),
+            modules=optional_modules(spec).union(self._surroundings.files, *(part.modules for part in parts)),
+            info=draft.info,
+            model=draft.parts["model",].choice,
+            incompatibility=draft.incompatibility,
+            needs=draft.needs,
+            files=draft.files,
+            versions=self._surroundings.versions,
+            notes=frozenset().union(
+                *(part.notes for part in parts), *(other.trial.notes for other in draft.needs.values())
+            ),
+        )
 
     def _choice(self, name: str, value: Any) -> tuple[_CachedChoice | None, OptionError | None]:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
@@ -346,6 +391,10 @@ class Resolver:
         return self._infos[cache_key]
 
 
+def _is_mup(model: ResolvedChoice) -> bool:
+    return model.options.get("parametrization") == "mup"
+
+
 def _is_component(choice: ResolvedChoice, option: str | int) -> bool:
     """Return whether an option of a choice is itself a component, or a list of them."""
     return is_choice(slot(choice.slot).options(choice.component).model_fields[str(option)])
@@ -357,16 +406,3 @@ def _corrupted_in_key(data: Mapping[str, Any], info: DataInfo) -> Mapping[str, A
     if count is None or info.test_images is None or count < info.test_images:
         return data
     return {**data, "corrupted": {name: value for name, value in data["corrupted"].items() if name != "images"}}
-
-
-def _other_split_below(data: Choice, identity: DataIdentity | None, role: str, source: ResolvedTrial) -> str | None:
-    """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
-    whose = {"init_from": "pretraining's", "teacher": "teacher's"}
-    queue = [(f"the {whose[role]}", source)]
-    while queue:
-        name, trial = queue.pop(0)
-        theirs = trial.spec.data
-        if same_images(data, identity, theirs, trial.info.content) and (reason := other_split(data, theirs)):
-            return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
-        queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
-    return None

@@ -12,6 +12,7 @@ import torch
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared
 from vitlab.errors import WeightsError
+from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model, digest
 from vitlab.registry import optional_module, slot
@@ -58,7 +59,7 @@ def initial_model(
     noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
     model: Model = slot("model").build(trial.spec.model, prepared.info)
     model.initialise(trial.seeds["init"])
-    notes = _start_from_others(model, trial, folder)
+    notes = _start_from_others(model, trial, folder, prepared.info)
     return model.to(device, dtype_of(trial.spec.train.precision)), notes
 
 
@@ -97,7 +98,7 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     return optional_module("distillation").Distillation(how, teacher, theirs, mine, precision)
 
 
-def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:
+def _start_from_others(model: Model, trial: Trial, folder: TrialFolder, info: DataInfo) -> list[str]:
     """Load the weights the trial starts from, if any, and return notes on them."""
     how = trial.spec.init_from
     if how is None:
@@ -108,6 +109,12 @@ def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[
         head: Literal["keep", "new"] = "keep" if how.head == "keep" else "new"
         loaded = _open_weights(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from"))
         source, notes = loaded.model, list(loaded.notes)
+        labels = loaded.info.labels
+        if head == "keep" and labels != info.labels and len(labels) == len(info.labels):
+            first = next(i for i, (one, other) in enumerate(zip(labels, info.labels, strict=True)) if one != other)
+            notes.append(
+                f"head: keep keeps outputs for other classes: {first} is {labels[first]}, here {info.labels[first]}"
+            )
     else:
         source, _ = _load_dependency("init_from", trial, folder)
     notes += start_from(model, source, how)

@@ -62,6 +62,9 @@ class Block(Part):
 
     branches: ClassVar[int] = 2  #: number of residual branches
 
+    plan_note: ClassVar[str] = ""
+    """Sentence for the notes of every plan that uses the block."""
+
     passes: ClassVar[Passed | None] = None
     """What ``forward`` takes as a fourth argument from an earlier block of this kind, or None, and returns beside the
     tokens."""

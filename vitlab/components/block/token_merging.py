@@ -63,6 +63,14 @@ class TokenMerging(Block):
     """
 
     passes = "merged"
+    plan_note = (
+        "block 'token_merging': rounding may choose the pairs of tokens, so that trainings by different engines or on "
+        "different processors may differ by more than rounding; keep these equal in a comparison."
+    )
+    plan_note = (
+        "block 'token_merging': rounding may choose the pairs of tokens, so that trainings by different engines or on "
+        "different processors may differ by more than rounding; keep these equal in a comparison."
+    )
 
     def __init__(self, place: Place, *, tokens: Annotated[int, Field(ge=0)] = 8) -> None:
         super().__init__(place)

@@ -54,6 +54,8 @@ class Objective(ABC):
     """Whether the model's head is trained, on labels; if not, evaluations report no metric of predictions."""
     vmap_safe: ClassVar[bool] = False  #: whether engine ``vmap`` may compute several trainings at once
     whole_batch: ClassVar[bool] = False  #: whether it needs the images of a step in one piece
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Paths of options that it never reads, such as ``train.loss``; arms that differ in these alone are refused."""
     module: Model
     """The trained module: the model itself, or a module that holds it as ``model`` beside the objective's own parts.
     It is in checkpoints; stored weights are those of the model alone."""

@@ -69,6 +69,10 @@ class DINO(Objective):
     """
 
     labels = False
+    unread = (  # of the head, it reads the pooling alone
+        "train.loss",
+        *(f"model.head.{name}" for name in ("type", "drop", "representation_size", "weights")),
+    )
     whole_batch = True
 
     def __init__(

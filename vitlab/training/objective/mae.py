@@ -58,6 +58,7 @@ class MAE(Objective):
     """
 
     labels = False
+    unread = ("train.loss", "model.head")
     vmap_safe = True
 
     def __init__(

@@ -60,6 +60,9 @@ class Optimizer(ABC):
     """Name by which the library of the optimizer is imported, for a library of vitlab's extra ``optimizers``; import
     it in ``build``."""
 
+    plan_note: ClassVar[str] = ""
+    """Sentence for the notes of every plan that uses the optimizer."""
+
     @classmethod
     def incompatibility(cls, train: Mapping[str, Any]) -> str | None:
         """Return why the optimizer cannot be used, in one sentence; None if it can.

@@ -15,6 +15,10 @@ from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, 
 class Soap(Optimizer):
     """Adam in the eigenbasis of Shampoo's preconditioner.  Reference: arXiv:2409.11321.
 
+    In the first steps the preconditioner of a matrix is singular, and rounding chooses the basis of its null space.  So
+    results of different engines, micro-batches, numbers of processes and processors differ by more than rounding, in
+    double precision, too.
+
     pytorch-optimizer's, which equals the authors' code: every axis of a tensor has a basis, vectors have none, and the
     first step only initialises the bases.
 
@@ -29,6 +33,10 @@ class Soap(Optimizer):
     """
 
     library = "pytorch_optimizer"
+    plan_note = (
+        "optimizer 'soap': rounding chooses a part of its bases, so that trainings by different engines, "
+        "micro_batch_size, processes or processors differ by more than rounding; keep these equal in a comparison."
+    )
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The parts of a trial's distillation: those outside its identity, and why it cannot learn from its teacher."""
+"""Why a trial cannot learn from its teacher or start from its initial weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path
-from vitlab.geometry import DataInfo
+from vitlab.geometry import DataIdentity, DataInfo
+from vitlab.plan.shared_images import other_split, same_images
 from vitlab.registry import ResolvedChoice
+from vitlab.spec import Choice
 
 if TYPE_CHECKING:
     from vitlab.plan.resolve import ResolvedTrial
@@ -74,19 +76,44 @@ def _without_tokens(
 
 def _other_classes(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial) -> Iterator[str]:
     """Yield why a teacher's logits do not mean the classes of a trial."""
-    here, there = plain["data"], teacher.plain["data"]
-    same = here["type"] == there["type"]
     if teacher.info.classes != info.classes:
         yield (
             f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}; make them equal, or "
             "learn from its features or tokens alone, with kind: none"
         )
-    elif teacher.info.labels and info.labels and teacher.info.labels != info.labels:
-        theirs, mine = _listed(teacher.info.labels), _listed(info.labels)
-        yield f"the teacher's classes are {theirs}, and those of this trial {mine}"
-    elif same and here["classes"] != there["classes"]:
-        yield f"the teacher's data.classes is {there['classes']}, and here it is {here['classes']}"
+    elif reason := other_labels(plain["data"], info, teacher.plain["data"], teacher.info):
+        yield f"the teacher learned other classes: {reason}"
+
+
+def other_labels(data: Mapping[str, Any], info: DataInfo, their_data: Mapping[str, Any], theirs: DataInfo) -> str:
+    """Return in a clause how the classes of another trial differ from a trial's; empty if they do not, or are unknown.
+
+    Args:
+        data: the trial's data in plain values.
+        info: the model's view of it.
+        their_data: the same of the other trial.
+        theirs: the same of the other trial.
+    """
+    if theirs.labels and info.labels:
+        same = theirs.labels == info.labels
+        return "" if same else f"{_listed(theirs.labels)}, and here they are {_listed(info.labels)}"
+    if data["type"] == their_data["type"] and data["classes"] != their_data["classes"]:
+        return f"data.classes {their_data['classes']}, and here {data['classes']}"
+    return ""
 
 
 def _listed(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
+
+
+def other_split_below(data: Choice, identity: DataIdentity | None, role: str, source: ResolvedTrial) -> str | None:
+    """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
+    whose = {"init_from": "pretraining's", "teacher": "teacher's"}
+    queue = [(f"the {whose[role]}", source)]
+    while queue:
+        name, trial = queue.pop(0)
+        theirs = trial.spec.data
+        if same_images(data, identity, theirs, trial.info.content) and (reason := other_split(data, theirs)):
+            return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
+        queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
+    return None

@@ -1,4 +1,4 @@
-"""The parts of a trial that an objective without labels cannot have."""
+"""The parts of a trial that need labels, where its objective reads none."""
 
 from __future__ import annotations
 
