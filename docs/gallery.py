@@ -26,23 +26,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.plan.packaged import header, packaged_studies
-from vitlab.report import tables
 from vitlab.report.comparison_columns import MEANINGS
-from vitlab.report.cost_tables import scaling_columns
-from vitlab.report.document import provenance_lines
+from vitlab.report.document import Report
 from vitlab.report.escaping import markdown
-from vitlab.report.render import markdown_table
-from vitlab.spec import Analysis
+from vitlab.report.markdown import markdown_table
+from vitlab.report.sections import sections
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-    from vitlab.plan.values import Plan
+    from vitlab.report import Content
 
 FOLDER = Path(__file__).parent / "pages" / "gallery"
 TABLE = Path(__file__).parents[1] / "pipelines" / "README.md"
-FIGURES = ("arms", "interaction", "curves", "scaling")  #: of the report, in the order of the page
+FIGURES = ("arms", "interactions", "curves", "scaling")  #: of the report, in the order of the page
 MAX_RANK = 4  #: of the columns of the table of arms; the others are in report.json
 MAX_FIGURES = 200_000  #: bytes of all figures of a page; without the last ones, if they are more
 PICTURES = {
@@ -97,10 +95,10 @@ def pages() -> dict[str, str]:
     return {path: re.sub(r"\\([<|~$&])", lambda char: f"&#{ord(char[1])};", text) for path, text in generated.items()}
 
 
-def document(study: str) -> dict[str, Any]:
+def document(study: str) -> Report:
     """Return the stored report of a study; columns that the table of arms had not then are None."""
     doc: dict[str, Any] = json.loads((FOLDER / study / "report.json").read_text(encoding="utf-8"))
-    return doc | {"arms": [dict.fromkeys(MEANINGS) | row for row in doc["arms"]]}
+    return Report.from_json(doc | {"arms": [dict.fromkeys(MEANINGS) | row for row in doc["arms"]]})
 
 
 def command(study: str) -> str:
@@ -124,9 +122,9 @@ def _index(stored: list[str]) -> Iterator[str]:
         "sentences, figures and numbers of the report, and the files that they come from.\n"
     )
     for name in stored:
-        doc, head = document(name), header(packaged_studies()[name])
+        report, head = document(name), header(packaged_studies()[name])
         yield f"## [{name}]({name}.md)\n"
-        yield f"{markdown(doc['question'])}\n"
+        yield f"{markdown(report.question)}\n"
         yield f"{_finding(name)}\n"
         yield f"Cost: {markdown(_first(head['Cost']))}\n"
     yield "## Without a page\n"
@@ -141,19 +139,19 @@ def _index(stored: list[str]) -> Iterator[str]:
 
 
 def _page(study: str) -> Iterator[str]:
-    doc, head = document(study), header(packaged_studies()[study])
-    analysis = Analysis.model_validate(doc["analysis"])
+    report, head = document(study), header(packaged_studies()[study])
+    analysis = report.analysis
     figures = re.findall(r"<figure>.*?</figure>", (FOLDER / study / "figures.html").read_text(encoding="utf-8"))
     yield f"# {study}\n"
-    yield f"**{markdown(doc['question'])}**\n"
+    yield f"**{markdown(report.question)}**\n"
     yield f"{_finding(study)}\n"
     yield f"{figures[0]}\n"
     yield "## Comparisons\n"
-    if doc["overview"]:
-        yield f"{doc['overview']}\n"
-    yield from (f"- {markdown(answer)}" for answer in doc["answers"])
+    if report.overview:
+        yield f"{report.overview}\n"
+    yield from (f"- {markdown(answer)}" for answer in report.answers)
     yield ""
-    columns = tables.columns(doc["arms"], analysis, doc["units"])
+    columns = sections()["arms"].columns((), report)
     yield from markdown_table([c for c in columns if c.rank <= MAX_RANK and not c.title.startswith("test ")])
     yield f"\n{analysis.metric}, {analysis.direction}, at the {analysis.at} evaluation.\n"
     yield from (f"{figure}\n" for figure in figures[1:])
@@ -169,20 +167,18 @@ def _page(study: str) -> Iterator[str]:
     for name, title in (("Expect", "Expected"), ("Found", "Findings in full")):
         if name in head:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
-    for title, columns in (
-        ("Power laws", scaling_columns(doc["scaling"], analysis)),
-        ("Heads", tables.head_columns(doc["heads"], doc["units"])),
-        ("Tuning", tables.tuning_columns(doc["tuning"], doc["units"])),
-    ):
-        if columns:
-            yield "\n".join([f"## {title}\n", *markdown_table(columns), ""])
-    if doc["notes"]:
-        yield "\n".join(["## Notes\n", *(f"- {markdown(note)}" for note in doc["notes"]), ""])
+    for name in ("scaling", "heads", "tuning"):
+        part, rows = sections()[name], report.sections[name]
+        if columns := part.columns(rows, report):
+            caption = markdown(part.caption(rows, report))
+            yield "\n".join([f"## {part.heading}\n", f"{caption}\n", *markdown_table(columns), ""])
+    if report.notes:
+        yield "\n".join(["## Notes\n", *(f"- {markdown(note)}" for note in report.notes), ""])
     yield f"## How it was made\n\n```sh\n{command(study)}\n```\n"
-    seeds = sorted({row["planned"] for row in doc["arms"]})
+    seeds = sorted({row["planned"] for row in report.arms})
     yield f"- Seeds: {' or '.join(map(str, seeds))} per arm"
     yield f"- Cost: {markdown(head['Cost'])}"
-    yield from (f"- {name}: {markdown(text)}" for name, text in provenance_lines(doc) if name != "To reproduce")
+    yield from (f"- {name}: {markdown(text)}" for name, text in report.provenance if name != "To reproduce")
     yield ""
     yield from (f"- [{name}]({study}/{name}): {meaning}" for name, meaning in DOWNLOADS.items())
     yield ""
@@ -213,22 +209,23 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
         out: the output folder in which it has been run.
         picture: a picture of ``vitlab explain`` that has all arms beside each other.
     """
-    from vitlab.report import frame, render
+    from vitlab.report import collect, frame
     from vitlab.report.api import open_study
     from vitlab.store.files import write_bytes
 
     plan, store = open_study(study, out=out)
-    doc = json.loads(render(plan, store, "json"))
+    content = collect(plan, store)
+    doc = content.report.to_json()
     del doc["trials"], doc["state"]
     doc["made"] |= {"place": "In any folder", "command": command(study)}
     folder = FOLDER / study
     arms_alone = plan.to_json() | {"prerequisites": []}
     for name, data, indent in (("report.json", doc, 1), ("plan.json", arms_alone, None)):
         write_bytes(folder / name, without_places(json.dumps(data, indent=indent, ensure_ascii=False)).encode())
-    results, history = frame.results(plan, store), frame.history(plan, store)
-    frame.write_parquet(results, folder / "results.parquet")
+    history = frame.history(plan, store)
+    frame.write_parquet(frame.results(plan, store), folder / "results.parquet")
     frame.write_parquet(history.drop(columns=["time"]), folder / "history.parquet")
-    pictures = [figure.encode() for figure in _figures(plan, results, history, doc["cost"])]
+    pictures = [figure.encode() for figure in _figures(content)]
     while len(pictures) > 1 and sum(map(len, pictures)) > MAX_FIGURES:
         pictures.pop()
     write_bytes(folder / "figures.html", b"".join(pictures))
@@ -237,27 +234,19 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     return folder
 
 
-def _figures(plan: Plan, results: Any, history: Any, cost: Any) -> Iterator[str]:
+def _figures(content: Content) -> Iterator[str]:
     """Yield the figures of the report as elements of a page, each as wide as a page and as wide as a phone."""
-    from vitlab.report.captions import captions
-    from vitlab.report.comparison import summary
-    from vitlab.report.drawing import NARROW, WIDE, element, svg
-    from vitlab.report.figures import figures
+    from vitlab.report.drawing import element
 
-    rows = summary(results, plan)
-    wide, narrow = (figures(plan, results, rows, history, cost, width=width) for width in (WIDE, NARROW))
-    captions_by_name = captions(plan, wide)
     for name in FIGURES:
-        if name in wide:
-            caption = captions_by_name[name]
-            pictures = (
-                f'<div class="picture {kind}">{element(svg(figure, name), f"{name}-{kind}", caption)}</div>'
-                for kind, figure in (("page", wide[name]), ("phone", narrow[name]))
+        if picture := content.pictures.get(name):
+            widths = (("page", picture.svg), ("phone", picture.narrow_svg))
+            parts = (
+                f'<div class="picture {kind}">{element(svg, f"{name}-{kind}", picture.caption)}</div>'
+                for kind, svg in widths
             )
-            yield (
-                " ".join(f"<figure>{''.join(pictures)}<figcaption>{escape(caption)}</figcaption></figure>".split())
-                + "\n"
-            )
+            figure = f"<figure>{''.join(parts)}<figcaption>{escape(picture.caption)}</figcaption></figure>"
+            yield " ".join(figure.split()) + "\n"
 
 
 def without_places(text: str) -> str:

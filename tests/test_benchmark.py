@@ -93,7 +93,7 @@ def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(report, "write", WRITE)
         answer = vitlab.run(file, out=out, measure=True)
-    assert (answer.folder / "report" / "pareto.png").exists()
+    assert (answer.folder / "report" / "fronts.png").exists()
     assert answer.trained == 0 and everything(out) == trials, "a trial was touched"
     assert answer.results().equals(results)
 

@@ -114,9 +114,9 @@ def test_results_have_documented_columns_and_notebook_display(out: Path, monkeyp
     for name, (kind, _) in (frame.BEFORE | frame.AFTER).items():
         assert str(table[name].dtype) == kind, name
     html = table._repr_html_()
-    assert "15 trials: 15 done" in html and "&lt;b&gt;=1" in html and html.count("<tr>") == 16
+    assert "15 trials: 15 done" in html and "&lt;b&gt;=1" in html and html.count("<tr") == 16
     monkeypatch.setattr(notebook, "ROWS", 4)
-    assert "... and 11 more." in table._repr_html_() and table._repr_html_().count("<tr>") == 5
+    assert "... and 11 more." in table._repr_html_() and table._repr_html_().count("<tr") == 5
     assert type(table[table["seed"] > 2]) is pd.DataFrame and "<table" in table[["arm"]]._repr_html_()
     assert table.isna().sum()["failure_kind"] == 15
 

@@ -20,9 +20,11 @@ from test_docs import ROOT, docs_module
 from vitlab.plan.packaged import header, packaged_studies
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
-from vitlab.report import phrasing, tables
+from vitlab.report import Report, phrasing
 from vitlab.report.comparison import summary
-from vitlab.report.cost_tables import scaling_columns
+from vitlab.report.phrasing import Column
+from vitlab.report.sections import sections
+from vitlab.report.sections.arms import columns
 
 FOLDER = ROOT / "docs" / "pages" / "gallery"
 STUDIES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
@@ -61,7 +63,7 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):
         assert " ".join(text.split()) in page
-    for column in tables.columns(rows, plan.analysis, plan.units):
+    for column in columns(rows, plan.analysis, plan.units):
         if column.title in ("difference", "verdict") or "interval" in column.title:
             assert all(f"| {cell} |" in page for cell in column.cells), column.title
 
@@ -94,7 +96,7 @@ def test_findings_in_header_are_on_page(study: str) -> None:
     """A number is one of the arms that its clause names, or of the literature in the same header."""
     plan, _, _, doc = stored(study)
     head = header(packaged_studies()[study])
-    laws = [cell for column in scaling_columns(doc["scaling"], plan.analysis) for cell in column.cells]
+    laws = [cell for column in section_columns("scaling", doc) for cell in column.cells]
     everywhere = numbers(head["Expect"], "\n".join(doc["notes"]), *laws, *baseline_texts(plan, doc))
     texts = {row["arm"]: list(arm_texts(row["arm"], plan, doc)) for row in doc["arms"]}
     for clause in re.split(r"[.;](?:\s|$)", head["Found"]):
@@ -120,9 +122,9 @@ def test_answer_in_readme_is_that_of_the_page() -> None:
     (block,) = re.findall(r"```\n(How much.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     sentences, table = block.split("\n\n")
     assert " ".join(sentences.split()) == " ".join([plan.question, *doc["answers"]])
-    columns = {column.title: column.cells for column in tables.columns(doc["arms"], plan.analysis, plan.units)}
+    cells_of = {column.title: column.cells for column in columns(doc["arms"], plan.analysis, plan.units)}
     titles, _, *rows = [re.split(r" {2,}", line.strip()) for line in table.splitlines()]
-    shown = [columns[title] for title in titles]
+    shown = [cells_of[title] for title in titles]
     assert rows == [[cell for cell in cells if cell] for cells in zip(*shown, strict=True)]
 
 
@@ -133,11 +135,16 @@ def names(arm: str) -> set[str]:
 def arm_texts(arm: str, plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cells and the answers that concern an arm."""
     index = [row["arm"] for row in doc["arms"]].index(arm)
-    yield from (column.cells[index] for column in tables.columns(doc["arms"], plan.analysis, plan.units))
+    yield from (column.cells[index] for column in columns(doc["arms"], plan.analysis, plan.units))
     yield from (answer for answer in doc["answers"] if answer.startswith(f"{arm} "))
-    for group in (tables.head_columns(doc["heads"], plan.units), tables.tuning_columns(doc["tuning"], plan.units)):
+    for group in (section_columns("heads", doc), section_columns("tuning", doc)):
         for at, name in enumerate(group[0].cells if group else ()):
             yield from (column.cells[at] for column in group if name == arm)
+
+
+def section_columns(name: str, doc: Mapping[str, Any]) -> list[Column]:
+    report = Report.from_json(doc)
+    return sections()[name].columns(report.sections[name], report)
 
 
 def baseline_texts(plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:

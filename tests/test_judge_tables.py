@@ -428,7 +428,7 @@ def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
     ):
         metric = content.partition("\n")[0].split(",")[2]
         judgement = judged(tmp_path, content, metric=metric, margin=margin)
-        assert judgement.comparison.plan.analysis.margin == pytest.approx(amount)
+        assert judgement.content.report.analysis.margin == pytest.approx(amount)
     for margin, content, message in (
         (0.5, scaled(1, metric="loss"), ""),
         ("0.5 points", scaled(1, metric="loss"), "'loss' is no share, so that it has no points; write a number"),

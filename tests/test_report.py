@@ -49,19 +49,19 @@ from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import (
-    captions,
     comparison,
     comparison_columns,
-    curves,
     drawing,
-    figures,
     frame,
     labels,
     phrasing,
-    tables,
     verdict,
 )
 from vitlab.report.notebook import Comparison
+from vitlab.report.page import trial_columns
+from vitlab.report.sections import Findings, curves, sections
+from vitlab.report.sections.arms import columns as arm_columns
+from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store
@@ -357,7 +357,7 @@ def count_study(root, arms, unit="images", **options):
     return study(root, arms, analysis=analysis, metric="val/blunders", metrics=facts, **options)
 
 
-def test_own_unit_is_shown_in_every_format(tmp_path, undrawn):
+def test_own_unit_is_shown_in_every_format(tmp_path):
     plan, store = count_study(tmp_path, {"baseline": [9, 8, 9, 10, 9], "b": [6, 5, 6, 7, 5]})
     page = text_of(plan, store, "md")
     assert "| val blunders (images) |" in page and "| test blunders (images), mean" in page
@@ -368,9 +368,9 @@ def test_own_unit_is_shown_in_every_format(tmp_path, undrawn):
     assert "difference (images)" in tex and "deviation of val blunders (images) over 5 seeds; lower is better." in tex
     html = text_of(plan, store, "html")
     assert ">val blunders (images)</th>" in html and "points" not in page + tex + terminal
-    notebook = Comparison.of_study(plan, store)._repr_html_()
+    notebook = Comparison.of(report.collect(plan, store).report)._repr_html_()
     assert ">val blunders (images)</th>" in notebook and "val/blunders: lower is better." in notebook
-    drawn = figures.figures(*_figure_arguments(plan, store))["arms"]
+    drawn = figures_of(plan, store)["arms"]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
         "val blunders (images); lower is better",
         "difference to baseline (images)",
@@ -398,12 +398,11 @@ def test_whole_numbers_without_interval_are_shown_without_decimals(unit, tmp_pat
     arms = {"baseline": [0.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0]}
     plan, store = study(tmp_path, arms, analysis=analysis, metric="val/blunders", metrics=facts)
     shown = {
-        column.title: column.cells
-        for column in tables.columns(document(plan, store)["arms"], plan.analysis, plan.units)
+        column.title: column.cells for column in arm_columns(document(plan, store)["arms"], plan.analysis, plan.units)
     }
     title = "val blunders (images)" if unit == "images" else "val blunders"
     assert shown[title] == shown["sd"] == ("0", "0") and shown["difference"] == ("", "0")
-    trials = tables.trial_columns(document(plan, store)["trials"], plan.units)
+    trials = trial_columns(document(plan, store)["trials"], plan.units)
     [cells] = [column.cells for column in trials if column.title == title]
     assert cells == ("0",) * 6
     loss = phrasing.Scale.of("val/loss", {})
@@ -467,7 +466,7 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
 def test_caption_of_one_comparison_speaks_of_no_others(tmp_path):
     for arms, several in (({"baseline": BASE, "b": NONE}, False), ({"baseline": BASE, "b": NONE, "c": SINE}, True)):
         doc = document(*study(tmp_path / str(several), arms))
-        [caption] = [caption for name, caption, _ in tables.tables(doc, Analysis()) if name == "Comparisons"]
+        caption = sections()["comparisons"].caption((), report.Report.from_json(doc))
         assert ("of one comparison each" in caption) is several
 
 
@@ -505,8 +504,7 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
         and "detected" not in fragile
     )
     columns = {
-        column.title: column.cells
-        for column in tables.columns(document(plan, store)["arms"], plan.analysis, plan.units)
+        column.title: column.cells for column in arm_columns(document(plan, store)["arms"], plan.analysis, plan.units)
     }
     assert columns["verdict"] == ("", "cannot tell (1 broken seed)", "better")
     assert sturdy.startswith("sturdy is 3.09 points above baseline") and "chance" not in sturdy
@@ -672,7 +670,7 @@ def test_unknown_metric_is_reported_with_existing_ones(tmp_path):
         for note in doc["notes"]
     )
     assert doc["answers"][0].startswith("cannot tell: no trial of position=none can be judged (5 done)")
-    assert "arms" not in figures.figures(*_figure_arguments(plan, store))
+    assert "arms" not in figures_of(plan, store)
 
 
 def test_one_seed_has_no_interval_and_no_verdict(tmp_path):
@@ -826,7 +824,7 @@ def test_columns_of_comparison_are_same_for_every_study(tmp_path: Path, values: 
     plan, store, _, table = outcome(tmp_path, values)
     columns = [*comparison_columns.COLUMNS, "test/accuracy", "test/accuracy_sd"]
     assert ["arm", *table.columns] == columns and len(table) == len(values)
-    assert list(Comparison.of_study(plan, store).columns) == columns
+    assert list(Comparison.of(report.collect(plan, store).report).columns) == columns
     assert table["test/accuracy"].dtype == "float64" and table["test/accuracy"].notna().all() == (
         values != {"baseline": [None]}
     )
@@ -839,9 +837,7 @@ def test_infinite_test_metric_is_shown_as_such(tmp_path: Path) -> None:
     json.dumps(rows, allow_nan=False)
     assert [row["test/accuracy"] for row in rows] == [pytest.approx(np.mean(BASE) - 0.01), "inf"]
     assert comparison.summary_frame(rows, plan.analysis)["test/accuracy"].tolist()[1] == math.inf
-    [column] = [
-        column for column in tables.columns(rows, plan.analysis, {}) if column.title.startswith("test accuracy")
-    ]
+    [column] = [column for column in arm_columns(rows, plan.analysis, {}) if column.title.startswith("test accuracy")]
     assert column.cells[1] == "inf"
 
 
@@ -1022,7 +1018,7 @@ def test_many_comparisons_start_with_overview(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
     assert document(plan, store)["overview"] == ""
     monkeypatch.setattr(phrasing, "OVERVIEW_FROM", 1)
-    monkeypatch.setattr(sys.modules["vitlab.report.render"], "FOLDED_FROM", 3)
+    monkeypatch.setattr(sys.modules["vitlab.report.page"], "FOLDED_FROM", 3)
     doc = document(plan, store)
     assert doc["overview"] == "Of 3 comparisons: 2 worse, 1 cannot tell." and len(doc["answers"]) == 3
     html = text_of(plan, store, "html")
@@ -1122,7 +1118,7 @@ def test_latex_fits_paper_width(tmp_path):
     everything = text_of(plan, store, "latex-all")
     tables_all = _latex_tables(everything)
     assert len(tables_all) == 3 and len(tables_all[0][1][0]) == len(
-        tables.columns(document(plan, store)["arms"], plan.analysis, plan.units)
+        arm_columns(document(plan, store)["arms"], plan.analysis, plan.units)
     )
     labels = re.findall(r"\\label\{(.*?)\}", everything)
     assert labels == ["tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"]
@@ -1212,14 +1208,20 @@ def test_labels_are_unique_and_not_empty(names, width):
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
-    results = frame.results(plan, store)
-    return plan, results, comparison.summary(results, plan), frame.history(plan, store)
+def findings_of(plan: Plan, store: Store) -> Findings:
+    results = StudyResults.read(plan, store)
+    return Findings(results, comparison.summary(results.frame, plan), store)
+
+
+def figures_of(plan: Plan, store: Store, width: float = drawing.WIDE) -> dict[str, Any]:
+    """Return the figures of a report in one width, by section."""
+    pairs = report.collect(plan, store).figures()
+    return {name: wide if width == drawing.WIDE else narrow for name, (wide, narrow) in pairs.items()}
 
 
 def test_figure_shows_numbers(tmp_path):
     plan, store = study(tmp_path, analysis=Analysis(variance="own"))
-    figure_set = figures.figures(*_figure_arguments(plan, store))
+    figure_set = figures_of(plan, store)
     left, right = figure_set["arms"].axes
     assert [label.get_text() for label in left.get_yticklabels()] == list(POSITIONS)
     dots = np.concatenate([group.get_offsets()[:, 0] for group in left.collections])
@@ -1264,8 +1266,8 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
 @pytest.mark.parametrize("width", [drawing.WIDE, drawing.NARROW])
 def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
     plan, store = _grid(tmp_path)
-    figure_set = figures.figures(*_figure_arguments(plan, store), width=width)
-    assert list(figure_set) == ["arms", "interaction", "curves"]
+    figure_set = figures_of(plan, store, width)
+    assert list(figure_set) == ["arms", "curves", "interactions"]
     left, right = figure_set["arms"].axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
@@ -1287,8 +1289,8 @@ def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
 
 def test_interactions_are_drawn_for_grids_only(tmp_path):
     plan, store = _grid(tmp_path / "grid")
-    _, results, summary, _ = _figure_arguments(plan, store)
-    [axes] = figures.interaction(plan, summary).axes
+    findings, draw = findings_of(plan, store), sections()["interactions"].figure
+    [axes] = draw((), findings, drawing.WIDE).axes
     for container, attention in zip(axes.containers, ("fused", "linear"), strict=True):
         assert container.get_label() == f"attention={attention}"
         cells = [GRID[position, attention] for position in ("none", "learned", "sincos2d")]
@@ -1297,19 +1299,16 @@ def test_interactions_are_drawn_for_grids_only(tmp_path):
         half_widths = [np.ptp(segment[:, 1]) / 2 for segment in container[2][0].get_segments()]
         assert half_widths == pytest.approx(half)
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["none", "learned", "sincos2d"]
-    part = results[
-        ~results["arm"].isin([arm.name for arm in plan.arms if "linear" in arm.name and "none" not in arm.name])
-    ]
-    assert figures.interaction(plan, comparison.summary(part, plan)) is None  # one at a time
-    plan, store = study(tmp_path / "positions")
-    assert figures.interaction(*[_figure_arguments(plan, store)[index] for index in (0, 2)]) is None
+    one_at_a_time = [row for row in findings.arms if "linear" not in row["arm"] or "none" in row["arm"]]
+    assert draw((), dataclasses.replace(findings, arms=one_at_a_time), drawing.WIDE) is None
+    assert draw((), findings_of(*study(tmp_path / "positions")), drawing.WIDE) is None
 
 
 def test_caption_explains_what_is_drawn_and_nothing_else(tmp_path):
     def captions_of(name: str, seeds: int, shift: float) -> dict[str, str]:
         arms = {"baseline": BASE[:seeds], "b": [value + shift for value in reversed(BASE[:seeds])]}
-        arguments = _figure_arguments(*study(tmp_path / name, arms))
-        return captions.captions(arguments[0], figures.figures(*arguments))
+        pictures = report.collect(*study(tmp_path / name, arms)).pictures
+        return {name: picture.caption for name, picture in pictures.items()}
 
     one, two, five = (captions_of(f"{seeds}", seeds, -0.1) for seeds in (1, 2, 5))
     assert one["arms"] == "First the value, then the difference to the baseline."
@@ -1320,22 +1319,21 @@ def test_caption_explains_what_is_drawn_and_nothing_else(tmp_path):
     assert "a filled dot is a verdict" in five["arms"] and "arrow" not in five["arms"]
     assert "filled" not in captions_of("equal", 5, 0.0)["arms"]
     plan, store = study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})
-    arguments = _figure_arguments(plan, store)
-    drawn = figures.figures(*arguments)
-    text = captions.captions(plan, drawn)["curves"]
+    picture = report.collect(plan, store).pictures["curves"]
+    text = picture.caption
     assert "grey in the panels of other arms" in text and "grey" not in five["curves"]
-    inside = all(axes.get_ylim()[0] <= line.get_ydata().min() for axes in drawn["curves"].axes for line in axes.lines)
+    inside = all(axes.get_ylim()[0] <= line.get_ydata().min() for axes in picture.figure.axes for line in axes.lines)
     assert ("partly outside" in text) is not inside
 
 
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
     for seeds, thin, bands in ((2, 8, 0), (5, 0, 4)):
         arms = {arm: values[:seeds] for arm, values in POSITIONS.items()}
-        [axes] = figures.figures(*_figure_arguments(*study(tmp_path / str(seeds), arms)))["curves"].axes
+        [axes] = figures_of(*study(tmp_path / str(seeds), arms))["curves"].axes
         assert sum(line.get_linewidth() < 1 for line in axes.lines) == thin
         assert sum(any(len(path.vertices) for path in band.get_paths()) for band in axes.collections) == bands
     arms = {**POSITIONS, "fifth": SINE}
-    panels = figures.figures(*_figure_arguments(*study(tmp_path / "many", arms)))["curves"].axes
+    panels = figures_of(*study(tmp_path / "many", arms))["curves"].axes
     visible = [axes for axes in panels if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in visible] == list(arms)
     assert all(sum(line.get_linewidth() < 1 for line in axes.lines) == 5 for axes in visible)
@@ -1344,29 +1342,30 @@ def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
 
 def test_curves_use_epochs_if_all_arms_agree(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
-    data = _figure_arguments(plan, store)
-    figure_set = curves.curves(plan, data[1], data[3])
+    findings = findings_of(plan, store)
+    results, history = findings.results, findings.history.copy()
+    figure_set = curves.draw(results, history, "val/accuracy", drawing.WIDE)
     assert figure_set.get_supxlabel() == "epoch" and figure_set.axes[0].get_xlim() == (0, STEPS[-1] / 20)
-    history = data[3].copy()
     history.loc[history["arm"] == "b", "epoch"] *= 2  # half as many images
-    figure_set = curves.curves(plan, data[1], history)
+    figure_set = curves.draw(results, history, "val/accuracy", drawing.WIDE)
     assert figure_set.get_supxlabel() == "optimizer step" and figure_set.axes[0].get_xlim() == (0, STEPS[-1])
 
 
 def test_loss_has_own_curves(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
-    data = list(_figure_arguments(plan, store))
-    assert "loss" not in figures.figures(*data)
-    loss = data[3][data[3]["metric"] == "val/accuracy"].assign(metric="val/loss")
-    data[3] = pd.concat([data[3], loss.assign(value=1 - loss["value"])])
-    assert figures.figures(*data)["loss"].get_supylabel() == "val loss"
+    findings = findings_of(plan, store)
+    draw = sections()["loss"].figure
+    assert draw((), findings, drawing.WIDE) is None
+    loss = findings.history[findings.history["metric"] == "val/accuracy"].assign(metric="val/loss")
+    findings.__dict__["history"] = pd.concat([findings.history, loss.assign(value=1 - loss["value"])])
+    assert draw((), findings, drawing.WIDE).get_supylabel() == "val loss"
     loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
-    assert curves.loss_curves(loss_plan, data[1], data[3]) is None
+    assert sections()["loss"].metric(loss_plan) is None
 
 
 def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b $x$": NONE})
-    [first, second] = [figures.figures(*_figure_arguments(plan, store))["arms"] for _ in range(2)]
+    [first, second] = [figures_of(plan, store)["arms"] for _ in range(2)]
     svg = drawing.svg(first, "arms")
     assert svg == drawing.svg(second, "arms") and drawing.pdf(first) == drawing.pdf(second)
     tree = ElementTree.fromstring(svg)
@@ -1394,7 +1393,7 @@ def test_diverged_trials_are_dashed_and_not_in_mean(tmp_path):
     last = plan.trials[-1].trial
     result = result_of(last, {}, curve=[0.3, 0.2, 0.1, 0.1, 0.1], status="diverged", failure="nan")
     store.trial(last.key, last.code).finish(result)
-    [axes] = figures.figures(*_figure_arguments(plan, store))["curves"].axes
+    [axes] = figures_of(plan, store)["curves"].axes
     ends = [float(line.get_ydata()[-1]) for line in axes.lines if line.get_linewidth() > 1]
     assert sorted(ends) == pytest.approx([100 * np.mean(NONE[:4]), 100 * np.mean(BASE)])
     assert [float(line.get_ydata()[-1]) for line in axes.lines if line.is_dashed()] == [pytest.approx(10.0)]
@@ -1403,7 +1402,7 @@ def test_diverged_trials_are_dashed_and_not_in_mean(tmp_path):
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     arms = {f"arm {index} 日本": [0.9 + 0.001 * index + 0.002 * seed for seed in range(2)] for index in range(count)}
-    for name, figure in figures.figures(*_figure_arguments(*study(tmp_path, arms))).items():
+    for name, figure in figures_of(*study(tmp_path, arms)).items():
         if count == 2:
             assert drawing.png(figure, dpi=40).startswith(b"\x89PNG")
         assert drawing.element(drawing.svg(figure, name), name, 'a "b" <c> 0.0123').startswith(
@@ -1415,7 +1414,7 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
 def test_tick_labels_do_not_overlap_for_close_values(tmp_path, value, spread):
     values = [value + spread * index for index in range(3)]
     plan, store = study(tmp_path, {"baseline": values, "b": values, "c": values[::-1]})
-    figure = figures.arms(*_figure_arguments(plan, store)[:3])
+    figure = figures_of(plan, store)["arms"]
     figure.draw_without_rendering()
     for axes in figure.axes:
         low, high = axes.get_xlim()
@@ -1435,7 +1434,7 @@ def test_arms_figure_shows_intervals_of_few_seeds_in_full(tmp_path, seeds):
     """By the formula of t-intervals, which with 2 or 3 seeds are far longer than what the seeds span."""
     draws = np.random.default_rng(1).normal(0.8, 0.02, (3, seeds))
     plan, store = study(tmp_path, dict(zip(("learned", "none", "rope2d"), draws.tolist(), strict=True)))
-    figure = figures.arms(*_figure_arguments(plan, store)[:3])
+    figure = figures_of(plan, store)["arms"]
     for axes, values in zip(figure.axes, (draws, draws[1:] - draws[0]), strict=True):
         means = 100 * values.mean(axis=1)  # intervals of differences are simultaneous, so no shorter than these
         half_widths = 100 * stats.t.ppf(0.975, seeds - 1) * values.std(axis=1, ddof=1) / seeds**0.5
@@ -1446,7 +1445,7 @@ def test_arms_figure_shows_intervals_of_few_seeds_in_full(tmp_path, seeds):
 def test_arms_figure_cuts_interval_of_another_magnitude(tmp_path):
     draws = np.random.default_rng(0).normal(0.8, 0.002, (3, 5)) + np.array([[0.0], [0.01], [0.02]])
     arms = dict(zip(("learned", "none", "rope2d"), draws.tolist(), strict=True)) | {"few": [0.79, 0.83]}
-    left, right = figures.arms(*_figure_arguments(*study(tmp_path, arms))[:3]).axes
+    left, right = figures_of(*study(tmp_path, arms))["arms"].axes
     for axes in (left, right):
         assert _arrows(axes) == list(axes.get_xlim())
     low, high = left.get_xlim()
@@ -1488,7 +1487,7 @@ def test_numbers_have_readable_precision():
 
 def test_importing_report_is_light():
     heavy = "{'torch', 'mlflow', 'ray', 'pandas', 'matplotlib', 'scipy', 'jinja2', 'rich.console'}"
-    modules = "vitlab.report.frame, vitlab.report.figures, vitlab.report.document"
+    modules = "vitlab.report.frame, vitlab.report.sections, vitlab.report.document"
     code = f"import sys, {modules}; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,14 @@ import pytest
 from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
-from vitlab import statistics
+from vitlab import report
 from vitlab.geometry import DataIdentity
-from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import budgets, comparison, drawing, frame, tradeoff
-from vitlab.report.cost_tables import front_columns
+from vitlab.identity.trial import Trial
+from vitlab.plan.values import Arm, Plan, Planned
+from vitlab.report import comparison, drawing
+from vitlab.report.sections import Findings, sections
+from vitlab.report.sections.cost import SPEEDS, MeasuredCost, write_costs
+from vitlab.report.study_results import StudyResults
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Outcome, TrialResult
@@ -27,7 +29,9 @@ from vitlab.store.result import Circumstances, Outcome, TrialResult
 SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
 
 
-def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], int, float]]) -> tuple[Plan, Store]:
+def study(
+    root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], int, float]], analysis: Analysis | None = None
+) -> tuple[Plan, Store]:
     """Return a study from arms with values, results of seeds, parameters and seconds per trial."""
     store, planned = Store(root), []
     for name, (_, values, params, wall_s) in arms.items():
@@ -41,15 +45,20 @@ def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], i
             store.trial(trial.key, trial.code).finish(TrialResult(trial.key, trial.code, "done", outcome, around, ""))
     first = next(iter(arms))
     named_arms = tuple(Arm(name, values, None if name == first else first) for name, (values, *_) in arms.items())
-    return Plan("trade", "", named_arms, tuple(planned), Analysis()), store
+    return Plan("trade", "", named_arms, tuple(planned), analysis or Analysis()), store
 
 
-def results(plan: Plan, store: Store) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
-    table = frame.results(plan, store)
-    return table, comparison.summary(table, plan)
+def findings(plan: Plan, store: Store) -> Findings:
+    results = StudyResults.read(plan, store)
+    return Findings(results, comparison.summary(results.frame, plan), store)
 
 
-def test_numeric_arms_get_power_law(tmp_path: Path) -> None:
+def rows_of(name: str, plan: Plan, store: Store) -> list[Any]:
+    """Return the rows of a section of a report."""
+    return list(sections()[name].rows(findings(plan, store)))
+
+
+def test_numeric_arms_get_law_only_where_study_asks(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     sizes = {16: 10_000, 32: 40_000, 64: 160_000}
     arms = {}
@@ -57,31 +66,63 @@ def test_numeric_arms_get_power_law(tmp_path: Path) -> None:
         params = sizes[dim]
         values = 1 - (2.0 if kind == "none" else 1.0) * params**-0.3 * np.exp(random.normal(0, 0.02, 4))
         arms[f"{kind} {dim}"] = ({"model.dim": dim, "model.position": kind}, values.tolist(), params, 1.0)
-    plan, store = study(tmp_path, arms)
-    scalings = tradeoff.scalings(plan, frame.results(plan, store))
-    assert [(item.size, item.series) for item in scalings] == list(
-        itertools.product(("params", "macs"), ("learned", "none"))
-    )
-    for item in scalings[:2]:
-        logs = [np.log(1 - np.array(arms[arm][1])).mean() for arm in item.arms]
-        line = stats.linregress(np.log([arms[arm][2] for arm in item.arms]), logs)
-        assert item.law.exponent == pytest.approx(line.slope) and item.law.scale == pytest.approx(
-            math.exp(line.intercept)
-        )
-        assert item.law.exponent_low < -0.3 < item.law.exponent_high
+    assert rows_of("scaling", *study(tmp_path, arms)) == []
+    asked = Analysis(power_law="params")
+    plan, store = study(tmp_path, arms, asked)
+    rows = rows_of("scaling", plan, store)
+    assert [(row.size, row.series, row.seeds) for row in rows] == [("params", "learned", 4), ("params", "none", 4)]
+    for row in rows:
+        log_x = np.log([arms[arm][2] for arm in row.arms])
+        logs = np.log([1 - np.array(arms[arm][1]) for arm in row.arms])
+        slopes = [stats.linregress(log_x, logs[:, seed]).slope for seed in range(4)]
+        interval = stats.ttest_1samp(slopes, 0).confidence_interval()
+        assert (row.slope, row.slope_low, row.slope_high) == pytest.approx((np.mean(slopes), *interval))
+        assert row.offset is None and row.exponent is None, "three sizes show no offset"
     # Another learning rate of one size is no replicate of that size, and has no law of its own.
     faster = {
         f"lr {name}": ({**values, "train.lr": 0.1}, [0.1, 0.2], params, wall)
         for name, (values, _, params, wall) in itertools.islice(arms.items(), 1)
     }
     slow = {name: ({**values, "train.lr": 0.001}, *rest) for name, (values, *rest) in arms.items()}
-    plan, store = study(tmp_path / "lr", slow | faster)
-    again = tradeoff.scalings(plan, frame.results(plan, store))
-    assert [(item.arms, item.law) for item in again] == [(item.arms, item.law) for item in scalings]
+    plan, store = study(tmp_path / "lr", slow | faster, asked)
+    again = rows_of("scaling", plan, store)
+    assert [(row.arms, row.slope) for row in again] == [(row.arms, row.slope) for row in rows]
     assert again[0].series == "learned, lr=0.001"
-    two = dict(itertools.islice(arms.items(), 2))
-    plan, store = study(tmp_path / "two", two)
-    assert tradeoff.scalings(plan, frame.results(plan, store)) == []  # two sizes lie on every power law
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "reason"),
+    [
+        ((1000, 2000), 0.2, "it has 2 different numbers of parameters, and two lie on every power law"),
+        ((1000, 1100, 1200), 0.2, "the largest number of parameters is less than 2 times the smallest"),
+        ((1000, 2000, 4000), 0.0, "an error of 0 has no logarithm"),
+    ],
+)
+def test_missing_law_has_reason(sizes: tuple[int, ...], error: float, reason: str, tmp_path: Path) -> None:
+    arms = {f"dim={size}": ({"model.dim": size}, [1 - error, 0.7], size, 1.0) for size in sizes}
+    plan, store = study(tmp_path, arms, Analysis(power_law="params"))
+    assert rows_of("scaling", plan, store) == []
+    assert sections()["scaling"].notes([], findings(plan, store)) == [f"No law over parameters: {reason}."]
+    assert sections()["scaling"].notes([], findings(*study(tmp_path / "unasked", arms))) == []
+
+
+def test_offset_is_claimed_only_where_sizes_show_it(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    sizes = np.geomspace(1_000, 64_000, 6)
+    for name, offset in (("levels off", 0.05), ("keeps falling", 0.0)):
+        arms = {}
+        for size in sizes:
+            errors = (offset + 8 * size**-0.5) * np.exp(random.normal(0, 0.01, 5))
+            arms[f"{size:.0f}"] = ({"model.dim": int(size)}, (1 - errors).tolist(), int(size), 1.0)
+        plan, store = study(tmp_path / name, arms, Analysis(power_law="params"))
+        found = findings(plan, store)
+        [row] = sections()["scaling"].rows(found)
+        assert row.offset_low <= offset <= row.offset_high and row.exponent_low <= 0.5 <= row.exponent_high
+        assert row.levels_off is (offset > 0)
+        notes = sections()["scaling"].notes([row], found)
+        assert any("cannot tell whether the error keeps falling or levels off" in note for note in notes) is not (
+            row.levels_off
+        )
 
 
 def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
@@ -91,19 +132,23 @@ def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
         "middle": ({}, [0.80, 0.81], 300, 2.0),
         "large": ({}, [0.80, 0.80], 400, 3.0),
     }
-    plan, store = study(tmp_path, arms)
-    _, rows = results(plan, store)
-    front = tradeoff.fronts(plan, rows)
-    assert set(front) == {"params", "macs"}
-    assert all(where == {"small": True, "waste": False, "middle": True, "large": False} for where in front.values())
+    front = rows_of("fronts", *study(tmp_path, arms))
+    expected = {"small": True, "waste": False, "middle": True, "large": False}
+    assert [(row.cost, row.arms) for row in front] == [("params", expected), ("macs", expected)]
     same = {name: (values, reached, 100, wall_s) for name, (values, reached, _, wall_s) in arms.items()}
     plan, store = study(tmp_path / "same", same)
-    _, rows = results(plan, store)
-    assert len({row["images_per_s"] for row in rows}) == 4, "trials that share a machine differ in speed for no reason"
-    assert tradeoff.fronts(plan, rows) == {}
-    alone = [{**row, "train_images_per_s": speed} for row, speed in zip(rows, (400, 100, 300, 200), strict=True)]
-    expected = {"small": True, "waste": False, "middle": True, "large": False}
-    assert tradeoff.fronts(plan, alone) == {"train_images_per_s": expected}, "measured of each arm alone"
+    found = findings(plan, store)
+    assert len({row["images_per_s"] for row in found.arms}) == 4, "trials that share a machine differ for no reason"
+    assert sections()["fronts"].rows(found) == []
+    costs = []
+    for arm, speed in zip(plan.arms, (400.0, 100.0, 300.0, 200.0), strict=True):
+        speeds = {f"{name}{end}": speed if name[0] == "t" else 1.0 for name in SPEEDS for end in ("", "_q1", "_q3")}
+        text = dict.fromkeys(("code", "device", "processor", "precision", "torch", "measured"), "")
+        numbers = dict.fromkeys(("rounds", "peak_bytes", "threads", "batch_size", "load"), 1)
+        costs.append(MeasuredCost(arm=arm.name, trial=f"{arm.name}-0", **text, **numbers, **speeds))
+    write_costs(costs, plan, store)
+    [row] = sections()["fronts"].rows(found)
+    assert (row.cost, row.arms) == ("train_images_per_s", expected), "measured of each arm alone"
 
 
 def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
@@ -114,9 +159,9 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         result = folder.result()
         assert result is not None
         folder.finish(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
-    _, rows = results(plan, store)
-    _, note = front_columns(tradeoff.fronts(plan, rows), rows)
-    assert set(note.cells) == {"small; large (2 broken seeds)"}
+    content = report.collect(plan, store)
+    _, arms_on_front = sections()["fronts"].columns(content.report.sections["fronts"], content.report)
+    assert set(arms_on_front.cells) == {"small; large (2 broken seeds)"}
 
 
 @pytest.mark.parametrize("width", [drawing.WIDE, drawing.NARROW])
@@ -128,7 +173,8 @@ def test_front_labels_cover_neither_points_nor_each_other(tmp_path: Path, width:
     }
     arms["far, cheap, and of a name that takes three lines"] = ({}, [0.9, 0.9], 90, 0.5)
     plan, store = study(tmp_path, arms)
-    figure = budgets.pareto(plan, comparison.summary(frame.results(plan, store), plan), width=width)
+    found = findings(plan, store)
+    figure = sections()["fronts"].figure(sections()["fronts"].rows(found), found, width)
     assert figure is not None
     figure.draw_without_rendering()
     for axes in figure.axes:
@@ -151,14 +197,14 @@ def test_grid_interaction_equals_repeated_measures_anova(tmp_path: Path) -> None
         rows += [{"seed": seed, "a": a, "b": b, "y": value} for seed, value in enumerate(values)]
     table = AnovaRM(pd.DataFrame(rows), "y", "seed", within=["a", "b"]).fit().anova_table
     plan, store = study(tmp_path, arms)
-    [interaction] = tradeoff.interactions(plan, frame.results(plan, store))
-    assert (interaction["first"], interaction["second"], interaction["pairs"]) == ("model.depth=1", "model.mlp=y", 6)
-    assert interaction["p"] == interaction["p_corrected"] == pytest.approx(table.loc["a:b", "Pr > F"])
+    [interaction] = rows_of("interactions", plan, store)
+    assert (interaction.first, interaction.second, interaction.pairs) == ("model.depth=1", "model.mlp=y", 6)
+    assert interaction.p == interaction.p_corrected == pytest.approx(table.loc["a:b", "Pr > F"])
     mean = {name: np.mean(values) for name, (_, values, *_) in arms.items()}
-    assert interaction["difference"] == pytest.approx(mean["1y"] - mean["1x"] - mean["0y"] + mean["0x"])
+    assert interaction.difference == pytest.approx(mean["1y"] - mean["1x"] - mean["0y"] + mean["0x"])
     one_at_a_time = {name: arm for name, arm in arms.items() if name != "1y"}
     plan, store = study(tmp_path / "one", one_at_a_time)
-    assert tradeoff.interactions(plan, frame.results(plan, store)) == []
+    assert rows_of("interactions", plan, store) == []
 
 
 def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> None:
@@ -168,8 +214,8 @@ def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> No
         values = random.normal(0.5, 0.01, 5)
         arms[f"{a}{b}{c}"] = ({"model.a": a, "model.b": b, "model.c": c}, values.tolist(), 100, 1.0)
     plan, store = study(tmp_path, arms)
-    interactions = tradeoff.interactions(plan, frame.results(plan, store))
-    assert len(interactions) == 2 + 2 + 1 and {row["family"] for row in interactions} == {5}
+    interactions = rows_of("interactions", plan, store)
+    assert len(interactions) == 2 + 2 + 1 and {row.family for row in interactions} == {5}
 
     def value(a: int, b: str, c: int) -> Any:
         return np.array(arms[f"{a}{b}{c}"][1])
@@ -177,25 +223,7 @@ def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> No
     per_seed = np.mean(
         [value(2, "y", c) - value(2, "x", c) - value(0, "y", c) + value(0, "x", c) for c in (8, 9)], axis=0
     )
-    row = next(row for row in interactions if (row["first"], row["second"]) == ("model.a=2", "model.b=y"))
+    row = next(row for row in interactions if (row.first, row.second) == ("model.a=2", "model.b=y"))
     reference = stats.ttest_1samp(per_seed, 0.0)
     interval = reference.confidence_interval(1 - 0.05 / 5)
-    assert (row["p"], row["low"], row["high"]) == pytest.approx((reference.pvalue, interval.low, interval.high))
-
-
-def test_share_of_draws_on_front_equals_normal_probability():
-    draws = np.random.default_rng(0)
-    n = 200
-    first, second = ({seed: float(value) for seed, value in enumerate(x)} for x in draws.normal(size=(2, n)))
-    second = {seed: value + 0.1 for seed, value in second.items()}
-    d = np.array([*second.values()]) - np.array([*first.values()])
-    cheap, dear = statistics.pareto_shares([1.0, 2.0], [first, second], draws=20_000)
-    assert cheap == 1.0, "nothing is cheaper"
-    assert dear == pytest.approx(stats.norm.cdf(d.mean() / stats.sem(d)), abs=0.015)
-    level = {seed: value - d.mean() for seed, value in second.items()}
-    assert statistics.pareto_shares([1.0, 2.0], [first, level], draws=20_000)[1] == pytest.approx(0.5, abs=0.015)
-    # Seeds correlate: a constant difference is certain.
-    assert (
-        statistics.pareto_shares([1.0, 2.0], [first, {seed: value + 1e-6 for seed, value in first.items()}])[1] == 1.0
-    )
-    assert all(math.isnan(share) for share in statistics.pareto_shares([1.0, 2.0], [first, {0: 1.0}]))
+    assert (row.p, row.low, row.high) == pytest.approx((reference.pvalue, interval.low, interval.high))

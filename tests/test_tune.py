@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from vitlab.lab import Answer, plan_study
 from vitlab.plan import Plan, Planned
 from vitlab.plan.tune import decide, edges
 from vitlab.plan.values import Rival, Trial, Tuning
-from vitlab.report import tuning_budget
 from vitlab.report.api import open_study
+from vitlab.report.sections import tuning_budget
+from vitlab.report.sections.tuning import Candidate
 from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
@@ -441,7 +444,7 @@ def test_best_by_budget_is_mean_over_all_sets_of_candidates(goal: str) -> None:
     pick = max if goal == "max" else min
     scores = {"steady": [0.5, 0.6, 0.55, 0.58], "sharp": [0.1, 0.9, None, 0.3]}
     rows = [
-        {"arm": arm, "score": score, "metric": "val/loss", "outcome": "" if score is not None else "diverged"}
+        Candidate(arm, "", "val/loss", score, 1, 0.0, "" if score is not None else "diverged")
         for arm, own in scores.items()
         for score in own
     ]
@@ -453,5 +456,7 @@ def test_best_by_budget_is_mean_over_all_sets_of_candidates(goal: str) -> None:
             sets = list(itertools.combinations(known, budget))
             assert table[arm][budget] == pytest.approx(sum(map(pick, sets)) / len(sets))
     if goal == "max":
-        assert tuning_budget.caption(rows, goal).endswith("Best arm: steady with 1, 2; sharp with 4.")
-    assert tuning_budget.by_arm([{**row, "outcome": ""} for row in rows], goal) == {}
+        report: Any = types.SimpleNamespace(sections={"tuning": rows}, analysis=Analysis())
+        caption = tuning_budget.TuningBudget().caption((), report)
+        assert caption.endswith("Best arm by these scores: steady with 1, 2; sharp with 4.")
+    assert tuning_budget.by_arm([dataclasses.replace(row, outcome="") for row in rows], goal) == {}

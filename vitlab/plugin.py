@@ -74,6 +74,13 @@ if TYPE_CHECKING:
     from vitlab.registry import Slot as Slot
     from vitlab.registry import Unhashed as Unhashed
     from vitlab.registry import slot as slot
+    from vitlab.report.document import Report as Report
+    from vitlab.report.phrasing import Column as Column
+    from vitlab.report.phrasing import Scale as Scale
+    from vitlab.report.sections import Findings as Findings
+    from vitlab.report.sections import Image as Image
+    from vitlab.report.sections import Section as Section
+    from vitlab.report.sections import section as section
     from vitlab.spec import Choice as Choice
     from vitlab.spec import RunSpec as RunSpec
     from vitlab.spec.changes import public as public
@@ -132,6 +139,9 @@ _NAMES = {
     "vitlab.models.contract": ["State"],
     "vitlab.plan.values": ["Plan"],
     "vitlab.registry": ["Pick", "Slot", "Unhashed", "slot"],
+    "vitlab.report.document": ["Report"],
+    "vitlab.report.phrasing": ["Column", "Scale"],
+    "vitlab.report.sections": ["Findings", "Image", "Section", "section"],
     "vitlab.spec": ["Choice", "RunSpec"],
     "vitlab.spec.changes": ["public"],
     "vitlab.store.files": ["write_bytes"],

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import format_option, out_option
-
-FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
+from vitlab.cli.options import format_option, out_option, print_report
+from vitlab.report.formats import FORMATS
 
 
 @click.command()
 @click.argument("first", type=click.Path(path_type=Path), shell_complete=complete_study)
 @click.argument("second", type=click.Path(path_type=Path), shell_complete=complete_study)
 @out_option
-@format_option(FORMATS)
+@format_option(tuple(FORMATS))
 def command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
-    from vitlab.report import render_between
     from vitlab.report.api import open_study
     from vitlab.report.between import between
 
-    comparison = between(open_study(first, out=out), open_study(second, out=out))
-    sys.stdout.buffer.write(render_between(comparison, form).encode())
+    print_report(between(open_study(first, out=out), open_study(second, out=out)).render(form), form)

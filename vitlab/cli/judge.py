@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 from click.shell_completion import CompletionItem
 
-from vitlab.cli.compare import FORMATS
-from vitlab.cli.options import format_option
+from vitlab.cli.options import format_option, print_report
+from vitlab.report.formats import FORMATS
 
 
 def _complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -30,7 +28,7 @@ def _complete_file(context: click.Context, parameter: click.Parameter, incomplet
 @click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
 @click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
 @click.option("--looks", help="Numbers of seeds at which results were looked at before, and now, such as 3,5,10.")
-@format_option(FORMATS)
+@format_option(tuple(FORMATS))
 def command(
     results: str,
     metric: str,
@@ -76,7 +74,7 @@ def command(
         classes=classes,
         looks=None if looks is None else _numbers(looks),
     )
-    sys.stdout.buffer.write(judgement.render(form).encode())
+    print_report(judgement.render(form), form)
 
 
 def _numbers(text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +100,18 @@ def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
         show_default=True,
         help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
     )
+
+
+def print_report(rendered: str | bytes, form: str) -> None:
+    """Print a report in a format.
+
+    Raises:
+        click.UsageError: for a binary format on a terminal.
+    """
+    if isinstance(rendered, bytes) and sys.stdout.isatty():
+        raise click.UsageError(f"{form} cannot be printed on a terminal; redirect it to a file")
+    data = rendered if isinstance(rendered, bytes) else f"{rendered.removesuffix(chr(10))}\n".encode()
+    sys.stdout.buffer.write(data)
 
 
 def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -19,6 +19,8 @@ from vitlab.cli.options import (
     set_option,
     study_file,
 )
+from vitlab.report.phrasing import Column, compact
+from vitlab.report.terminal import fitted_table
 
 
 @click.command()
@@ -134,7 +136,8 @@ def _table(
     if plan.question:
         console.print(Text(plan.question), style="italic")
     cached = sum(is_cached[planned.arm, planned.seed] for planned in plan.trials)
-    console.print(_arms(plan, is_cached, costs, console))
+    skipped = [arm is None or bool(arm.skip) for arm in _ends(plan.arms)]
+    console.print(fitted_table(_arms(plan, is_cached, costs), console, skipped))
     for arm in _ends(plan.arms):
         if arm is not None and arm.skip:
             console.print(Text(f"{arm.name}: skipped: {arm.skip}"), style="dim")
@@ -165,66 +168,36 @@ def _ends(items: Sequence[Any]) -> list[Any]:
     return [*items] if len(items) <= MAX_ROWS else [*items[:ROWS], None, *items[-ROWS:]]
 
 
-def _arms(plan: Any, is_cached: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]], console: Any) -> Any:
-    """Return the table of the arms, without less important columns if the terminal is too narrow."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from vitlab.errors import count
+def _arms(plan: Any, is_cached: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]]) -> list[Column]:
+    """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
     from vitlab.plan.design import text
     from vitlab.plan.tune import PENDING
-    from vitlab.report.phrasing import compact
 
-    paths = plan.paths
+    paths, displayed = plan.paths, _ends(plan.arms)
     trials = Counter(planned.arm for planned in plan.trials)
     cached = Counter(planned.arm for planned in plan.trials if is_cached[planned.arm, planned.seed])
     pending = Counter(planned.arm for planned in plan.pending)
-    displayed = _ends(plan.arms)
-    values = {path: [text(_short(paths, path, arm.values[path])) if arm else "" for arm in displayed] for path in paths}
-    columns: list[tuple[str, Literal["left", "right"], list[str]]] = [
-        (
-            "arm",
-            "left",
-            [arm.name if arm else f"... {count(len(plan.arms) - 2 * ROWS, 'arm')} ..." for arm in displayed],
-        ),
-        *((path.rpartition(".")[2], "left", cells) for path, cells in values.items()),
-        ("against", "left", [(arm.baseline or "") if arm else "" for arm in displayed]),
-        ("trials", "right", [str(pending[arm.name] or trials[arm.name]) if arm else "" for arm in displayed]),
-        (
-            "cached",
-            "right",
-            [PENDING if arm and pending[arm.name] else str(cached[arm.name]) if arm else "" for arm in displayed],
-        ),
-        ("engine", "left", [arm.engine if arm else "" for arm in displayed]),
+
+    def cells(cell: Callable[[Any], str], between: str = "") -> tuple[str, ...]:
+        return tuple(cell(arm) if arm is not None else between for arm in displayed)
+
+    columns = [Column("arm", cells(lambda arm: arm.name, f"... {len(plan.arms) - 2 * ROWS:,} more ..."), right=False)]
+    for path in paths:
+        values = tuple("" if arm is None else text(_short(paths, path, arm.values[path])) for arm in displayed)
+        columns.append(Column(path.rpartition(".")[2], values, rank=3, right=False))
+    columns += [
+        Column("against", cells(lambda arm: arm.baseline or ""), rank=1, right=False),
+        Column("trials", cells(lambda arm: str(pending[arm.name] or trials[arm.name]))),
+        Column("cached", cells(lambda arm: PENDING if pending[arm.name] else str(cached[arm.name]))),
+        Column("engine", cells(lambda arm: arm.engine), rank=2, right=False),
     ]
     if costs:
-        priced = [costs.get(arm.name) if arm else None for arm in displayed]
         columns += [
-            ("params", "right", [compact(cost["params"]) if cost else "" for cost in priced]),
-            ("MACs", "right", [compact(cost["macs"]) if cost else "" for cost in priced]),
-            ("GPU-h", "right", [_hours(cost["gpu_hours"]) if cost else "" for cost in priced]),
+            Column("params", cells(lambda arm: compact(costs[arm.name]["params"]) if arm.name in costs else "")),
+            Column("MACs", cells(lambda arm: compact(costs[arm.name]["macs"]) if arm.name in costs else "")),
+            Column("GPU-h", cells(lambda arm: _hours(costs[arm.name]["gpu_hours"]) if arm.name in costs else "")),
         ]
-
-    def table(without: Sequence[str]) -> Any:
-        result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        visible = [column for index, column in enumerate(columns) if column[0] not in without or not index]
-        for name, side, _ in visible:
-            result.add_column(name, justify=side, no_wrap=name != "arm", overflow="fold")
-        for row, arm in enumerate(displayed):
-            result.add_row(
-                *(Text(cells[row]) for _, _, cells in visible), style="dim" if arm is None or arm.skip else ""
-            )
-        return result
-
-    # Drop the columns that repeat an arm's name first.
-    spare: list[str] = []
-    for names in ([path.rpartition(".")[2] for path in paths], ["engine"], ["against"]):
-        result = table(spare)
-        if console.measure(result, options=console.options.update(max_width=10_000)).maximum <= console.width:
-            return result
-        spare += names
-    return table(spare)
+    return columns
 
 
 def _short(paths: Sequence[str], path: str, value: Any) -> Any:

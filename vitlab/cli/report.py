@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from vitlab.cli.options import format_option, out_option, parse_changes, set_option, study_argument
-
-FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "json")
+from vitlab.cli.options import (
+    format_option,
+    no_plugin_option,
+    out_option,
+    parse_changes,
+    plugin_option,
+    print_report,
+    set_option,
+    study_argument,
+)
+from vitlab.report.formats import FORMATS
 
 
 @click.command()
 @study_argument
 @out_option
 @set_option
-@format_option(FORMATS)
+@plugin_option
+@no_plugin_option
+@format_option(tuple(FORMATS))
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
-def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output: Path | None) -> None:
+def command(
+    study: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], form: str, output: Path | None
+) -> None:
     """Print the report of STUDY: of the version that its file is, or of the latest run where its name is given.
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
+    from vitlab.registry import load_file
     from vitlab.report import read_report
     from vitlab.report.api import open_study
 
+    for plugin in plugins:
+        load_file(plugin)
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
     rendered = read_report(plan, store, form)
     if rendered is None:
@@ -33,13 +47,10 @@ def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output:
         from vitlab.report import render
 
         rendered = render(plan, store, form)
-    data = rendered if isinstance(rendered, bytes) else rendered.encode()
-    if output is not None:
-        from vitlab.store.files import write_bytes
+    if output is None:
+        print_report(rendered, form)
+        return
+    from vitlab.store.files import write_bytes
 
-        write_bytes(output, data)
-        click.echo(str(output), err=True)
-    elif form == "parquet" and sys.stdout.isatty():
-        raise click.UsageError("parquet cannot be printed on a terminal; name a file with --output")
-    else:
-        sys.stdout.buffer.write(data if form == "parquet" or data.endswith(b"\n") else data + b"\n")
+    write_bytes(output, rendered if isinstance(rendered, bytes) else rendered.encode())
+    click.echo(str(output), err=True)

@@ -29,6 +29,7 @@ from vitlab.executors import Local
 from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import MAX_TOGETHER
 from vitlab.plan.values import EngineBenchmark, Plan, Planned
+from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial
 from vitlab.spec import RunSpec
@@ -56,19 +57,10 @@ Say = Callable[[str], None]
 def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say) -> Path:
     """Measure every arm that has trials and write the results to the study's folder.
 
-    Columns: ``arm, trial, code`` (of the first seed), ``rounds``, ``train_images_per_s`` and ``infer_images_per_s``
-    (medians over the rounds, with ``_q1`` and ``_q3``; by the loop, with the training's batch size; training includes
-    data loading), ``peak_bytes`` (of the process, or of the allocator on CUDA; median), ``device, processor, threads,
-    batch_size, precision, torch, load`` (1-minute load average of the machine at the end) and ``measured`` (UTC).
-
     Returns:
-        The file.  An arm that cannot be measured has no row, and the reason is passed to ``say``.
+        The file, with the columns of :class:`~vitlab.report.sections.cost.MeasuredCost`.  An arm that cannot be
+        measured has no row, and the reason is passed to ``say``.
     """
-    import pandas as pd
-
-    from vitlab.report.costs import file_of
-    from vitlab.report.frame import write_parquet
-
     firsts = list({planned.arm: planned for planned in reversed(plan.trials)}.values())[::-1]
     results: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
     say(f"measuring the speed and memory of each arm, in {ROUNDS} rounds")
@@ -85,9 +77,7 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
                     results[planned.arm].append(outcome)
             say(f"measured: round {turn + 1} of {ROUNDS}")
     rows = [_row(planned, results[planned.arm]) for planned in firsts if len(results[planned.arm]) == ROUNDS]
-    file = file_of(plan, store)
-    write_parquet(pd.DataFrame(rows), file)
-    return file
+    return write_costs(rows, plan, store)
 
 
 def benchmark_engines(
@@ -298,16 +288,22 @@ def _job(trial: Trial, folder: Path, run: RunSpec, plugins: Sequence[str | Path]
     return Job((JobTrial(f"measuring {trial.key[:8]}", folder, trial),), settings)
 
 
-def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"arm": planned.arm, "trial": planned.trial.key, "code": planned.trial.code}
-    row["rounds"] = len(rounds)
+def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> MeasuredCost:
+    values: dict[str, Any] = {}
     for name in ("train_images_per_s", "infer_images_per_s"):
         q1, median, q3 = _quartiles([measurement[name] for measurement in rounds])
-        row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}
-    row["peak_bytes"] = int(statistics.median(measurement["peak_bytes"] for measurement in rounds))
-    constants = ("device", "processor", "threads", "batch_size", "precision", "torch")
-    times = {"load": os.getloadavg()[0], "measured": datetime.now(UTC)}
-    return row | {name: rounds[-1][name] for name in constants} | times
+        values |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}
+    return MeasuredCost(
+        arm=planned.arm,
+        trial=planned.trial.key,
+        code=planned.trial.code,
+        rounds=len(rounds),
+        peak_bytes=int(statistics.median(measurement["peak_bytes"] for measurement in rounds)),
+        load=os.getloadavg()[0],
+        measured=str(datetime.now(UTC)),
+        **values,
+        **{name: rounds[-1][name] for name in ("device", "processor", "threads", "batch_size", "precision", "torch")},
+    )
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:

@@ -19,9 +19,10 @@ from vitlab.judging.trainings import Trainings, check_columns, trainings
 from vitlab.judging.words import role_of, words
 from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Looks, Plan
-from vitlab.report.between import Between
 from vitlab.report.comparison import summary
 from vitlab.report.notes import table_notes
+from vitlab.report.render import Content
+from vitlab.report.study_results import StudyResults
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal
@@ -41,7 +42,7 @@ UNREGISTERED = "These comparisons were not registered before their results were 
 class Judgement:
     """The comparison of the arms of a table: answers, a frame, and reports in several formats."""
 
-    comparison: Between
+    content: Content
 
     @property
     def answers(self) -> list[str]:
@@ -51,19 +52,21 @@ class Judgement:
     @property
     def notes(self) -> tuple[str, ...]:
         """What else a reader has to know, one sentence each."""
-        return self.comparison.notes
+        return tuple(self.content.report.notes)
 
     def compare(self) -> Comparison:
         """Return one row per arm in the columns of :func:`vitlab.compare`, in units of the table."""
         from vitlab.report.notebook import Comparison
 
-        return Comparison.of(self.comparison.rows, self.comparison.plan, self.notes)
+        return Comparison.of(self.content.report)
 
-    def render(self, format: str = "terminal") -> str:
-        """Return the report in a format: terminal, md, csv, latex, latex-all or json."""
-        from vitlab.report import render_between
+    def render(self, format: str = "terminal") -> str | bytes:
+        """Return the report in a format, see :func:`vitlab.report.render`; bytes for parquet, otherwise text.
 
-        return render_between(self.comparison, format)
+        Raises:
+            UserError: if there is no such format.
+        """
+        return self.content.render(format)
 
     def _repr_html_(self) -> str:
         return self.compare()._repr_html_()
@@ -146,9 +149,9 @@ def judge(
         seeds = found.frame["seed"].nunique()
         remarks.option(f"--looks: the last look is at all seeds, {seeds}, and they need a column")
     remarks.check_all()
-    comparison = _compare(found, compared, metric, criterion, alpha, looks or ())
-    notes = (*remarks.notes, *comparison.notes, *_lost_seeds(found), *_single_values(found, metric), UNREGISTERED)
-    return Judgement(replace(comparison, notes=notes))
+    content = _compare(found, compared, metric, criterion, alpha, looks or ())
+    notes = (*remarks.notes, *content.report.notes, *_lost_seeds(found), *_single_values(found, metric), UNREGISTERED)
+    return Judgement(replace(content, report=replace(content.report, notes=notes)))
 
 
 def _check_options(
@@ -219,7 +222,7 @@ def _compare(
     criterion: Criterion,
     alpha: float,
     looks: Sequence[int],
-) -> Between:
+) -> Content:
     """Compare the arms; of several looks, each is at the first seeds, and the next one judges what it leaves open."""
     # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
     column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
@@ -250,7 +253,7 @@ def _compare(
             break
         plan = replace(plan, looks=replace(plan.looks, open=(*plan.looks.open, tuple(open_arms))))
     rows = summary(frame, plan)
-    return Between(plan, rows, tuple(table_notes(plan, frame, rows)))
+    return Content.of(StudyResults(plan, frame, quantum=criterion.quantum), rows, table_notes(plan, frame, rows))
 
 
 def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:

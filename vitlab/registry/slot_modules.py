@@ -28,6 +28,7 @@ SLOT_MODULES = {
     "metric": "vitlab.training.metrics",
     "executor": "vitlab.executors",
     "tracker": "vitlab.trackers",
+    "section": "vitlab.report.sections",
 }
 """Slot to the name of its module; a string, so that listing the slots imports nothing."""
 

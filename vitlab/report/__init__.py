@@ -1,11 +1,11 @@
 """The answer of a study: frames, figures and documents.  Importing this imports no pandas and no matplotlib."""
 
-from vitlab.report.render import FORMATS as FORMATS
+from vitlab.report.document import Report as Report
+from vitlab.report.formats import FORMATS as FORMATS
 from vitlab.report.render import Content as Content
 from vitlab.report.render import answers as answers
 from vitlab.report.render import collect as collect
 from vitlab.report.render import read_report as read_report
 from vitlab.report.render import render as render
-from vitlab.report.render import render_between as render_between
 from vitlab.report.render import warm_up as warm_up
 from vitlab.report.render import write as write

@@ -55,9 +55,10 @@ class Answer:
 
     def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""
+        from vitlab.report import collect
         from vitlab.report.notebook import Comparison
 
-        return Comparison.of_study(self.plan, self.store)
+        return Comparison.of(collect(self.plan, self.store).report)
 
     def history(self) -> pd.DataFrame:
         """Return the curves, see :func:`vitlab.history`."""

@@ -98,14 +98,13 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
     """
+    from vitlab.report import collect
     from vitlab.report.between import between
     from vitlab.report.notebook import Comparison
 
-    plan, store = open_study(first, out=out)
-    if second is None:
-        return Comparison.of_study(plan, store)
-    comparison = between((plan, store), open_study(second, out=out))
-    return Comparison.of(comparison.rows, comparison.plan, comparison.notes)
+    study = open_study(first, out=out)
+    content = collect(*study) if second is None else between(study, open_study(second, out=out))
+    return Comparison.of(content.report)
 
 
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vitlab.errors import UserError
 from vitlab.plan.metric_facts import MetricFacts
-from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.plan.versions import flat
-from vitlab.report import phrasing
 from vitlab.report.comparison import summary
-from vitlab.report.frame import results
+from vitlab.report.render import Content
+from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
 
 MAX_LISTED = 8  #: differences of two arms that are listed one by one
@@ -19,53 +19,77 @@ UNREGISTERED = "neither study registered this comparison"
 
 
 @dataclass(frozen=True)
-class Between:
-    """A comparison of arms that belong to no single study, judged as one family of its own."""
+class _Side:
+    """One of the two studies; its arms are named after it."""
 
-    plan: Plan  #: of two studies, each arm under the name of its study
-    rows: list[dict[str, Any]]  #: see :func:`vitlab.report.comparison.summary`
-    notes: tuple[str, ...]
+    label: str
+    plan: Plan
+    results: StudyResults
+    names: tuple[str, ...]  #: of all its arms that run
+    common: tuple[str, ...]  #: names that both studies have
 
-    def document(self) -> dict[str, Any]:
-        """Return the report document; sections that need a single study are empty."""
-        return {
-            "study": self.plan.study,
-            "question": self.plan.question,
-            "analysis": self.plan.analysis.model_dump(mode="json"),
-            "units": self.plan.units,
-            "overview": phrasing.overview(self.rows),
-            "answers": phrasing.answers(self.rows, self.plan.analysis, self.plan.units),
-            "arms": self.rows,
-            "tuning": [],
-            "heads": [],
-            "corrupted": [],
-            "scaling": [],
-            "fronts": {},
-            "front_shares": {},
-            "interactions": [],
-            "cost": [],
-            "notes": list(self.notes),
-            "made": None,
-        }
+    def name(self, arm: str) -> str:
+        """Return the name of an arm beside the arms of the other study."""
+        return f"{self.label}: {arm}"
+
+    def arms(self, baseline: _Side | None) -> list[Arm]:
+        """Return the common arms, each compared with its counterpart of another side."""
+        arms = []
+        for name in self.common:
+            against = None if baseline is None else baseline.name(name)
+            arms.append(replace(self.plan.arm(name), name=self.name(name), baseline=against))
+        return arms
+
+    def trials(self) -> list[Planned]:
+        """Return the trials of the common arms."""
+        trials = (item for item in self.plan.trials if item.arm in self.common)
+        return [Planned(self.name(item.arm), item.seed, item.trial) for item in trials]
+
+    def metrics(self) -> dict[str, MetricFacts]:
+        """Return the facts of each metric, with what chance reaches in the common arms."""
+        metrics = {}
+        for metric, facts in self.plan.metrics.items():
+            chance = {self.name(arm): facts.chance[arm] for arm in self.common if arm in facts.chance}
+            metrics[metric] = replace(facts, chance=chance)
+        return metrics
+
+    def first_trial(self, arm: str) -> Trial | None:
+        """Return a trial of an arm; None if it has none."""
+        return next((item.trial for item in self.plan.trials if item.arm == arm), None)
 
 
-def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
-    """Compare the second of two studies with the first, which serves as the baseline.
+def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Content:
+    """Compare the second of two studies with the first, which serves as the baseline, as one family.
 
     Raises:
         UserError: if they are judged by different metrics, or no arm of one has its name in the other.
     """
-    import pandas as pd
+    old, new = _sides(first, second)
+    plan = Plan(
+        f"{old.label} and {new.label}",
+        f"How does {new.label} differ from {old.label}?",
+        (*old.arms(None), *new.arms(old)),
+        (*old.trials(), *new.trials()),
+        new.plan.analysis,
+        metrics=_metrics(old.metrics(), new.metrics()),
+    )
+    results = _results(plan, old, new)
+    rows = summary(results.frame, plan, _refusals(old, new))
+    for row in rows:
+        if row["baseline"] is not None:
+            row["exploratory"] = UNREGISTERED
+    return Content.of(results, rows, list(_notes(old, new)))
 
+
+def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:
+    """Return both studies; raises as :func:`between`."""
     plans = first[0], second[0]
     criteria = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
     if criteria[0] != criteria[1]:
-        descriptions = [
-            f"{plan.study} by {' '.join(criterion)}" for plan, criterion in zip(plans, criteria, strict=True)
-        ]
-        raise UserError(f"both studies need the same metric; found {' and '.join(descriptions)}")
-    names = [[arm.name for arm in plan.arms if not arm.skip] for plan in plans]
-    common = [name for name in names[1] if name in names[0]]
+        found = [f"{plan.study} by {' '.join(criterion)}" for plan, criterion in zip(plans, criteria, strict=True)]
+        raise UserError(f"both studies need the same metric; found {' and '.join(found)}")
+    names = [tuple(arm.name for arm in plan.arms if not arm.skip) for plan in plans]
+    common = tuple(name for name in names[1] if name in names[0])
     if not common:
         raise UserError(
             f"no arm of {plans[1].study} has the name of an arm of {plans[0].study}; rename arms, or compare other "
@@ -75,73 +99,77 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     labels = [plan.study for plan in plans]
     if labels[0] == labels[1]:
         labels = [f"{label} ({place})" for label, place in zip(labels, ("first", "second"), strict=True)]
-    arms, trials, frames = [], [], []
-    metrics: dict[str, MetricFacts] = {}
-    overlap: dict[str, float] = {}
-    for label, (plan, store) in zip(labels, (first, second), strict=True):
-        against = {name: f"{labels[0]}: {name}" if label == labels[1] else None for name in common}
-        own = {name: f"{label}: {name}" for name in common}
-        arms += [replace(plan.arm(name), name=own[name], baseline=against[name]) for name in common]
-        trials += [Planned(own[item.arm], item.seed, item.trial) for item in plan.trials if item.arm in own]
-        for metric, facts in plan.metrics.items():
-            earlier = metrics[metric].chance if metric in metrics else {}
-            chance = {own[arm]: level for arm, level in facts.chance.items() if arm in own}
-            metrics[metric] = replace(facts, chance={**earlier, **chance})
-        frame = results(plan, store)
-        overlap |= {own[arm]: ratio for arm, ratio in frame.attrs.get("overlap", {}).items() if arm in own}
-        frame = frame[frame["arm"].isin(common)]
-        renamed = {
-            "baseline": frame["arm"].map(against).astype("string"),
-            "arm": frame["arm"].map(own).astype("string"),
-        }
-        frames.append(frame.assign(**renamed))
-    both = Plan(
-        " and ".join(labels),
-        f"How does {labels[1]} differ from {labels[0]}?",
-        tuple(arms),
-        tuple(trials),
-        plans[1].analysis,
-        metrics=metrics,
+    old, new = (
+        _Side(label, plan, StudyResults.read(plan, store), own, common)
+        for label, (plan, store), own in zip(labels, (first, second), names, strict=True)
     )
-    pairs = {f"{labels[1]}: {name}": (_one(plans[0], name), _one(plans[1], name)) for name in common}
-    refused = {
-        arm: f"the studies have different data ({old.data or 'not here'} and {new.data or 'not here'})"
-        for arm, (old, new) in pairs.items()
-        if old is not None and new is not None and old.data != new.data
+    return old, new
+
+
+def _metrics(old: Mapping[str, MetricFacts], new: Mapping[str, MetricFacts]) -> dict[str, MetricFacts]:
+    """Return the facts of the metrics of both studies; of one that both have, chance of the arms of both."""
+    joined = dict(old)
+    for metric, facts in new.items():
+        earlier = old[metric].chance if metric in old else {}
+        joined[metric] = replace(facts, chance={**earlier, **facts.chance})
+    return joined
+
+
+def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
+    """Return the results of the common arms of both studies."""
+    import pandas as pd
+
+    frames, baselines = [], {arm.name: arm.baseline for arm in plan.arms}
+    for side in (old, new):
+        frame = side.results.frame[side.results.frame["arm"].isin(side.common)]
+        arms = frame["arm"].map(side.name)
+        renamed = {"arm": arms.astype("string"), "baseline": arms.map(baselines).astype("string")}
+        frames.append(frame.assign(**renamed))
+    quantum = new.results.quantum if new.results.quantum == old.results.quantum else 0.0
+    overlap = {
+        side.name(arm): ratio
+        for side in (old, new)
+        for arm, ratio in side.results.overlap.items()
+        if arm in side.common
     }
-    notes = [f"{UNREGISTERED[0].upper()}{UNREGISTERED[1:]}: it is exploratory."]
-    for arm, (old, new) in pairs.items():
-        notes += _notes_on_changes(arm, old, new)
-    for label, own_names, other_names in ((labels[0], names[0], names[1]), (labels[1], names[1], names[0])):
-        unmatched = [name for name in own_names if name not in other_names]
-        if unmatched:
-            notes.append(f"In {label} alone, and not compared: {'; '.join(unmatched)}.")
     frame = pd.concat(frames, ignore_index=True)
-    frame.attrs = {**frames[1].attrs, "overlap": overlap}
-    if frames[0].attrs.get("quantum") != frames[1].attrs.get("quantum"):
-        del frame.attrs["quantum"]
-    rows = summary(frame, both, refused)
-    for row in rows:
-        if row["baseline"] is not None:
-            row["exploratory"] = UNREGISTERED
-    return Between(both, rows, tuple(notes))
+    frame.attrs = {"quantum": quantum, "overlap": overlap}
+    return StudyResults(plan, frame, quantum=quantum, overlap=overlap)
 
 
-def _one(plan: Plan, arm: str) -> Trial | None:
-    return next((item.trial for item in plan.trials if item.arm == arm), None)
+def _refusals(old: _Side, new: _Side) -> dict[str, str]:
+    """Return why comparisons are refused, by arm: for different data."""
+    refused = {}
+    for arm in new.common:
+        before, after = old.first_trial(arm), new.first_trial(arm)
+        if before is not None and after is not None and before.data != after.data:
+            data = f"{before.data or 'not here'} and {after.data or 'not here'}"
+            refused[new.name(arm)] = f"the studies have different data ({data})"
+    return refused
 
 
-def _notes_on_changes(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
-    """Return a note on how an arm's spec and code differ between two studies; none if they are equal."""
+def _notes(old: _Side, new: _Side) -> Iterator[str]:
+    """Yield the caveats: how arms differ between the studies, and which are in one alone."""
+    yield f"{UNREGISTERED[0].upper()}{UNREGISTERED[1:]}: it is exploratory."
+    for arm in new.common:
+        differences = _differences(old.first_trial(arm), new.first_trial(arm))
+        if differences:
+            yield f"{new.name(arm)} differs from its counterpart by {'; '.join(differences)}."
+    for side in (old, new):
+        alone = [name for name in side.names if name not in side.common]
+        if alone:
+            yield f"In {side.label} alone, and not compared: {'; '.join(alone)}."
+
+
+def _differences(old: Trial | None, new: Trial | None) -> Sequence[str]:
+    """Return how spec and code differ between two trials, one clause each."""
     if old is None or new is None:
         return []
     before, after = flat(old.spec.plain()), flat(new.spec.plain())
     paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-    differences = [
-        f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:MAX_LISTED]
-    ]
+    clauses = [f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:MAX_LISTED]]
     if len(paths) > MAX_LISTED:
-        differences.append(f"{len(paths) - MAX_LISTED} more")
+        clauses.append(f"{len(paths) - MAX_LISTED} more")
     if old.code != new.code:
-        differences.append(f"code {old.code[:8]} and {new.code[:8]}")
-    return [f"{arm} differs from its counterpart by {'; '.join(differences)}."] if differences else []
+        clauses.append(f"code {old.code[:8]} and {new.code[:8]}")
+    return clauses

@@ -6,6 +6,7 @@ Figures are drawn without pyplot, so that no global state is shared.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
+from vitlab.report.phrasing import compact
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "better", WORSE: "worse"} | {
@@ -91,6 +94,33 @@ def element(svg: str, name: str, alternative: str) -> str:
     referenced = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
     return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
+
+
+def parts_of(*panels: Axes) -> set[str]:
+    """Return the labels of the parts that are drawn in some panels."""
+    return {str(artist.get_label()) for axes in panels for artist in axes.get_children()}
+
+
+def plain_ticks(axes: Axes) -> None:
+    """Format sizes as ``1.2 M`` and other numbers without mathematical exponents."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _whole(compact(x))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    if axes.get_xscale() == "log":
+        low, high = axes.get_xlim()
+        wide = math.log10(high / low)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide < 1.4 else (1, 3) if wide < 2.5 else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.tick_params(axis="y", which="minor", labelsize=7)
+
+
+def _whole(label: str) -> str:
+    """Return ``20 k`` for ``20.0 k``: ticks are at exact values."""
+    number, space, prefix = label.partition(" ")
+    return f"{number.rstrip('0').rstrip('.')}{space}{prefix}" if "." in number else label
 
 
 @contextmanager

@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from vitlab.report import tables
-from vitlab.report.document import provenance_lines
 from vitlab.report.escaping import LATIN, TEX, latex, one_line
 from vitlab.report.phrasing import Column
-from vitlab.spec import Analysis
+
+if TYPE_CHECKING:
+    from vitlab.report.document import Report
 
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
 
-def latex_table(doc: Mapping[str, Any]) -> str:
+def latex_table(report: Report) -> str:
     """Return the table of arms in the width of a paper, to be read into a document that uses booktabs."""
-    analysis = Analysis.model_validate(doc["analysis"])
-    caption = tables.paper_caption(doc["question"], doc["arms"], analysis, doc["units"])
-    return _file(doc, [("arms", caption, tables.paper_columns(doc["arms"], analysis, doc["units"]))])
+    from vitlab.report.sections.arms import paper_caption, paper_columns
+
+    about = report.arms, report.analysis, report.units
+    return _file(report, [("arms", paper_caption(report.question, *about), paper_columns(*about))])
 
 
-def latex_tables(doc: Mapping[str, Any]) -> str:
+def latex_tables(report: Report) -> str:
     """Return every table of the report with all its columns."""
-    analysis = Analysis.model_validate(doc["analysis"])
-    others = tables.tables(doc, analysis)
-    arms = [("arms", doc["question"] or doc["study"], tables.columns(doc["arms"], analysis, doc["units"]))]
-    return _file(doc, [*arms, *((name.lower(), f"{name}. {caption}", columns) for name, caption, columns in others)])
+    from vitlab.report.sections import sections
+
+    parts = []
+    for name, part in sections().items():
+        rows = report.sections.get(name, ())
+        if columns := part.columns(rows, report):
+            caption = report.title if name == "arms" else f"{part.heading}. {part.caption(rows, report)}"
+            parts.append((part.heading.lower(), caption, columns))
+    return _file(report, parts)
 
 
-def _file(doc: Mapping[str, Any], parts: Sequence[tuple[str, str, Sequence[Column]]]) -> str:
+def _file(report: Report, parts: Sequence[tuple[str, str, Sequence[Column]]]) -> str:
     """Return tables with their labels and captions; the answers and notes of the report stand in comments."""
-    notes = [f"% {one_line(note)}" for note in (*doc["answers"], *doc["notes"])]
-    notes += [f"% {one_line(head)}: {one_line(text)}" for head, text in provenance_lines(doc)]
+    notes = [f"% {one_line(note)}" for note in (*report.answers, *report.notes)]
+    notes += [f"% {one_line(head)}: {one_line(text)}" for head, text in report.provenance]
     lines = ["% \\usepackage{booktabs}", *notes]
     texts = [text for *_, columns in parts for column in columns for text in (column.title, *column.cells)]
     characters = {char for text in texts for char in text}
     if any(ord(char) > LATIN for char in characters - TEX.keys()):
         lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
-    study = re.sub(r"[^A-Za-z0-9.-]+", "-", doc["study"])
+    study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for name, caption, columns in parts:
         rows = zip(*(column.cells for column in columns), strict=True)
         lines += [

@@ -11,12 +11,10 @@ from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import comparison, phrasing
 from vitlab.report import frame as frames
-from vitlab.report.document import of_version, plain
-from vitlab.report.image_values import image_values
-from vitlab.report.notes import notes
+from vitlab.report.document import Report, plain
+from vitlab.report.page import trial_columns
 from vitlab.report.phrasing import Column
-from vitlab.report.tables import columns, trial_columns
-from vitlab.spec import Analysis
+from vitlab.report.sections import sections
 from vitlab.store.folders import Store
 
 ROWS = 60  #: trials that a notebook shows
@@ -44,35 +42,23 @@ class Results(pd.DataFrame):
         if not {*frames.BEFORE, *frames.AFTER} <= set(self.columns):
             return pd.DataFrame(self)._repr_html_()  # type: ignore[operator,no-any-return]
         states = {name: int((self["status"] == name).sum()) for name in frames.STATUSES}
-        summary = [f"{count(len(self), 'trial')}: {phrasing.states(states)}"]
-        remainder = f"... and {len(self) - ROWS:,} more." if len(self) > ROWS else ""
-        return _html(summary, trial_columns(plain(self.head(ROWS)), self.units), [remainder] if remainder else [])
+        more = [f"... and {len(self) - ROWS:,} more."] if len(self) > ROWS else []
+        table = trial_columns(plain(self.head(ROWS)), self.units)
+        return _html([f"{count(len(self), 'trial')}: {phrasing.states(states)}"], table, more)
 
 
 class Comparison(pd.DataFrame):
     """A frame of :func:`vitlab.report.comparison.summary_frame`; slices of it are ordinary frames."""
 
-    _metadata = ("analysis", "units", "notes")
-    analysis: Analysis
-    units: Mapping[str, str]
-    notes: tuple[str, ...]
+    _metadata = ("report",)
+    report: Report
 
     @classmethod
-    def of_study(cls, plan: Plan, store: Store) -> Comparison:
-        """Return the comparison of a study's arms, with the notes of its report."""
-        trials = frames.gather(plan, store)
-        table = frames.table(plan, trials)
-        rows = comparison.summary(table, plan, images=image_values(plan, trials))
-        trial_notes = notes(plan, [*frames.prerequisites(plan, store), *trials], table, rows)
-        return cls.of(rows, plan, (*of_version(plan, store), *trial_notes))
-
-    @classmethod
-    def of(cls, rows: Sequence[phrasing.Row], plan: Plan, notes: tuple[str, ...] = ()) -> Comparison:
-        """Return the rows of arms as a comparison with the analysis of its plan and notes."""
-        comparison_frame = cls(comparison.summary_frame(rows, plan.analysis))
-        comparison_frame.analysis, comparison_frame.units = plan.analysis, plan.units
-        comparison_frame.notes = notes
-        return comparison_frame
+    def of(cls, report: Report) -> Comparison:
+        """Return the arms of a report, with its answers and notes."""
+        frame = cls(comparison.summary_frame(report.arms, report.analysis))
+        frame.report = report
+        return frame
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
@@ -81,21 +67,24 @@ class Comparison(pd.DataFrame):
     @property
     def answers(self) -> list[str]:
         """The answers, one sentence per comparison."""
-        return phrasing.answers(plain(self), self.analysis, self.units)
+        return list(self.report.answers)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the report."""
+        return tuple(self.report.notes)
 
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
-        notes = [f"{self.analysis.metric}: {self.analysis.direction}.", *self.notes]
-        return _html(self.answers, columns(plain(self), self.analysis, self.units), notes)
+        direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
+        return _html(self.answers, sections()["arms"].columns((), self.report), [direction, *self.notes])
 
 
-def _html(sentences: Sequence[str], table: Sequence[Column], notes_below: Sequence[str]) -> str:
-    answers = "".join(f"<li>{escape(text)}</li>" for text in sentences)
-    head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in table)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
-        for first, *rest in zip(*(column.cells for column in table), strict=True)
+def _html(sentences: Sequence[str], table: Sequence[Column], notes: Sequence[str]) -> str:
+    answers, below = (
+        "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) for tag, texts in (("li", sentences), ("p", notes))
     )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in notes_below)
-    table_html = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div><ul>{answers}</ul>{table_html}{notes}</div>"
+    rows = list(zip(*(column.cells for column in table), strict=True))
+    with pd.option_context("display.max_colwidth", None):
+        cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)
+    return f"<div><ul>{answers}</ul>{cells}{below}</div>"

@@ -101,20 +101,25 @@ class Scale:
             decimals += 1
         return self.number(value, decimals)
 
+    def interval(self, low: float | None, high: float | None, decimals: int) -> str:
+        """Format an interval as ``[1.2, 3.4]``; a dash if it is missing."""
+        return DASH if low is None or high is None else f"[{self.end(low, decimals)}, {self.end(high, decimals)}]"
+
     def amount(self, value: float, decimals: int) -> str:
         """Format the size of a difference with its unit: ``3.1 points``."""
         return f"{self.number(abs(value), decimals)} {self.points}".rstrip()
 
 
+def half_width(low: float | None, high: float | None) -> float | None:
+    """Return the half-width of an interval; None without an interval, or of one of rounding alone."""
+    if low is None or high is None or high - low <= ROUNDING * max(abs(low), abs(high)):
+        return None
+    return (high - low) / 2
+
+
 def widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
-    """Return the half-widths of the intervals of all arms; None without an interval, or one of rounding alone."""
-
-    def width(first: float | None, last: float | None) -> float | None:
-        if first is None or last is None or last - first <= ROUNDING * max(abs(first), abs(last)):
-            return None
-        return (last - first) / 2
-
-    return [width(row[low], row[high]) for row in rows]
+    """Return the :func:`half_width` of the intervals of all arms."""
+    return [half_width(row[low], row[high]) for row in rows]
 
 
 def p_value(p: float | None, alpha: float) -> str:

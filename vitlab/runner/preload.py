@@ -31,7 +31,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 # Otherwise Arrow's allocator starts a thread, and a process that forks must have only one.
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
-SLOTS = [name for name in SLOT_MODULES if name != "tracker"]  # only the driver uses trackers
+SLOTS = [name for name in SLOT_MODULES if name not in ("tracker", "section")]  # only the driver uses these
 
 # What trials import on first use: vmap and the profiler's hooks of torch modules, files pyarrow and ctypes, and
 # optimizers of plugins dynamo.  Importing them here saves each trial up to a second.

@@ -70,6 +70,8 @@ class Analysis(Frozen):
     variance: Literal["moderated", "own"] = "moderated"
     """Spread that a comparison rests on: shared with those of the same baseline and seeds, or its own alone."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate
+    power_law: Literal["params", "macs", "images"] | None = None
+    """Size over which the report fits a law of scaling to the error or the loss of arms that differ in numbers."""
 
     @property
     def direction(self) -> str:

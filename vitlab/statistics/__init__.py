@@ -51,9 +51,10 @@ from vitlab.statistics.replicates import smallest_sign_flip_p as smallest_sign_f
 from vitlab.statistics.replicates import t_quantile as t_quantile
 from vitlab.statistics.replicates import t_two_sided as t_two_sided
 from vitlab.statistics.replicates import welch_t_test as welch_t_test
-from vitlab.statistics.scaling import PowerLaw as PowerLaw
+from vitlab.statistics.scaling import Curve as Curve
+from vitlab.statistics.scaling import Estimate as Estimate
+from vitlab.statistics.scaling import Law as Law
+from vitlab.statistics.scaling import fit_law as fit_law
 from vitlab.statistics.scaling import pareto as pareto
-from vitlab.statistics.scaling import pareto_shares as pareto_shares
-from vitlab.statistics.scaling import power_law as power_law
 from vitlab.statistics.sequential import predictive_power as predictive_power
 from vitlab.statistics.sequential import sequential_levels as sequential_levels

@@ -39,6 +39,7 @@ from vitlab.testing.executors import check_executor
 from vitlab.testing.metrics import check_metric
 from vitlab.testing.models import check_model, check_scheme
 from vitlab.testing.parts import check_part
+from vitlab.testing.sections import check_section
 from vitlab.testing.training import check_loss, check_objective, check_optimizer, check_schedule
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ CHECKS: Mapping[str, Callable[[str, registry.ResolvedChoice], None]] = {
     "objective": check_objective,
     "metric": check_metric,
     "executor": check_executor,
+    "section": check_section,
     "tracker": check_tracker,
 }
 """Slot to the check of its components."""
@@ -161,6 +163,9 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
 
     Trackers of journals: files hold each point once even if a driver dies between delivery and commit; after a trial is
     retrained they hold the new journal; files of other trials do not change.
+
+    Sections, of a report with results and of one without: rows survive JSON, the columns of a table are equally long,
+    tables and figures have captions, and a figure is drawn as wide as a page and as wide as a phone.
 
     Args:
         slot: such as ``position``.

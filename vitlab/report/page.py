@@ -1,0 +1,121 @@
+"""The report as a page: one file without scripts or anything fetched."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitlab.plan.palette import SERIES
+from vitlab.report import phrasing
+from vitlab.report.escaping import valid_html
+from vitlab.report.phrasing import DASH, Column, Row, Scale, duration
+from vitlab.report.verdict import Verdict
+
+if TYPE_CHECKING:
+    from vitlab.report.render import Content
+    from vitlab.report.sections import Section
+
+SECONDARY = 4  #: columns of this rank and above are folded
+FOLDED_FROM = 40  #: from this number of arms on, their picture is folded
+
+
+def page(content: Content) -> str:
+    """Return the page; every text is escaped, figures are inline."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from vitlab.report.sections import sections
+
+    environment = Environment(
+        loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    report, analysis = content.report, content.report.analysis
+    kinds = [_kind(row["verdict"] or "") for row in report.arms]
+    answers = list(zip(report.answers, [kind for kind in kinds if kind] or [""] * len(report.answers), strict=True))
+    claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
+    parts = [_part(content, name, part) for name, part in sections().items()]
+    text = environment.get_template("report.html.j2").render(
+        report=report,
+        # Of many answers, those with a verdict come first; the others are folded.
+        answers=claims if report.overview else answers,
+        few=phrasing.OVERVIEW_FROM,
+        all_answers=answers if report.overview else [],
+        parts=[part for part in parts if part["table"] or part["figure"] or part["images"]],
+        folded=f"Picture of all {len(report.arms)} arms" if len(report.arms) > FOLDED_FROM else "",
+        trials=_table(trial_columns(report.trials, report.units)),
+        judged=f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
+        series=SERIES,
+    )
+    return valid_html(text)
+
+
+def trial_columns(rows: Sequence[Row], units: Any) -> list[Column]:
+    """Return the table of trials: a selection of the columns of results.csv."""
+    table = [
+        Column("arm", tuple(row["arm"] for row in rows), right=False),
+        Column("seed", tuple(str(row["seed"]) for row in rows)),
+        Column("status", tuple(row["status"] for row in rows), right=False),
+    ]
+    if any(row["failure_kind"] for row in rows):
+        table.append(Column("failure", tuple(row["failure_kind"] or "" for row in rows), right=False))
+    for metric in (name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))):
+        scale = Scale.of(metric, units)
+        decimals = scale.decimals_of([row[metric] for row in rows], 2, 4)
+        table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))
+    times = tuple(DASH if row["wall_s"] is None else duration(row["wall_s"]) for row in rows)
+    return [*table, Column("time", times), Column("trial", tuple(row["trial"][:12] for row in rows), right=False)]
+
+
+def _part(content: Content, name: str, part: Section[Any]) -> dict[str, Any]:
+    """Return a section for the template."""
+    report, rows = content.report, content.report.sections.get(name, ())
+    columns = part.columns(rows, report)
+    more = [column for column in columns if column.rank >= SECONDARY]
+    return {
+        "name": name,
+        "heading": part.heading,
+        "caption": part.caption(rows, report) if columns or rows else "",
+        "table": _table([column for column in columns if column.rank < SECONDARY]) if columns else None,
+        "more": _table([columns[0], *more]) if more else None,
+        "figure": _figure(content, name),
+        "images": list(_images(content, rows, part)),
+    }
+
+
+def _figure(content: Content, name: str) -> dict[str, Any] | None:
+    """Return a figure for the template, as wide as a page and as wide as a phone; the page shows the one that fits."""
+    from markupsafe import Markup
+
+    from vitlab.report.drawing import element
+
+    picture = content.pictures.get(name)
+    if picture is None:
+        return None
+    wide = Markup(element(picture.svg, name, picture.caption))
+    narrow = Markup(element(picture.narrow_svg, f"{name}-narrow", picture.caption))
+    return {"name": name, "wide": wide, "narrow": narrow, "caption": picture.caption}
+
+
+def _images(content: Content, rows: Sequence[Any], part: Section[Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield data URL, alternative text and caption of each stored picture of a section."""
+    if content.findings is None or content.findings.store is None:
+        return
+    for image in part.images(rows, content.findings.store):
+        try:
+            data = image.file.read_bytes()
+        except OSError:
+            continue  # deleted since; the page omits it
+        yield f"data:image/png;base64,{base64.b64encode(data).decode()}", image.alternative, image.caption
+
+
+def _table(columns: Sequence[Column]) -> dict[str, Any]:
+    """Return a table for the template: the cells of each row, the first of them its heading, and the row's class."""
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    decisive = next((column.cells for column in columns if column.title in ("verdict", "status")), None)
+    return {"columns": columns, "rows": list(zip(rows, map(_kind, decisive or [""] * len(rows)), strict=True))}
+
+
+def _kind(cell: str) -> str:
+    """Return the class of a row by its verdict, which may be followed by a remark, or by the status of a trial."""
+    verdict = next((verdict for verdict in Verdict if cell.startswith(verdict)), cell)
+    return verdict.replace(" ", "-")

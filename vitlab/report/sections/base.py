@@ -1,0 +1,125 @@
+"""Contract of the sections of a report.
+
+A section is one file with everything it needs: what it computes, its table, its figure, their captions, and its notes.
+The built-in ones are the modules of :mod:`vitlab.report.sections`; a plugin registers its own::
+
+    @section.register("slowest")
+    class Slowest(Section[Trial]):
+        heading = "Slowest trials"
+        row = Trial
+
+        def rows(self, findings): ...
+        def columns(self, rows, report): ...
+
+A report calls :meth:`Section.rows` once and stores the rows in ``report.json``, under the name of the section.  Every
+format is rendered from the stored rows; figures alone are drawn from the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from vitlab.plan.values import Plan
+from vitlab.registry import Slot
+from vitlab.report import frame
+from vitlab.report.phrasing import Column, Row
+from vitlab.report.study_results import StudyResults
+from vitlab.store.folders import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from vitlab.report.document import Report
+
+RowT = TypeVar("RowT")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What sections are made from."""
+
+    results: StudyResults
+    arms: Sequence[Row]  #: see :func:`vitlab.report.comparison.summary`
+    store: Store | None = None  #: None for a table of other programs
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the study."""
+        return self.results.plan
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """Every measurement, see :func:`vitlab.report.frame.history`."""
+        return frame.curves(self.results.trials)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A stored PNG of a page."""
+
+    file: Path
+    alternative: str  #: for readers who do not see it
+    caption: str
+
+
+class Section(Generic[RowT]):
+    """A part of a report; a method that a section does not define adds nothing."""
+
+    heading: ClassVar[str]
+    place: ClassVar[int] = 1000  #: sections are in the order of their places
+    row: ClassVar[type[Any] | None] = None  #: dataclass of :meth:`rows`; None for a section that stores none
+    in_terminal: ClassVar[bool] = True  #: whether a terminal shows the table
+
+    def inputs(self, plan: Plan, store: Store) -> object:
+        """Return, as JSON values, the state of what is read beside results; a report of another state is outdated."""
+        return None
+
+    def rows(self, findings: Findings) -> Sequence[RowT]:
+        """Return what the section has found; without any, it is left out of the report."""
+        return ()
+
+    def notes(self, rows: Sequence[RowT], findings: Findings) -> Sequence[str]:
+        """Return the caveats of the rows, or the reason why there are none, one sentence each."""
+        return ()
+
+    def columns(self, rows: Sequence[RowT], report: Report) -> list[Column]:
+        """Return the table; empty if there is none."""
+        return []
+
+    def caption(self, rows: Sequence[RowT], report: Report) -> str:
+        """Return the caption of the table."""
+        return ""
+
+    def figure(self, rows: Sequence[RowT], findings: Findings, width: float) -> Figure | None:
+        """Draw the figure; ``width`` is in inches, and panels of a narrow figure stand below each other."""
+        return None
+
+    def figure_caption(self, figure: Figure, plan: Plan) -> str:
+        """Return the caption of the figure."""
+        return ""
+
+    def images(self, rows: Sequence[RowT], store: Store) -> Iterable[Image]:
+        """Return stored pictures, which the page alone shows."""
+        return ()
+
+    def to_json(self, rows: Sequence[RowT]) -> Any:
+        """Return the rows as JSON values."""
+        return [asdict(row) for row in rows]  # type: ignore[call-overload]
+
+    def from_json(self, values: Any) -> list[RowT]:
+        """Return the rows of JSON values; raises if they are of another form."""
+        assert self.row is not None
+        return [self.row(**value) for value in values]
+
+
+section: Slot[Section[Any]] = Slot("section", Section)
+
+
+def finite_or_none(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return values with None for NaN, which JSON has no number for."""
+    return {name: None if value != value else value for name, value in values.items()}

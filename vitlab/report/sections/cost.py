@@ -1,0 +1,137 @@
+"""Cost: speed and memory of every arm, measured alone by ``vitlab run --measure``.
+
+Measurements are kept in a file of the study and never in trials, see :mod:`vitlab.driver.benchmark`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitlab.errors import count
+from vitlab.plan.values import Plan
+from vitlab.report.frame import parquet
+from vitlab.report.phrasing import Column
+from vitlab.report.sections.base import Findings, Section, section
+from vitlab.store.damage import read_stored
+from vitlab.store.files import write_bytes
+from vitlab.store.folders import Store
+
+if TYPE_CHECKING:
+    from vitlab.report.document import Report
+
+SPEEDS = {"train_images_per_s": "images/s in training", "infer_images_per_s": "images/s in inference"}
+COSTS = {name: f"{what}, alone" for name, what in {**SPEEDS, "peak_bytes": "bytes of memory at most"}.items()}
+"""Measured costs with their labels."""
+
+
+@dataclass(frozen=True)
+class MeasuredCost:
+    """The cost of an arm: medians over rounds with their quartiles, and the conditions of the measurement."""
+
+    arm: str
+    trial: str  #: key of the first seed
+    code: str
+    rounds: int
+    train_images_per_s: float  #: by the loop, with the training's batch size, data loading included
+    train_images_per_s_q1: float
+    train_images_per_s_q3: float
+    infer_images_per_s: float
+    infer_images_per_s_q1: float
+    infer_images_per_s_q3: float
+    peak_bytes: int  #: of the process, or of the allocator on CUDA
+    device: str
+    processor: str
+    threads: int
+    batch_size: int
+    precision: str
+    torch: str
+    load: float  #: 1-minute load average of the machine at the end
+    measured: str  #: UTC
+
+
+@section.register("cost")
+class Cost(Section[MeasuredCost]):
+    """Speed and memory of every arm alone."""
+
+    heading = "Cost"
+    place = 60
+    row = MeasuredCost
+
+    def inputs(self, plan: Plan, store: Store) -> int:
+        """Return the modification time of the measurements in ns; 0 if there are none."""
+        file = _file(plan, store)
+        return file.stat().st_mtime_ns if file.exists() else 0
+
+    def rows(self, findings: Findings) -> list[MeasuredCost]:
+        """Return the measurements of the arms as they are now."""
+        return measured_costs(findings)
+
+    def notes(self, rows: Sequence[MeasuredCost], findings: Findings) -> list[str]:
+        """Return a note about outdated measurements, if there are any."""
+        current = {row.arm for row in rows}
+        stored = _read(findings.plan, findings.store)
+        outdated = [arm.name for arm in findings.plan.arms if arm.name in stored and arm.name not in current]
+        if not outdated:
+            return []
+        return [
+            f"What {'; '.join(outdated)} cost was measured under other code or another spec and is left out; "
+            "'vitlab run --measure' measures again."
+        ]
+
+    def columns(self, rows: Sequence[MeasuredCost], report: Report) -> list[Column]:
+        """Return the table."""
+        if not rows:
+            return []
+        table = [Column("arm", tuple(row.arm for row in rows), right=False)]
+        for name, what in SPEEDS.items():
+            medians, q1, q3 = ([getattr(row, f"{name}{end}") for row in rows] for end in ("", "_q1", "_q3"))
+            quartiles = (f"{low:,.0f} to {high:,.0f}" for low, high in zip(q1, q3, strict=True))
+            table.append(Column(what, tuple(f"{median:,.0f}" for median in medians)))
+            table.append(Column("quartiles", tuple(quartiles), rank=1))
+        return [*table, Column("memory", tuple(f"{row.peak_bytes / (1 << 20):,.0f} MiB" for row in rows))]
+
+    def caption(self, rows: Sequence[MeasuredCost], report: Report) -> str:
+        """Return the caption: the conditions of the measurement."""
+        first = rows[0]
+        return (
+            f"Each arm alone, arms in turns, medians of {count(first.rounds, 'round')}; training by the loop, with its "
+            f"data; memory of the whole process, or on a GPU of its allocator. {first.device}, {first.processor}, "
+            f"{count(first.threads, 'thread')}, load {first.load:.1f}; measured {first.measured[:16]} UTC."
+        )
+
+
+def measured_costs(findings: Findings) -> list[MeasuredCost]:
+    """Return the measured costs of the arms whose spec and code are still those that were measured."""
+    plan, stored = findings.plan, _read(findings.plan, findings.store)
+    firsts = {planned.arm: planned.trial for planned in reversed(plan.trials)}
+    rows = [stored[arm.name] for arm in plan.arms if arm.name in stored and arm.name in firsts]
+    return [row for row in rows if (row.trial, row.code) == (firsts[row.arm].key, firsts[row.arm].code)]
+
+
+def write_costs(rows: Sequence[MeasuredCost], plan: Plan, store: Store) -> Path:
+    """Write the measurements of a study, and return their file."""
+    import pandas as pd
+
+    file = _file(plan, store)
+    frame = pd.DataFrame([asdict(row) for row in rows], columns=[field.name for field in fields(MeasuredCost)])
+    write_bytes(file, parquet(frame))
+    return file
+
+
+def _file(plan: Plan, store: Store) -> Path:
+    return store.study(plan.study) / "cost.parquet"
+
+
+def _read(plan: Plan, store: Store | None) -> dict[str, MeasuredCost]:
+    """Return the stored measurements by arm; empty if there are none."""
+
+    def read(file: Path) -> dict[str, MeasuredCost]:
+        import pandas as pd
+
+        rows = pd.read_parquet(file).astype(object).to_dict(orient="records")
+        return {row["arm"]: MeasuredCost(**{str(name): value for name, value in row.items()}) for row in rows}
+
+    return {} if store is None else read_stored(_file(plan, store), read) or {}

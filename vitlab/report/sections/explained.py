@@ -1,0 +1,81 @@
+"""What models look at: attention-rollout pictures that ``vitlab explain`` stored in the folders of trials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitlab.plan.values import Plan
+from vitlab.report.sections.base import Findings, Image, Section, section
+from vitlab.store.folders import Store
+
+if TYPE_CHECKING:
+    from vitlab.report.document import Report
+
+MAX_EMBEDDED = 12  #: pictures embedded in a page; report.json lists all
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A stored picture."""
+
+    arm: str
+    seed: int
+    image: int  #: index in the test split
+    of: str  #: the token, or ``mean`` of the patches
+    file: str  #: below the output folder
+
+
+@section.register("explained")
+class Explained(Section[Rollout]):
+    """Attention of the first seed of each arm, rolled out over all blocks."""
+
+    heading = "What models look at"
+    place = 110
+    row = Rollout
+
+    def inputs(self, plan: Plan, store: Store) -> object:
+        """Return the pictures that are stored."""
+        return [asdict(row) for row in _rollouts(plan, store)]
+
+    def rows(self, findings: Findings) -> list[Rollout]:
+        """Return every picture of each arm's first seed."""
+        return [] if findings.store is None else list(_rollouts(findings.plan, findings.store))
+
+    def caption(self, rows: Sequence[Rollout], report: Report) -> str:
+        """Return where further pictures are."""
+        more = len(rows) - MAX_EMBEDDED
+        others = f", and {more} more pictures like these" if more > 0 else ""
+        return (
+            f"Single heads, distances, filters and positions lie in the folders of the trials, under explain{others}."
+        )
+
+    def images(self, rows: Sequence[Rollout], store: Store) -> Iterator[Image]:
+        """Yield the first pictures."""
+        for row in rows[:MAX_EMBEDDED]:
+            subject = f"{row.arm}, seed {row.seed}, test image {row.image}"
+            token = "patches" if row.of == "mean" else f"{row.of} token"
+            text = (
+                f"{subject}: the image, attention of the {token} rolled out over all blocks, the image seen through "
+                "it, and the most probable classes"
+            )
+            yield Image(store.root / row.file, text, f"{text}.")
+
+
+def _rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:
+    first = {planned.arm: planned for planned in reversed(plan.trials)}
+    for arm in (arm.name for arm in plan.arms if arm.name in first):
+        planned = first[arm]
+        folder = store.trial(planned.trial.key, planned.trial.code).path
+        for image, file in sorted(_files(folder)):
+            of = file.stem.removeprefix("rollout_")
+            yield Rollout(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
+
+
+def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+    for file in folder.glob("explain/test-*/rollout_*.png"):
+        if number := re.fullmatch(r"test-(\d+)", file.parent.name):
+            yield int(number[1]), file

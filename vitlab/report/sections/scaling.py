@@ -1,0 +1,323 @@
+"""Scaling: how the error falls with the size of the model or the number of images, where the study asks for that."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitlab import statistics
+from vitlab.plan.design import text
+from vitlab.plan.palette import RULE, SERIES
+from vitlab.plan.values import Arm, Plan
+from vitlab.report.drawing import INTERVAL, SEED, WIDE, parts_of, plain_ticks, style
+from vitlab.report.labels import wrapped_line
+from vitlab.report.phrasing import DASH, MINUS, Column, Scale, percent
+from vitlab.report.sections.base import Findings, Section, section
+from vitlab.report.study_results import StudyResults
+from vitlab.statistics import Curve, Estimate, Law
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vitlab.report.document import Report
+
+SIZES = {"params": "parameters", "macs": "MACs per image", "images": "training images seen"}
+SPAN = 2.0  #: smallest ratio of largest to smallest size for a fit
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The law of an error or a loss over size, through arms that differ only in numbers; see vitlab.statistics.Law.
+
+    An end of an interval is None if there is none: seeds are too few, or every larger exponent fits.
+    """
+
+    size: str  #: a key of ``SIZES``
+    series: str  #: the values that distinguish the series; empty for a single series
+    arms: tuple[str, ...]
+    seeds: int  #: those that all sizes have
+    slope: float  #: of the line through the logarithms
+    slope_low: float | None
+    slope_high: float | None
+    offset: float | None  #: None for fewer than five sizes, and for an error that does not fall
+    offset_low: float | None
+    offset_high: float | None
+    exponent: float | None
+    exponent_low: float | None
+    exponent_high: float | None
+    steepens: bool = False  #: whether the error falls the faster, the larger the size
+    curve: Curve | None = None  #: for the figure; report.json has none
+
+    @classmethod
+    def of(cls, size: str, series: str, arms: Sequence[Arm], seeds: int, law: Law) -> Scaling:
+        """Return the row of a law."""
+        names, (_, low, high) = tuple(arm.name for arm in arms), _ends(law.slope)
+        return cls(
+            size,
+            series,
+            names,
+            seeds,
+            law.slope.value,
+            low,
+            high,
+            *_ends(law.offset),
+            *_ends(law.exponent),
+            law.steepens,
+            law.curve,
+        )
+
+    @property
+    def levels_off(self) -> bool:
+        """True if the sizes show an offset."""
+        return self.offset_low is not None and self.offset_low > 0
+
+
+@section.register("scaling")
+class ScalingLaws(Section[Scaling]):
+    """Laws of the error or the loss over the size that the study names."""
+
+    heading = "Scaling"
+    place = 40
+    row = Scaling
+
+    def rows(self, findings: Findings) -> list[Scaling]:
+        """Return a law per series that has enough sizes."""
+        rows = []
+        for label, arms in _series(findings.results).items():
+            points = _points(findings.results, arms)
+            if len(points) < statistics.scaling.MIN_SIZES or max(points) < SPAN * min(points):
+                continue
+            overlap = findings.results.overlap_of(arm.name for arm in arms)
+            if law := statistics.fit_law(points, findings.plan.analysis.alpha, overlap):
+                seeds = len(set.intersection(*(set(by_seed) for by_seed in points.values())))
+                rows.append(Scaling.of(str(findings.plan.analysis.power_law), label, arms, seeds, law))
+        return rows
+
+    def notes(self, rows: Sequence[Scaling], findings: Findings) -> list[str]:
+        """Return why a series has no law, and what the sizes of a series cannot tell."""
+        size = findings.plan.analysis.power_law
+        if size is None:
+            return []
+        scale, fitted, lines = (
+            Scale.of(findings.plan.analysis.metric, findings.plan.units),
+            {row.series for row in rows},
+            [],
+        )
+        for label, arms in _series(findings.results).items():
+            if label not in fitted:
+                because = _reason(_points(findings.results, arms), SIZES[size])
+                lines.append(f"No law over {SIZES[size]}{f' for {label}' * bool(label)}: {because}.")
+        for row in rows:
+            who = f"For {row.series}, the" if row.series else "The"
+            if row.steepens:
+                lines.append(f"{who} error falls faster and faster with {SIZES[size]}: no power law describes it.")
+            elif row.offset is None and len(row.arms) >= statistics.scaling.MIN_SIZES_WITH_OFFSET:
+                lines.append(f"{who} error is not shown to fall with {SIZES[size]}, so no exponent is fitted.")
+            elif row.offset_high is not None and not row.levels_off:
+                most = scale.end(row.offset_high, scale.decimals([row.offset_high / 2]))
+                lines.append(
+                    f"{who} sizes cannot tell whether the error keeps falling or levels off: every offset from 0 to "
+                    f"{f'{most} {scale.unit}'.rstrip()} fits."
+                )
+        return lines
+
+    def columns(self, rows: Sequence[Scaling], report: Report) -> list[Column]:
+        """Return the table."""
+        if not rows:
+            return []
+        scale, level = Scale.of(report.analysis.metric, report.units), percent(1 - report.analysis.alpha)
+        table = [
+            Column("arms with", tuple(row.series for row in rows), right=False),
+            Column("sizes", tuple(str(len(row.arms)) for row in rows), rank=2),
+            Column("seeds", tuple(str(row.seeds) for row in rows), rank=2),
+            Column("slope of the logarithms", tuple(_number(row.slope, 3) for row in rows)),
+            Column(f"{level} interval", tuple(_interval(row.slope_low, row.slope_high) for row in rows), rank=1),
+        ]
+        if any(row.offset is not None for row in rows):
+            decimals = scale.decimals([row.offset_high and row.offset_high / 2 for row in rows])
+            offsets = tuple(scale.interval(row.offset_low, row.offset_high, decimals) for row in rows)
+            title = f"offset ({scale.unit})" if scale.unit else "offset"
+            table += [
+                Column(title, tuple(scale.number(row.offset, decimals) for row in rows)),
+                Column(f"{level} interval", offsets, rank=1),
+                Column("exponent", tuple(_number(row.exponent, 2) for row in rows)),
+                Column(
+                    f"{level} interval",
+                    tuple(_interval(row.exponent_low, row.exponent_high, 2) for row in rows),
+                    rank=1,
+                ),
+            ]
+        return [column for column in table if set(column.cells) != {""}]
+
+    def caption(self, rows: Sequence[Scaling], report: Report) -> str:
+        """Return the caption of the table."""
+        error = "the metric" if report.analysis.goal == "min" else "one less the metric"
+        text = (
+            f"Law of {error} over {SIZES[rows[0].size]}, fitted to logarithms at seeds that all sizes have; intervals "
+            "are Student's t over seeds, each by itself. The slope describes these sizes"
+        )
+        if any(row.offset is not None for row in rows):
+            return f"{text}; offset and exponent are those of offset + A x size to the power of {MINUS}exponent."
+        few = statistics.scaling.MIN_SIZES_WITH_OFFSET
+        if all(len(row.arms) < few for row in rows):
+            return f"{text}: fewer than {few} cannot show whether the error levels off at larger ones."
+        return f"{text}."
+
+    def figure(self, rows: Sequence[Scaling], findings: Findings, width: float) -> Figure | None:
+        """Draw the errors of single seeds over size, with the law of each series."""
+        return _figure(rows, findings, width) if rows else None
+
+    def figure_caption(self, figure: Figure, plan: Plan) -> str:
+        """Return the caption of the figure."""
+        parts = parts_of(*figure.axes)
+        axis = "The metric" if plan.analysis.goal == "min" else "One less the metric"
+        points = "each seed (small), the mean of their logarithms" if SEED in parts else "each arm"
+        level = percent(1 - plan.analysis.alpha)
+        band = f" with its {level} band, which holds at each size by itself" * (INTERVAL in parts)
+        return f"{axis} over size, both on logarithmic axes: {points}{',' * (SEED in parts)} and the fitted law{band}."
+
+    def to_json(self, rows: Sequence[Scaling]) -> Any:
+        """Return the rows as JSON values, without their curves."""
+        return [{name: value for name, value in asdict(row).items() if name != "curve"} for row in rows]
+
+
+def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+    """Return value, low and high, each None where it is missing or infinite."""
+    if estimate is None:
+        return None, None, None
+    low, high = (end if math.isfinite(end) else None for end in (estimate.low, estimate.high))
+    return estimate.value, low, high
+
+
+def _number(value: float | None, decimals: int) -> str:
+    return DASH if value is None else f"{value:.{decimals}f}".replace("-", MINUS)
+
+
+def _interval(low: float | None, high: float | None, decimals: int = 3) -> str:
+    """Format an interval; without an upper end every larger value fits."""
+    if low is None:
+        return DASH
+    return (
+        f"at least {_number(low, decimals)}"
+        if high is None
+        else f"[{_number(low, decimals)}, {_number(high, decimals)}]"
+    )
+
+
+def _error(plan: Plan, value: float) -> float:
+    """Return a value as an error: a loss unchanged, an accuracy as one minus it."""
+    return value if plan.analysis.goal == "min" else 1 - value
+
+
+def _size_of(results: StudyResults, arm: str) -> float | None:
+    """Return the size of an arm that the study names; None if no trial has it."""
+    sizes = results.frame.loc[results.frame["arm"] == arm, str(results.plan.analysis.power_law)].dropna()
+    return float(sizes.iloc[0]) if len(sizes) else None
+
+
+def _points(results: StudyResults, arms: Sequence[Arm]) -> dict[float, dict[int, float]]:
+    """Return size to seed to error; of arms of equal size, the geometric mean at the seeds that all have."""
+    logs: dict[float, dict[int, list[float]]] = {}
+    for arm in arms:
+        size = _size_of(results, arm.name)
+        if size is not None:
+            by_seed = logs.setdefault(size, {})
+            for seed, value in results.values.get(arm.name, {}).items():
+                by_seed.setdefault(seed, []).append(_error(results.plan, value))
+    return {
+        size: {seed: math.prod(errors) ** (1 / len(errors)) for seed, errors in by_seed.items() if min(errors) >= 0}
+        for size, by_seed in logs.items()
+    }
+
+
+def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
+    """Return why there is no law through some points."""
+    if any(error <= 0 for by_seed in points.values() for error in by_seed.values()):
+        return "an error of 0 has no logarithm"
+    measured = [value for value, by_seed in points.items() if by_seed]
+    if len(measured) < statistics.scaling.MIN_SIZES:
+        return f"it has {len(measured)} different numbers of {size}, and two lie on every power law"
+    if max(measured) < SPAN * min(measured):
+        return f"the largest number of {size} is less than {SPAN:g} times the smallest"
+    return "no seed has a value at every size"
+
+
+def _series(results: StudyResults) -> dict[str, list[Arm]]:
+    """Return the arms of each series that is to lie on one law, by label; empty if the study asks for none."""
+    size = results.plan.analysis.power_law
+    if size is None:
+        return {}
+    sized = {arm.name: at for arm in results.plan.arms if (at := _size_of(results, arm.name)) is not None}
+    arms = [arm for arm in results.plan.arms if arm.name in sized]
+    paths = _series_paths(results.plan, arms, sized, size)
+    series: dict[str, list[Arm]] = {}
+    for arm in arms:
+        series.setdefault(", ".join(_label(path, arm.values.get(path)) for path in paths), []).append(arm)
+    return series if len(series) > 1 else {"": arms} if arms else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _label(path: str, value: Any) -> str:
+    return f"{path.rpartition('.')[2]}={text(value)}" if _is_number(value) else text(value)
+
+
+def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float], size: str) -> list[str]:
+    """Return the varied paths that separate arms into series: non-numeric paths, and numbers unrelated to size.
+
+    A number is unrelated if it changes while the size does not: arms of two learning rates are not replicates of one
+    size.  The number of images seen is unrelated to every number of the model.
+    """
+    paths = plan.paths
+    selected = {path for path in paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
+    if size == "images":
+        selected |= {path for path in paths if path.partition(".")[0] == "model"}
+    by_size: dict[float, list[Arm]] = {}
+    for arm in arms:
+        by_size.setdefault(sized[arm.name], []).append(arm)
+    for first, second in itertools.chain(*(itertools.combinations(group, 2) for group in by_size.values())):
+        differing = [path for path in paths if first.values.get(path) != second.values.get(path)]
+        if len(differing) == 1:
+            selected.add(differing[0])
+    return [path for path in paths if path in selected]
+
+
+def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Figure:
+    plan, values = findings.plan, findings.results.values
+    scale = Scale.of(plan.analysis.metric, plan.units)
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(min(width, 0.75 * WIDE), 3.4), layout="constrained")
+        axes = figure.subplots()
+        for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
+            assert row.curve is not None
+            for arm in row.arms:
+                size = _size_of(findings.results, arm)
+                assert size is not None
+                errors = [scale.factor * _error(plan, value) for value in values[arm].values()]
+                [seeds] = axes.plot([size] * len(errors), errors, "o", markersize=3, color=colour, alpha=0.6)
+                seeds.set(markerfacecolor="none", label=SEED if len(errors) > 1 else None)
+                axes.plot([size], [math.exp(np.mean(np.log(errors)))], "o", markersize=5.5, color=colour)
+            label = f"{wrapped_line(row.series, 30)}\n" if row.series else ""
+            label += f"exponent {_number(row.exponent, 2)}" if row.levels_off else f"slope {_number(row.slope, 2)}"
+            y, low, high = (scale.factor * np.array(part) for part in (row.curve.y, row.curve.low, row.curve.high))
+            axes.plot(row.curve.x, y, color=colour, linewidth=1.4, label=label)
+            band = INTERVAL if np.isfinite(low).any() and (high > low).any() else None
+            axes.fill_between(row.curve.x, low, high, color=colour, alpha=0.14, linewidth=0, label=band)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        plain_ticks(axes)
+        axes.set_xlabel(SIZES[rows[0].size])
+        less = "" if plan.analysis.goal == "min" else ("100 % less " if scale.is_share else "1 less ")
+        axes.set_ylabel(less + scale.title)
+        axes.grid(color=RULE, linewidth=0.5)
+        axes.legend(frameon=False, fontsize=7.5)
+        return figure

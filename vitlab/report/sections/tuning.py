@@ -1,0 +1,70 @@
+"""Tuning: the candidates of each tuning, with their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitlab.plan.tune import edges, name_of
+from vitlab.report.phrasing import DASH, Column, Scale, duration
+from vitlab.report.sections.base import Findings, Section, section
+
+if TYPE_CHECKING:
+    from vitlab.report.document import Report
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate of a tuning."""
+
+    arm: str  #: it is tuned for; ``all arms`` if they are tuned once
+    rival: str  #: the values of its knobs
+    metric: str
+    score: float | None  #: mean of the metric; None if it diverged or has not ended
+    trials: int
+    wall_s: float
+    outcome: str  #: chosen, diverged, or empty
+
+
+@section.register("tuning")
+class Tuning(Section[Candidate]):
+    """The candidates of each tuning, with their scores."""
+
+    heading = "Tuning"
+    place = 90
+    row = Candidate
+
+    def rows(self, findings: Findings) -> list[Candidate]:
+        """Return a row for every candidate."""
+        rows = []
+        for tuning in findings.plan.tuning:
+            edge = edges(tuning)
+            win = f"chosen, at the edge of {', '.join(edge)}" if edge else "chosen"
+            for index, rival in enumerate(tuning.rivals):
+                other = "" if tuning.open or rival.score is not None else "diverged"
+                outcome, values = win if index == tuning.winner else other, name_of(rival.values)
+                score, trials = rival.score, len(rival.trials)
+                rows.append(
+                    Candidate(tuning.arm or "all arms", values, tuning.select, score, trials, rival.wall_s, outcome)
+                )
+        return rows
+
+    def columns(self, rows: Sequence[Candidate], report: Report) -> list[Column]:
+        """Return the table."""
+        if not rows:
+            return []
+        scale = Scale.of(rows[0].metric, report.units)
+        decimals = scale.decimals_of([row.score for row in rows], 2, 4)
+        return [
+            Column("tuned for", tuple(row.arm for row in rows), right=False),
+            Column("rival", tuple(row.rival for row in rows), right=False),
+            Column(scale.title, tuple(scale.number(row.score, decimals) for row in rows)),
+            Column("trainings", tuple(str(row.trials) for row in rows), rank=2),
+            Column("time", tuple(duration(row.wall_s) if row.wall_s else DASH for row in rows), rank=1),
+            Column("outcome", tuple(row.outcome for row in rows), right=False),
+        ]
+
+    def caption(self, rows: Sequence[Candidate], report: Report) -> str:
+        """Return the caption of the table."""
+        return "Candidates of each tuning."

@@ -1,0 +1,82 @@
+"""The report in a terminal, and tables that fit into one."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitlab.report.escaping import printable
+from vitlab.report.phrasing import Column
+from vitlab.report.verdict import Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitlab.report.document import Report
+
+
+def terminal(report: Report) -> str:
+    """Return the report fitted to the width of the terminal."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from vitlab.report.sections import sections
+
+    width = max(40, shutil.get_terminal_size((120, 24)).columns)
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
+    if report.question:
+        console.print(Text(printable(report.question), style="bold"))
+    if report.overview:
+        console.print(Text(report.overview))
+    for sentence in report.answers:
+        console.print(Padding(Text(printable(sentence)), (0, 0, 0, 2)))
+    console.print(Text(printable(f"{report.analysis.metric}: {report.analysis.direction}."), style="dim"))
+    for name, part in sections().items():
+        columns = part.columns(report.sections.get(name, ()), report) if part.in_terminal else []
+        if columns:
+            verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
+            dim = [cell.startswith((Verdict.CANNOT_TELL, Verdict.REFUSED)) for cell in verdicts]
+            console.print(fitted_table(columns, console, dim))
+    for note in report.notes:
+        console.print(Padding(Text(printable(note), style="dim"), (0, 0, 0, 2)))
+    for head, text in report.provenance:
+        if head in ("Data", "Training"):
+            console.print(Text(f"{head:<9}{printable(text)}", style="dim"))
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+def fitted_table(columns: Sequence[Column], console: Console, dim: Sequence[bool] = ()) -> Any:
+    """Return a table that fits into a console: the columns of the highest rank are left out until it does.
+
+    Args:
+        columns: of the table; those of rank 0 stay, and text in them is folded.
+        console: the table is fitted to its width.
+        dim: whether each row is dimmed; by default none is.
+    """
+    ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
+    table = _table(columns, dim)
+    while console.measure(table, options=unbounded).maximum > console.width and (highest := ranks.pop()):
+        columns = [column for column in columns if column.rank < highest]
+        table = _table(columns, dim)
+    return table
+
+
+def _table(columns: Sequence[Column], dim: Sequence[bool]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        justify = "right" if column.right else "left"
+        table.add_column(Text(printable(column.title)), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
+    for index, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        table.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if any(dim[index : index + 1]) else "")
+    return table
