@@ -89,9 +89,9 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
 
 
 def _named(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
-    """Return the rows that are not empty, with the names of their columns."""
+    """Return rows with the names of their columns as texts."""
     names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas calls them
-    return rows[(rows != "").any(axis=1)].set_axis(names, axis=1)
+    return rows.set_axis(names, axis=1)
 
 
 def _with_index(frame: pd.DataFrame) -> pd.DataFrame:
@@ -99,7 +99,7 @@ def _with_index(frame: pd.DataFrame) -> pd.DataFrame:
 
     if not isinstance(frame.index, pd.RangeIndex) or frame.index.name is not None:
         frame = frame.reset_index(allow_duplicates=True)
-    return frame.set_axis([str(name) or "index" for name in frame], axis=1)
+    return _named(frame, frame)
 
 
 def _store_hint(path: Path) -> str:
@@ -169,7 +169,7 @@ def _delimited(path: Path, notes: list[str]) -> pd.DataFrame:
         if (rows.iloc[:, len(header) :] != "").any(axis=None):
             raise ValueError(f"line 2 {too_many}")
         rows = rows.iloc[:, : len(header)]
-    return _named(rows, header)
+    return _named(rows[(rows != "").any(axis=1)], header)
 
 
 def _json(path: Path, notes: list[str]) -> pd.DataFrame:
@@ -184,7 +184,7 @@ def _json(path: Path, notes: list[str]) -> pd.DataFrame:
         raise
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         if "columns" in value:
-            return pd.DataFrame(value["data"], columns=value["columns"]).rename(columns=str)
+            return _named(pd.DataFrame(value["data"]), value["columns"])
         value = value["data"]
     if isinstance(value, dict) and value and all(isinstance(cells, dict | list) for cells in value.values()):
         return _with_index(pd.DataFrame(value))
@@ -207,7 +207,8 @@ def _records(rows: Any) -> pd.DataFrame:
 
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"a table is {RECORDS}; in .jsonl, an object a line")
-    return pd.json_normalize(rows)
+    frame = pd.json_normalize(rows)
+    return _named(frame, frame)
 
 
 def _parquet(path: Path, _: list[str]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.cells import Remarks, listed, names_of
+from vitlab.judging.cells import Remarks, listed, names_of, texts
 from vitlab.judging.criterion import Criterion, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
 from vitlab.judging.files import Table, read_table, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, trainings
@@ -298,7 +298,7 @@ def _single_values(found: Trainings, metric: str) -> list[str]:
             f"Warning: one value of {listed(single)}: no spread, no interval, no test. 3 seeds or more can be judged."
         )
         for name in (name for name in names_of(rows) if role_of(name) == "count"):
-            if (pd.to_numeric(rows[name], errors="coerce") > 1).any():
+            if (pd.to_numeric(texts(rows[name]), errors="coerce") > 1).any():
                 lines.append(
                     f"Warning: column '{name}' says that values stand for several trainings; their mean or best has no "
                     "spread that can be judged; a table with a row per training has."

@@ -42,7 +42,9 @@ class Trainings:
 def check_columns(table: Table, remarks: Remarks, *required: str | None) -> None:
     """Add a mistake for each required column that a table does not have once."""
     columns = names_of(table.rows)
-    remarks.mistake(*(_column_fault(name, columns) for name in required if name and columns.count(name) != 1))
+    remarks.mistake(
+        *(_column_fault(name, columns) for name in required if name is not None and columns.count(name) != 1)
+    )
 
 
 def trainings(
@@ -65,7 +67,9 @@ def trainings(
     roles = {name: role_of(name) for name in columns if name not in (arm, metric) and columns.count(name) == 1}
     if seed is None:
         named = [name for name, role in roles.items() if role == "seed"] or [
-            name for name, role in roles.items() if role == "index" and arm is None and table.rows[name].is_unique
+            name
+            for name, role in roles.items()
+            if role == "index" and arm is None and texts(table.rows[name]).is_unique
         ]
         if len(named) == 1:
             [seed] = named
@@ -74,7 +78,8 @@ def trainings(
     table = _without_statistics(table, labels, remarks)
     if arm is None:
         table, seed = _with_row_per_cell(table, remarks, metric, seed)
-    return _read(table, remarks, metric, arm or ARM, seed, baselines)
+        return _read(table, remarks, metric, ARM, seed, None)
+    return _read(table, remarks, metric, arm, seed, baselines)
 
 
 def _column_fault(name: str, columns: Sequence[str]) -> str:
@@ -148,7 +153,7 @@ def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | Non
     else:
         frame["seed"] = np.arange(len(frame))
         for name in (name for name in names_of(others) if role_of(name) == "step"):
-            if others[name].groupby(frame["arm"]).nunique().gt(1).any():
+            if texts(others[name]).groupby(frame["arm"]).nunique().gt(1).any():
                 remarks.mistake(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )

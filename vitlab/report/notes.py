@@ -85,7 +85,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
 
 
 def table_notes(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return the notes that follow from a table of values alone, see :mod:`vitlab.report.external`."""
+    """Return the notes that follow from a table of values alone, see :mod:`vitlab.judging`."""
     values = usable(frame, plan.analysis)
     return [
         *first_of(_missing_metric(plan, frame), "of these"),
