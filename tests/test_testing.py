@@ -210,7 +210,7 @@ class Unwritten(Good):
     ("cls", "sentence"),
     [
         (Cuts, r"on an oblong grid, .*: tokens has shape \(3, 7, 16\); expected \(3, 11, 16\)"),
-        (Doubles, "the gradient of the input differs from finite differences"),
+        (Doubles, "the gradient of fc.weight differs from finite differences"),
         (Draws, "draws random numbers in evaluation"),
         (Counts, "tokens differs between two equal calls in evaluation"),
         (Drops, "declares vmap_safe, and draws from torch's generator in training"),

@@ -38,7 +38,7 @@ def check_part(who: str, choice: ResolvedChoice) -> None:
         # On one geometry only: the check takes two passes per parameter.
         if first and getattr(choice.component, "exact_gradient", True):
             probe = _probe(choice, g).double().eval()
-            check_gradient(who, probe, dict(probe.part.named_parameters()), _input(choice.slot, g).double())
+            check_gradient(who, probe, _input(choice.slot, g).double())
         first = False
     check_engines(who, choice)
     expect(not first, f"{who} refuses every geometry it was offered: {'; '.join(refused)}")
