@@ -18,9 +18,10 @@ from scipy import ndimage
 
 from vitlab import lab, noise
 from vitlab.data import test_sets
-from vitlab.data.corruption import NAMES, SEVERITIES, corrupt
+from vitlab.data.corruption import SEVERITIES, corrupt
 from vitlab.data.corruption.kinds import Draws
 from vitlab.data.corruption.tables import parameters
+from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS as NAMES
 from vitlab.data.datasets.base import Corrupted
 from vitlab.data.datasets.files import SETTLED_S
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
@@ -353,6 +354,10 @@ def test_corrupted_sets_without_effect_leave_key_of_trial():
         ({"type": "digit_scenes", "corrupted": "all"}, "has a class at every pixel"),
         ({**DATA, "num_channels": 2, "corrupted": "all"}, "1 or 3 channels and at least 8 by 8"),
         ({**DATA, "corrupted": ["mist"]}, "corrupted"),
+        (
+            {**DATA, "corrupted": ["fog", "frost"]},
+            "frost is a set of photographs, which vitlab does not have; set 'corr",
+        ),
         ({"type": "cifar10", "corrupted_root": "nowhere"}, "there is no folder nowhere; correct 'corrupted_root'"),
         ({**DATA, "corrupted": 3}, "allowed: all, a list of corruptions, or"),
         ({**DATA, "corrupted": ["fog", "fog"]}, "fog is listed twice"),
@@ -506,6 +511,9 @@ def test_arrays_of_cifar_c_are_read_by_severity(tmp_path):
     assert np.array_equal(split.at(slice(2, 9)).permute(0, 2, 3, 1), x_NHWC[30 + split.id_N[2:]])
     grey = test_sets.test_sets(cifar10, options, None, replace(info, channels=1, image=(16, 16)), TensorCache())
     assert grey["corrupted/fog/4"].at(slice(0, 2)).shape == (2, 1, 16, 16)
+    before = cifar10.info().test_sets
+    np.save(tmp_path / "fog.npy", 255 - x_NHWC)
+    assert len({before, cifar10.info().test_sets, ""}) == 3, "of equal size"
     np.save(tmp_path / "snow.npy", x_NHWC[:40])
     for kind, message in (("frost", "there is no .*frost.npy"), ("snow", "are not of cifar10: shapes")):
         with pytest.raises(UserError, match=message):

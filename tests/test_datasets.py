@@ -529,6 +529,11 @@ def test_options_change_prepared_images() -> None:
             {"size": True},
             "size: found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans; found true",
         ),
+        (
+            {"channels": True},
+            "channels: found a boolean; 1 or 3 is allowed. YAML reads yes, no, on and off as booleans",
+        ),
+        ({"channels": 2}, "channels: .*1"),
         ({"fraction": 0}, "greater than 0"),
         ({"validation": 1.0}, "less than 1"),
         ({"classes": [1, 1]}, "listed twice"),

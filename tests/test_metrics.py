@@ -23,7 +23,7 @@ from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Plan
 from vitlab.registry import BUILT_IN, slot
 from vitlab.regression import gate
-from vitlab.spec import Analysis, Study
+from vitlab.spec import Analysis, Choice, Study
 from vitlab.trackers import records
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.metrics import STANDARD, Metric, metric, metrics_of
@@ -515,3 +515,28 @@ def test_good_and_builtin_metrics_pass_contract_test() -> None:
     testing.check_component("metric", "good")
     names = [name for where, name in slot("metric").components if where == BUILT_IN]
     assert len(names) >= 9
+
+
+@pytest.mark.parametrize("labels", [("T-shirt/top", "Trouser", "Dress"), (), ("a b", "a/b", "c")])
+def test_accuracy_of_each_class_equals_recall_of_scikit_learn(labels: tuple[str, ...]) -> None:
+    from sklearn.metrics import recall_score
+
+    random = torch.Generator().manual_seed(0)
+    logits_NK, target_N = torch.randn(60, 3, generator=random), torch.randint(0, 3, (60,), generator=random)
+    data = DataInfo(image=(8, 8), channels=1, classes=3, labels=labels)
+    metrics = metrics_of(data, [Choice(type="per_class_accuracy")])
+    accumulator = MetricAccumulator(metrics)
+    for part in (slice(0, 25), slice(25, 60)):
+        accumulator.add({"": logits_NK[part]}, target_N[part], torch.arange(60)[part])
+    values = {name: value for name, value in accumulator.metrics().items() if name.startswith("per_class")}
+    expected = recall_score(target_N, logits_NK.argmax(1), average=None)
+    names = ["T_shirt_top", "Trouser", "Dress"] if "Trouser" in labels else ["0", "1", "2"]
+    assert values == pytest.approx(
+        {
+            "per_class_accuracy": expected.mean(),
+            **{f"per_class_accuracy_{n}": v for n, v in zip(names, expected, strict=True)},
+        }
+    )
+    present = target_N != 1
+    few = metrics["per_class_accuracy"].parts(metrics["per_class_accuracy"].rows(logits_NK[present], target_N[present]))
+    assert list(few) == [names[0], names[2]], "a class without images has no accuracy"

@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from vitlab.data.corruption import NAMES, SEVERITIES, corrupt
+from vitlab.data.corruption import SEVERITIES, corrupt
+from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     large = torch.nn.functional.interpolate(small, (args.side, args.side), mode="bilinear")
     x_BCHW, id_B = (255 * large).to(torch.uint8), torch.arange(args.images)
     total = 0.0
-    for name in NAMES:
+    for name in COMPUTED_CORRUPTIONS:
         figures = []
         for severity in SEVERITIES:
             corrupt(x_BCHW[:2], name, severity, id_B[:2])  # computes tables that are cached
@@ -35,7 +36,9 @@ def main() -> None:
             figures.append(1e6 * (time.process_time() - began) / args.images)
         total += sum(figures) / len(figures)
         print(f"{name:20}" + "".join(f"{figure:9.0f}" for figure in figures))
-    print(f"mean {total / len(NAMES):.0f} us, {1e6 * len(NAMES) / total:,.0f} images/s of a core")
+    print(
+        f"mean {total / len(COMPUTED_CORRUPTIONS):.0f} us, {1e6 * len(COMPUTED_CORRUPTIONS) / total:,.0f} images/s of a core"
+    )
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
             f"'corrupted' measures the error of image classes, and {resolved.type} has a class at every pixel, which "
             "corruptions such as glass_blur and elastic_transform move; remove 'corrupted'"
         )
+    if "frost" in (resolved.options["corrupted"].corruptions or ()) and not resolved.options.get("corrupted_root"):
+        raise DataError(
+            "corrupted: frost is a set of photographs, which vitlab does not have; set 'corrupted_root' to published "
+            "pictures, or remove it"
+        )
     channels, (height, width) = info.channels, info.image
     if channels not in (1, 3) or min(height, width) < MIN_CORRUPTED_SIDE:
         raise DataError(

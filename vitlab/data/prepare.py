@@ -224,20 +224,10 @@ class DataSource:
         ]
 
     def _notes_on_corruptions(self) -> list[str]:
-        kinds = test_sets.corruptions(self.options["corrupted"], self.options)
-        if not kinds or self.options.get("corrupted_root"):
+        corrupted = self.options["corrupted"]
+        if corrupted is None or corrupted.corruptions is not None or self.options.get("corrupted_root"):
             return []
-        if "frost" in kinds:
-            return [
-                "frost is computed, about half as strong as the published corruption, which is a set of photographs; "
-                "test/mce includes it because the study lists it."
-            ]
-        if self.options["corrupted"].corruptions is None:
-            return [
-                f"test/mce is the mean over {len(kinds)} corruptions: frost is left out, since the published one is a "
-                "set of photographs that vitlab does not have."
-            ]
-        return []
+        return ["test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name."]
 
     def _notes_on_storage(self, pictures: Sequence[Pictures], info: DataInfo) -> list[str]:
         """Return a sentence that says where pictures are read from on this machine, unless that is memory."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data import draws, image_cache
 from vitlab.data.corruption import corrupt
-from vitlab.data.datasets.base import CORRUPTIONS, PUBLISHED_CORRUPTIONS, CorruptionName, Dataset
+from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, CorruptionName, Dataset
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.splits import Subset, select_classes
 from vitlab.errors import DataError
@@ -103,7 +103,7 @@ def corruptions(corrupted: Any, options: Mapping[str, Any]) -> Sequence[Corrupti
     """
     if corrupted is None:
         return ()
-    default = CORRUPTIONS if options.get("corrupted_root") else PUBLISHED_CORRUPTIONS
+    default = CORRUPTIONS if options.get("corrupted_root") else COMPUTED_CORRUPTIONS
     named: Sequence[CorruptionName] | None = corrupted.corruptions
     return named or default
 

@@ -28,6 +28,8 @@ PREDICTIONS = {
     "id": ("int64", "index of the image in the official split"),
     "label": ("int64", "its class; not of dense labels"),
     "prediction": ("int64", "the most probable class; not of dense labels"),
+    "label_name": ("string", "name of that class, where the data has names"),
+    "prediction_name": ("string", "name of the most probable class, where the data has names"),
     "probability": ("float32", "probability of that class; not of dense labels"),
     "pixel_accuracy": ("float32", "share of correct pixels; of dense labels only"),
     "loss": ("float32", "the loss of this image"),
@@ -143,7 +145,8 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
             frames.append(frame.assign(arm=planned.arm, seed=planned.seed))
     if not frames:
         return pd.DataFrame()
-    return pd.concat(frames, ignore_index=True).astype({"split": "string", "arm": "string"})
+    table = pd.concat(frames, ignore_index=True)
+    return table.astype({name: kind for name, (kind, _) in PREDICTIONS.items() if name in table and kind == "string"})
 
 
 def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:

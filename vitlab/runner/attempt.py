@@ -231,7 +231,7 @@ class Attempt:
         if not failure:
             state = training.model.state_dict()
             outcome = replace(outcome, weights=digest(state))
-            write_predictions(self.folder.predictions, training.predictions)
+            write_predictions(self.folder.predictions, training.predictions, self.input_spec.info.labels)
             if self.settings.keep == "last":
                 write_weights(self.folder.weights, state, self.input_spec)
         self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))

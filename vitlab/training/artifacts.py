@@ -121,11 +121,12 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
+def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Sequence[str] = ()) -> None:
     """Write predictions as Parquet, one row per image and split, without fsync.
 
     Columns are ``split``, ``id`` (the index in the official split) and the values of the evaluation: ``label,
-    prediction, probability, loss`` for classification, ``pixel_accuracy, loss`` for segmentation.
+    prediction, probability, loss`` for classification, ``pixel_accuracy, loss`` for segmentation.  With the names of
+    the classes, ``label_name`` and ``prediction_name`` follow.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -135,16 +136,21 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
         array_N = (values_N.float() if values_N.is_floating_point() else values_N.long()).contiguous().numpy()
         return pa.Array.from_buffers(pa.from_numpy_dtype(array_N.dtype), len(array_N), [None, pa.py_buffer(array_N)])
 
-    def repeated(text: str, count: int) -> pa.Array:
-        ends = np.arange(count + 1, dtype=np.int32) * len(text.encode())
-        return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text.encode() * count))
+    def chosen(texts: Sequence[str], index_N: Tensor) -> pa.Array:
+        encoded, indices = [text.encode() for text in texts], index_N.tolist()
+        ends = np.cumsum([0, *(len(encoded[index]) for index in indices)], dtype=np.int32)
+        content = b"".join(encoded[index] for index in indices)
+        return pa.StringArray.from_buffers(len(indices), pa.py_buffer(ends), pa.py_buffer(content))
 
-    tables = [
-        pa.Table.from_arrays(
-            [repeated(split, len(columns["id"])), *map(column, columns.values())], names=["split", *columns]
-        )
-        for split, columns in predictions.items()
-    ]
+    tables = []
+    for split, columns in predictions.items():
+        table = {
+            "split": chosen([split], torch.zeros_like(columns["id"])),
+            **{k: column(v) for k, v in columns.items()},
+        }
+        if labels and "label" in columns:
+            table |= {f"{name}_name": chosen(labels, columns[name]) for name in ("label", "prediction")}
+        tables.append(pa.Table.from_arrays(list(table.values()), names=list(table)))
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.concat_tables(tables), buffer)
     write_bytes(file, buffer.getvalue().to_pybytes(), fsync=False)

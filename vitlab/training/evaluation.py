@@ -125,6 +125,8 @@ class MetricAccumulator:
         for name, one in self._metrics.items():
             for view, parts in self._rows[name].items():
                 values[f"{name}_{view}" if view else name] = float(one.value(_concatenate(parts)))
+                if not view:
+                    values |= {f"{name}_{part}": value for part, value in one.parts(_concatenate(parts)).items()}
             if not math.isfinite(values.get("loss", 0.0)):
                 break
         return values

@@ -1,4 +1,6 @@
-"""Corruptions of test images: fifteen kinds by five severities, as in CIFAR-10-C and ImageNet-C.
+"""Corruptions of test images: fourteen kinds by five severities, as in CIFAR-10-C and ImageNet-C.
+
+The fifteenth published kind, frost, is a set of photographs; it is read from published images alone.
 
 Every corruption is a function of an image, its identity, the severity and a seed, independent of the rest of a batch.
 Reference: Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations,
@@ -14,7 +16,6 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.corruption.kinds import KINDS, Draws
-from vitlab.data.corruption.tables import NAMES as NAMES
 from vitlab.data.corruption.tables import SEVERITIES as SEVERITIES
 from vitlab.data.corruption.tables import parameters
 from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE
@@ -30,7 +31,7 @@ def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 
 
     Args:
         x_BCHW: uint8, or float in [0, 1]; 1 or 3 channels, at least 8 by 8 pixels.
-        name: One of :data:`NAMES`.
+        name: One of :data:`~vitlab.data.datasets.base.COMPUTED_CORRUPTIONS`.
         severity: 1 to 5; parameters follow from it and the size, see :func:`vitlab.data.corruption.tables.parameters`.
         id_B: int64, identities of the images.
         seed: Of the draws.

@@ -1,4 +1,4 @@
-"""The fifteen corruptions of images, each a function of pixels, parameters and keyed draws.
+"""The corruptions of images, each a function of pixels, parameters and keyed draws.
 
 B images of a batch, C channels, H rows, W columns.
 """
@@ -21,10 +21,6 @@ from vitlab.data.corruption.tables import Parameters
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601)."""
-
-FROST_TINT = (0.88, 0.95, 1.0)
-FROST_TEXTURES = 5
-"""Number of frost textures, as of the authors' photographs."""
 
 
 class Draws(NamedTuple):
@@ -140,22 +136,6 @@ def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     return share * x_BCHW + (1 - share) * bright_BCHW + flakes_B1HW + flakes_B1HW.flip(2, 3)
 
 
-def frost(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
-    """Overlay a random part of one of five frost textures.
-
-    The textures are computed, since the authors' photographs are not distributed with vitlab: ridges of plasma
-    fractals.  This corruption therefore differs from the published one.
-    """
-    channels, height, width = x_BCHW.shape[1:]
-    texture_KCHW = _frost_textures(_power_of_two(max(height, width)), channels)
-    place_B3 = draws.uniform(0, 3)
-    which_B = (place_B3[:, 0] * FROST_TEXTURES).long()
-    top_B = (place_B3[:, 1] * (texture_KCHW.shape[2] - height)).long()
-    left_B = (place_B3[:, 2] * (texture_KCHW.shape[3] - width)).long()
-    view_KCYXHW = texture_KCHW.unfold(2, height, 1).unfold(3, width, 1)
-    return c[0] * x_BCHW + c[1] * view_KCYXHW[which_B, :, top_B, left_B]
-
-
 def fog(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Add a plasma fractal, and scale to the old maximum."""
     height, width = x_BCHW.shape[-2:]
@@ -234,7 +214,7 @@ KINDS: Mapping[str, Kind] = {
     kind.__name__: kind
     for kind in (
         *(gaussian_noise, shot_noise, impulse_noise, defocus_blur, glass_blur, motion_blur, zoom_blur),
-        *(snow, frost, fog, brightness, contrast, elastic_transform, pixelate, jpeg_compression),
+        *(snow, fog, brightness, contrast, elastic_transform, pixelate, jpeg_compression),
     )
 }
 
@@ -267,21 +247,6 @@ def _poisson(rate: float) -> tuple[Tensor, int]:
     cumulative_LM = log_LM.exp().cumsum(1).clamp(max=1)
     cumulative_LM[:, -1] = 1
     return (cumulative_LM + torch.arange(256)[:, None]).flatten(), counts
-
-
-@cache
-def _frost_textures(side: int, channels: int) -> Tensor:
-    """Return textures of four times the side of the images, (K, C, H, W): crystals on a thin, uneven cover."""
-    key, wide = noise.key(0, "corruption", "frost texture"), 4 * side
-    draws = Draws(key, torch.arange(FROST_TEXTURES))
-    crystal_KHW, cover_KHW = (
-        filters.plasma(draws.uniform(stream, wide * wide, -1, 1), wide, decay) for stream, decay in ((0, 1.6), (1, 2.2))
-    )
-    ridge_KHW = (1 - (2 * crystal_KHW - 1).abs()) ** 4
-    light_K1HW = (0.25 * cover_KHW + 0.75 * (0.3 + 0.7 * cover_KHW) * ridge_KHW)[:, None]
-    light_K1HW = light_K1HW / light_K1HW.amax((2, 3), keepdim=True)
-    texture_KCHW = light_K1HW * torch.tensor(FROST_TINT)[:, None, None]
-    return texture_KCHW if channels == 3 else _grey(texture_KCHW)
 
 
 def _sample(x_BCHW: Tensor, column_BHW: Tensor, row_BHW: Tensor, *, repeat_edge: bool) -> Tensor:

@@ -6,13 +6,8 @@ Reference: Hendrycks and Dietterich, arXiv:1903.12261, and the authors' scripts 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
-from vitlab.data.datasets.base import CorruptionName
 from vitlab.geometry import Pair
-
-NAMES: tuple[str, ...] = get_args(CorruptionName)
-"""The fifteen corruptions, in the order of the paper."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -33,7 +28,6 @@ CIFAR: Mapping[str, tuple[Parameters, ...]] = {
         (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
         (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
     ),
-    "frost": ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
     "fog": ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
     "brightness": ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,)),
     "contrast": ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,)),
@@ -64,7 +58,6 @@ IMAGENET: Mapping[str, tuple[Parameters, ...]] = {
         (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
         (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
     ),
-    "frost": ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
     "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
     "brightness": ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
     "contrast": ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),

@@ -99,8 +99,8 @@ CorruptionName = Literal[
 
 CORRUPTIONS: tuple[CorruptionName, ...] = get_args(CorruptionName)
 
-PUBLISHED_CORRUPTIONS: tuple[CorruptionName, ...] = tuple(name for name in CORRUPTIONS if name != "frost")
-"""Corruptions that are computed as published; the published frost is a set of photographs."""
+COMPUTED_CORRUPTIONS: tuple[CorruptionName, ...] = tuple(name for name in CORRUPTIONS if name != "frost")
+"""Corruptions that vitlab computes; the published frost is a set of photographs."""
 
 MIN_CORRUPTED_SIDE = 8
 """Fewest rows and columns of an image that can be corrupted."""
@@ -122,7 +122,7 @@ class Corrupted(Frozen):
 
     corruptions: Annotated[tuple[CorruptionName, ...], Field(min_length=1), _in_order(CORRUPTIONS)] | None = None
     """Kinds; each is reported as ``test/mce_NAME``, and the mean over them as ``test/mce``.  None: all fifteen of
-    published pictures (``corrupted_root``), else the fourteen that are computed as published, without ``frost``."""
+    published pictures (``corrupted_root``), else the fourteen that are computed: ``frost`` is a set of photographs."""
     severities: Annotated[
         tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1), _in_order((1, 2, 3, 4, 5))
     ] = (1, 2, 3, 4, 5)

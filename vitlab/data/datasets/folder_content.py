@@ -83,9 +83,8 @@ def describe_copies(copies: Mapping[str, int], numbers: Mapping[str, int]) -> li
     for where, number in copies.items():
         one, _, other = where.partition("/")
         if other:
-            sentences.append(
-                f"{number:,} of {count(numbers[one], f'{one} picture')} are also in {other}, byte for byte."
-            )
+            of_all = f"{number:,} of {count(numbers[one], f'{one} picture')}"
+            sentences.append(f"{of_all} {_are(number)} also in {other}, byte for byte.")
         elif where == "train":
             held_out = "" if "val" in numbers else ", some of which may be held out for validation"
             sentences.append(f"{count(number, 'train picture')} {_are(number)} identical to another{held_out}.")

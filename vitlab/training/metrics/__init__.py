@@ -1,7 +1,7 @@
 """The slot ``metric``: the metrics of an evaluation, one number per split each.
 
 contract.py       the contract
-predictions.py    loss, accuracy, top_k, balanced_accuracy
+predictions.py    loss, accuracy, top_k, balanced_accuracy, per_class_accuracy
 calibration.py    ece, brier
 segmentation.py   pixel_accuracy, miou, miou_foreground
 features.py       effective_rank, knn

@@ -54,6 +54,7 @@ class Metric(ABC):
     option: ClassVar[str] = ""  #: option of a trial that adds it; by default its name in ``train.metrics``
     every_view: ClassVar[bool] = False
     """Whether it is also reported for further classifiers of the head, as ``NAME_VIEW``, such as ``accuracy_dist``."""
+    labels: tuple[str, ...] = ()  #: names of the classes, where the data has them; set before the metric is used
     name: str = ""  #: in results; by default the name in the study; set it if an option changes what is computed
 
     @abstractmethod
@@ -73,6 +74,14 @@ class Metric(ABC):
             rows_N: The rows of all its batches, on the CPU.
         """
         return mean(rows_N)
+
+    def parts(self, rows_N: Tensor) -> Mapping[str, float]:
+        """Return values of parts of a split, such as its classes, reported as ``NAME_PART``; by default none.
+
+        Args:
+            rows_N: The rows of all its batches, on the CPU.
+        """
+        return {}
 
     def column(self, rows_N: Tensor) -> Tensor | None:
         """Return one value per image, (N,), for ``predictions.parquet``; None if the metric has none."""
@@ -139,6 +148,14 @@ class OfDecisions(Metric):
         """Return the mean over all decisions."""
         sums_N, counts_N = rows_N.T.contiguous()
         return float(sums_N.sum() / counts_N.sum())
+
+    def parts(self, rows_N: Tensor) -> Mapping[str, float]:
+        """Return values of parts of a split, such as its classes, reported as ``NAME_PART``; by default none.
+
+        Args:
+            rows_N: The rows of all its batches, on the CPU.
+        """
+        return {}
 
     def column(self, rows_N: Tensor) -> Tensor:
         """Return the mean over the decisions of each image; NaN for an image without labels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -100,7 +101,29 @@ class BalancedAccuracy(Metric):
 
     def value(self, rows_N: Tensor) -> float:
         """Return the mean of the accuracies of the classes."""
-        target_N, correct_N = rows_N.unbind(1)
-        count_K = torch.bincount(target_N)
-        correct_K = torch.bincount(target_N, weights=correct_N.double())
-        return mean(correct_K[count_K > 0] / count_K[count_K > 0])
+        return mean(torch.tensor(list(_accuracy_of_classes(rows_N).values()), dtype=torch.float64))
+
+
+@metric.register("per_class_accuracy")
+class PerClassAccuracy(BalancedAccuracy):
+    """Share of each class's images that are predicted correctly, its recall, as ``per_class_accuracy_CLASS``.
+
+    CLASS is the name of the class, with ``_`` for all but letters and digits, or its index where names are unknown or
+    not distinct.  ``per_class_accuracy`` itself is the mean over the classes of the split, the balanced accuracy.
+    """
+
+    def parts(self, rows_N: Tensor) -> Mapping[str, float]:
+        """Return the accuracy of each class of the split by its name."""
+        names = [re.sub(r"\W+", "_", label) for label in self.labels]
+        is_known = len(set(names)) == len(names) > 0
+        return {
+            names[label] if is_known else str(label): value for label, value in _accuracy_of_classes(rows_N).items()
+        }
+
+
+def _accuracy_of_classes(rows_N: Tensor) -> dict[int, float]:
+    """Return the share of correct images of each class that occurs, from rows of class and correctness."""
+    target_N, correct_N = rows_N.unbind(1)
+    count_K = torch.bincount(target_N).double()
+    share_K = torch.bincount(target_N, weights=correct_N.double()) / count_K
+    return {int(label): float(share_K[label]) for label in count_K.nonzero()[:, 0]}

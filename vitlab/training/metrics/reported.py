@@ -22,7 +22,7 @@ STANDARD: Mapping[Task, tuple[str, ...]] = {
 }
 """Metrics of every trial of a task, except those incompatible with its data, such as ``top5`` of five classes."""
 
-RESERVED = ("split", "id", "label", "prediction", "probability")
+RESERVED = ("split", "id", "label", "prediction", "probability", "label_name", "prediction_name")
 """Names of the other columns of ``predictions.parquet``."""
 
 
@@ -38,7 +38,10 @@ def metrics_of(
     """
     if standard is None:
         standard = {_name(choice): metric.build(choice) for choice in _standard(data)}
-    return {**standard, **{_name(choice): metric.build(choice) for choice in map(metric.resolve, chosen)}}
+    metrics = {**standard, **{_name(choice): metric.build(choice) for choice in map(metric.resolve, chosen)}}
+    for one in metrics.values():
+        one.labels = data.labels
+    return metrics
 
 
 def resolve_metrics(

@@ -34,8 +34,8 @@ class MeanCorruptionError(OfTestSet):
 
     It is reported by trials with ``data.corrupted``, at the end of the training.  The errors of each corruption are
     averaged over its severities (``test/mce_fog``), and these over the corruptions.  It is not divided by the error of
-    AlexNet, as the mCE of the paper is.  ``frost`` needs the authors' photographs: computed, it is about half as strong
-    as published, and part of the mean only if the study names it.  Reference: arXiv:1903.12261.
+    AlexNet, as the mCE of the paper is.  ``frost``, a set of photographs, is part of the mean of published images
+    (``corrupted_root``) alone.  Reference: arXiv:1903.12261.
     """
 
     goal = "min"
