@@ -297,3 +297,8 @@ def test_report_names_the_metric_as_the_table_does(tmp_path: Path, column: str, 
     assert f"| {title} |" in text and not re.search(r"\bval\b", text)
     shown = "metric/params" if column == "params" else column
     assert f"\n{shown}: {'lower' if column == 'params' else 'higher'} is better." in text
+
+
+def test_help_has_examples_a_line_each() -> None:
+    text = CliRunner().invoke(command, ["--help"]).stdout
+    assert "  vitlab judge results.csv --arm model --seed seed --metric acc\n" in text

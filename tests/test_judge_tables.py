@@ -120,6 +120,8 @@ def test_frames_are_read_with_their_index() -> None:
         assert means(vitlab.judge(frame, metric="acc", arm="arm")) == pytest.approx(MEANS)
     wide = FRAME.pivot(index="seed", columns="arm", values="acc")
     assert means(vitlab.judge(wide, metric="acc")) == pytest.approx(MEANS)
+    with pytest.raises(UserError, match="results: a frame, the path of a table or a URI is allowed; found a list"):
+        judge([], metric="acc")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="several levels"):
         judge(FRAME.pivot(index="seed", columns="arm"), metric="acc")
 
@@ -280,6 +282,11 @@ def test_table_that_holds_no_final_values_is_refused(
     tmp_path: Path, content: str, arm: str | None, message: str
 ) -> None:
     assert message in refusal(tmp_path, content, arm=arm)
+
+
+@pytest.mark.parametrize("name", ["id", "run", "index", "group", "n", "no"])
+def test_column_of_fractions_is_an_arm_whatever_its_name(tmp_path: Path, name: str) -> None:
+    assert means(judged(tmp_path, WIDE.replace("rope", name), arm=None)).keys() == {"vit", name}
 
 
 def test_rows_of_means_and_deviations_are_no_trainings(tmp_path: Path) -> None:

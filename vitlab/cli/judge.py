@@ -14,7 +14,15 @@ def _complete_file(context: click.Context, parameter: click.Parameter, incomplet
     return [CompletionItem(incomplete, type="file")]
 
 
-@click.command()
+EXAMPLES = """\b
+Examples:
+  vitlab judge results.csv --arm model --seed seed --metric acc
+  vitlab judge sqlite:///mlflow.db#EXPERIMENT --arm model --seed seed --metric acc
+  vitlab judge http://HOST:5000/#/experiments/ID --arm model --seed seed --metric acc
+"""
+
+
+@click.command(epilog=EXAMPLES)
 @click.argument("results", shell_complete=_complete_file)
 @click.option("--metric", required=True, help="Column of the metric; of a table with a column per arm, its name.")
 @click.option("--arm", help="Column of the arms. Without it, every column is an arm and every row a seed.")
@@ -45,17 +53,10 @@ def command(
     looks: str | None,
     form: str,
 ) -> None:
-    r"""Judge RESULTS of other programs as 'vitlab report' judges a study's.
+    """Judge RESULTS of other programs as 'vitlab report' judges a study's.
 
     RESULTS is a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx) or an experiment of MLflow. Every row or run is one
-    training:
-
-    \b
-    vitlab judge results.csv --arm model --seed seed --metric acc
-    vitlab judge sqlite:///mlflow.db#EXPERIMENT --arm model --seed seed --metric acc
-    vitlab judge http://HOST:5000/#/experiments/ID --arm model --seed seed --metric acc
-
-    The columns of an experiment are the parameters, tags and metrics of its runs, of which the last values count.
+    training. The columns of an experiment are the parameters, tags and metrics of its runs, whose last values count.
     """
     from vitlab.judging.judgement import judge
 

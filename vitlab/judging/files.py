@@ -79,8 +79,12 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
     """Return a frame as a table; an index other than that of row numbers becomes columns.
 
     Raises:
-        UserError: if it has no rows, or several levels of columns.
+        UserError: if it is none, has no rows, or several levels of columns.
     """
+    import pandas as pd
+
+    if not isinstance(frame, pd.DataFrame):
+        raise UserError(f"results: a frame, the path of a table or a URI is allowed; found a {type(frame).__name__}")
     if frame.columns.nlevels > 1:
         raise UserError("results: columns have several levels; give each one name")
     if frame.empty:

@@ -24,7 +24,7 @@ FINALS = (
     "of each run"
 )
 ARM, ROW = "(arm)", "(row)"  #: columns of arms and seeds of a table with a column per arm
-_NAME_WITH_SEED = re.compile(r"(.*?)[\W_]*(?:seed|rep|run|trial)[\W_]*[0-9]+", re.IGNORECASE)
+_NAME_WITH_SEED = re.compile(r"(.*?)(?:^|[\W_]+)(?:seed|rep|run|trial)[\W_]*[0-9]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,11 @@ def trainings(
     Raises:
         UserError: if there are mistakes.
     """
-    columns = names_of(table.rows)
-    roles = {name: role_of(name) for name in columns if name not in (arm, metric) and columns.count(name) == 1}
+    roles = {name: role for name, role in _roles(table).items() if name not in (arm, metric)}
     if seed is None:
-        named = [name for name, role in roles.items() if role == "seed"] or [
-            name
-            for name, role in roles.items()
-            if role == "index" and arm is None and texts(table.rows[name]).is_unique
-        ]
+        named = [name for name, role in roles.items() if role == "seed"]
+        if not named and arm is None:
+            named = [name for name, role in roles.items() if role == "index" and texts(table.rows[name]).is_unique]
         if len(named) == 1:
             [seed] = named
             remarks.notes.append(f"Seeds are those of column '{seed}'.")
@@ -80,6 +77,16 @@ def trainings(
         table, seed = _with_row_per_cell(table, remarks, metric, seed)
         return _read(table, remarks, metric, ARM, seed, None)
     return _read(table, remarks, metric, arm, seed, baselines)
+
+
+def _roles(table: Table) -> dict[str, str | None]:
+    """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
+    columns = names_of(table.rows)
+    roles = {name: role_of(name) for name in columns if columns.count(name) == 1}
+    for name, role in roles.items():
+        if role in ("index", "name", "count") and texts(table.rows[name]).str.contains(r"^[-+]?[0-9]*[.,][0-9]").any():
+            roles[name] = None
+    return roles
 
 
 def _column_fault(name: str, columns: Sequence[str]) -> str:
@@ -99,7 +106,7 @@ def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | 
     rows, columns = table.rows, names_of(table.rows)
     remarks.mistake(*(_column_fault(name, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.check()
-    roles = {name: role_of(name) for name in columns if name != seed}
+    roles = {name: role for name, role in _roles(table).items() if name != seed}
     if steps := [name for name, role in roles.items() if role == "step"]:
         remarks.mistake(f"column{'s' * (len(steps) > 1)} {listed(steps)}: rows are moments of trainings; {FINALS}")
     arms = [name for name, role in roles.items() if role is None]
@@ -187,8 +194,8 @@ def _refuse_seeds_in_names(arms: Sequence[str], remarks: Remarks) -> None:
     for stem, names in stems.items():
         if len(names) > 1:
             remarks.mistake(
-                f"the names of arms {listed(names)} hold seeds; write a row per training, with arm '{stem}' in one "
-                "column and its seed in another"
+                f"the names of arms {listed(names)} hold seeds; write a row per training, with arm "
+                f"'{stem or 'NAME'}' in one column and its seed in another"
             )
 
 

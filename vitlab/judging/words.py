@@ -13,7 +13,7 @@ def _set(words_in_text: str) -> frozenset[str]:
 
 ROLES = {
     "seed": "seed|random seed|rng seed|global seed|manual seed|random state",
-    "index": "|index|idx|unnamed|id|nr|no|row|run|rep|replicate|repeat|repetition|trial",
+    "index": "|index|idx|id|row|run|rep|replicate|repeat|repetition|trial",
     "step": "step|steps|global step|trainer global step|epoch|epochs|iteration|iterations|iter|iters",
     "status": "status|state",
     "count": "n|runs|n runs|seeds|n seeds|num seeds|trials|n trials",
