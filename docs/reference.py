@@ -122,7 +122,8 @@ def _anchor(path: str) -> str:
 def _slot(name: str) -> Iterator[str]:
     component_slot = registry.slot(name)
     built_in = [entry for entry in registry.listing(name) if entry.origin.source == registry.BUILT_IN]
-    contract = f"{component_slot.contract.__module__}.{component_slot.contract.__qualname__}"
+    contract = component_slot.contract.__qualname__
+    contract = f"vitlab.plugin.{'Replay' if contract == 'Tracker' else contract}"
     yield f"# Slot `{name}`\n"
     yield f"Contract: `{contract}`. Entry-point group of plugins: `vitlab.{name}`.\n"
     yield f"{_prose(_split_sections(inspect.getdoc(component_slot.contract) or '')[0])}\n"
