@@ -13,10 +13,13 @@ import pandas as pd
 import pytest
 
 from vitlab import report
+from vitlab.comparison.samples import Sample
+from vitlab.comparison.study import judge_study
 from vitlab.geometry import DataIdentity
 from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import comparison, frame
+from vitlab.report import comparison
+from vitlab.report.study_results import StudyResults
 from vitlab.spec import STREAMS, Analysis, TrialSpec
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
@@ -111,14 +114,27 @@ def study(
     return study_plan, store
 
 
-def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.DataFrame, pd.DataFrame]:
+def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, StudyResults, pd.DataFrame]:
     plan, store = study(root, *args, **options)
-    results = frame.results(plan, store)
-    return plan, store, results, arms_table(results, plan)
+    results = StudyResults.read(plan, store)
+    return plan, store, results, arms_table(results)
 
 
-def arms_table(results: pd.DataFrame, plan: Plan) -> pd.DataFrame:
-    return comparison.summary_frame(comparison.summary(results, plan), plan.analysis).set_index("arm")
+def arms_table(results: StudyResults) -> pd.DataFrame:
+    return comparison.summary_frame(comparison.summary(results), results.plan.analysis).set_index("arm")
+
+
+def judged_rows(
+    plan: Plan,
+    values: Mapping[str, Mapping[int, float]],
+    awaited: int | Mapping[str, int] = 0,
+) -> dict[str, dict[str, Any]]:
+    """Return the columns of the comparisons of a plan without trials, by arm."""
+    compared = {arm: "baseline" for arm in values if arm != "baseline"}
+    samples = {arm: Sample(by_seed) for arm, by_seed in values.items()}
+    counts = dict.fromkeys(compared, awaited) if isinstance(awaited, int) else awaited
+    judged = judge_study(plan, compared, samples, awaited=counts)
+    return {arm: comparison.comparison_columns(one, plan) for arm, one in judged.items()}
 
 
 def document(plan: Plan, store: Store) -> dict[str, Any]:

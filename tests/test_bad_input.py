@@ -374,7 +374,7 @@ def test_mistake_does_not_cause_others(here: Path, old: str, instead: str, words
         ("bs", ["epochs", "batch_size"], "batch_size"),
         ("maximize", ["max", "min"], "max"),
         ("flash", ["auto", "explicit", "sdpa"], "sdpa"),
-        ("fdr", ["holm", "bonferroni", "none"], "holm"),
+        ("fdr", ["bonferroni", "none"], "bonferroni"),
         ("acc", ["loss", "accuracy", "ece"], "accuracy"),
         ("p\u043esition", ["patch", "position"], "position"),
         ("nothing like it", ["patch", "position"], None),
@@ -394,7 +394,11 @@ def test_nearest_name_ignores_case_and_knows_synonyms(name: str, allowed: list[s
         (BLOCK.replace("steps: 2", "steps: ${STEPS}"), ["base.train.steps must be a whole number", "no interpolation"]),
         (STUDY.replace("study: small", "study: \u00e9tude-\u03b1"), ["letters, digits, '.', '_' or '-'", "\u03b1'. '\u03b1' (U+03B1"]),
         (STUDY.replace("study: small", "study: small\nanalysis: {goal: maximize}"), ["found 'maximize'", "'max'"]),
-        (STUDY.replace("study: small", "study: small\nanalysis: {correction: fdr}"), ["found 'fdr'", "'holm'"]),
+        (STUDY.replace("study: small", "study: small\nanalysis: {correction: fdr}"), ["found 'fdr'", "'bonferroni'"]),
+        (
+            STUDY.replace("study: small", "study: small\nanalysis: {correction: holm}"),
+            ["found 'holm'", "'bonferroni', 'none'", "simultaneous interval contains 0"],
+        ),
         (STUDY.replace("lr: 1.0e-3", "learning_rate: 1.0e-3"), ["no option 'learning_rate'", "'lr'"]),
     ],
 )  # fmt: skip

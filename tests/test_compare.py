@@ -8,12 +8,12 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import synthetic_studies
 from click.testing import CliRunner
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 import vitlab
 from vitlab.cli import cli
@@ -64,7 +64,7 @@ def test_arms_of_equal_name_are_compared_at_equal_seeds_as_one_family(out: Path)
     assert list(rows.index) == ["old: baseline", "old: <b>=1", "new: baseline", "new: <b>=1"]
     pairs = [stats.ttest_rel(NEW[arm], OLD[arm]) for arm in ("baseline", "<b>=1")]
     assert rows["p"].tolist()[2:] == pytest.approx([pair.pvalue for pair in pairs])
-    corrected = multipletests([pair.pvalue for pair in pairs], method="holm")[1]
+    corrected = np.minimum(1, [2 * pair.pvalue for pair in pairs])
     assert rows["p_corrected"].tolist()[2:] == pytest.approx(corrected.tolist())
     interval = pairs[1].confidence_interval(1 - 0.05 / 2)
     ends = rows.loc["new: <b>=1", ["difference_low", "difference_high"]].tolist()

@@ -16,10 +16,10 @@ from scipy import stats
 
 import vitlab
 from vitlab import lab
+from vitlab.comparison.samples import refusals
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Arm, Looks, Plan
-from vitlab.report.comparison import judge, refusals
 from vitlab.report.escalation import inconclusive_arms
 from vitlab.spec import Analysis, Study
 from vitlab.store.folders import Store
@@ -55,17 +55,6 @@ def study(folder: Path, seeds: Any, **changes: Any) -> Path:
     return file
 
 
-def holm(p: list[float]) -> list[float]:
-    """Return Holm's corrected p values by their definition."""
-    order = sorted(range(len(p)), key=p.__getitem__)
-    corrected = dict[int, float]()
-    worst = 0.0
-    for rank, index in enumerate(order):
-        worst = max(worst, (len(p) - rank) * p[index])
-        corrected[index] = min(1.0, worst)
-    return [corrected[index] for index in range(len(p))]
-
-
 @pytest.fixture
 def values() -> dict[str, dict[int, float]]:
     """Return ten seeds of three arms: far from the baseline, near it, and equal to it."""
@@ -80,7 +69,7 @@ def judge_values(
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
     plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), Analysis(variance="own"))
     plan = Plan(**{**vars(plan), "looks": Looks((FIRST, SECOND), SHARES, (open_,) if open_ else ())})
-    return judge(plan, compared, values, {}, {}, dict.fromkeys(compared, waiting))
+    return synthetic_studies.judged_rows(plan, values, waiting)
 
 
 def test_each_stage_spends_its_share_of_alpha_on_whole_family(values):
@@ -90,11 +79,9 @@ def test_each_stage_spends_its_share_of_alpha_on_whole_family(values):
     def p(arm: str, seeds: tuple[int, ...]) -> float:
         return float(stats.ttest_rel([values[arm][s] for s in seeds], [base[s] for s in seeds]).pvalue)
 
-    first = holm([p(arm, FIRST) for arm in ("far", "near", "level")])
-    second = holm([1.0, p("near", SECOND), p("level", SECOND)])  # decided arms have no note
-    assert rows["far"]["p_corrected"] == pytest.approx(first[0] / 0.25)
-    assert rows["near"]["p_corrected"] == pytest.approx(min(1, second[1] / 0.8))
-    assert rows["level"]["p_corrected"] == pytest.approx(min(1, second[2] / 0.8))
+    assert rows["far"]["p_corrected"] == pytest.approx(3 * p("far", FIRST) / 0.25)
+    assert rows["near"]["p_corrected"] == pytest.approx(min(1, 3 * p("near", SECOND) / 0.8))
+    assert rows["level"]["p_corrected"] == pytest.approx(min(1, 3 * p("level", SECOND) / 0.8))
     assert [(rows[arm]["look"], rows[arm]["pairs"]) for arm in rows] == [(1, 5), (2, 10), (2, 10)]
     levels = tuple(0.05 * share / 3 for share in (0.25, 0.8))
     waiting = judge_values(values, (), waiting=1)
@@ -239,7 +226,5 @@ def test_comparison_is_refused_only_from_its_own_stage(tmp_path):
     )
     plan = replace(plan, trials=taught, looks=SEEDS)
     assert refusals(plan, SEEDS.seeds[0]) == {} and "far" in refusals(plan)
-    rows = judge(
-        plan, {"far": "baseline"}, {"baseline": dict(enumerate(BASE)), "far": dict(enumerate(FAR))}, {}, {}, {"far": 0}
-    )
+    rows = synthetic_studies.judged_rows(plan, {"baseline": dict(enumerate(BASE)), "far": dict(enumerate(FAR))})
     assert rows["far"]["refused"] is None and rows["far"]["p_corrected"] < 0.05

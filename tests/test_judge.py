@@ -23,6 +23,7 @@ from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Looks
 from vitlab.report.comparison import summary
 from vitlab.report.phrasing import answers
+from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 
 GALLERY = Path(__file__).parents[1] / "docs" / "pages" / "gallery"
@@ -87,8 +88,7 @@ def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> Non
     plan = read_plan(GALLERY / name / "plan.json")
     assert plan is not None
     frame = pd.read_parquet(GALLERY / name / "results.parquet")
-    frame.attrs.clear()  # the step of the metric and the images of its seeds, which a table does not tell
-    own = summary(frame, plan)
+    own = summary(StudyResults(plan, frame))
     file = tmp_path / "results.csv"
     options: dict[str, Any] = {"metric": plan.analysis.metric, "arm": "arm", "seed": "seed"}
     frame.to_csv(file, index=False)
@@ -106,14 +106,13 @@ def test_shipped_study_of_tuned_arms_is_judged_to_last_digit_but_for_the_tuning(
     plan = read_plan(GALLERY / name / "plan.json")
     assert plan is not None and plan.tuning
     frame = pd.read_parquet(GALLERY / name / "results.parquet")
-    frame.attrs.clear()  # the step of the metric, which a table does not tell either
-    own = summary(frame, dataclasses.replace(plan, tuning=()))
+    own = summary(StudyResults(dataclasses.replace(plan, tuning=()), frame))
     file = tmp_path / "results.csv"
     frame.to_csv(file, index=False)
     analysis = plan.analysis
     judged = judge(file, metric=analysis.metric, arm="arm", seed="seed", baselines="baseline", margin=analysis.margin)
     assert equal_but_for(own, judged.content.report.to_json()["arms"], {"exploratory"})
-    assert any(row["test"] == "moderated t" for row in own)
+    assert any((row["shared"] or 1) > 1 for row in own)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
@@ -148,15 +147,15 @@ def test_study_of_many_arms_or_with_margin_is_judged_to_last_digit(tmp_path: Pat
         "baseline": BASE,
         **{f"arm{n}": (0.96 - 0.004 * n + 0.004 * draws.normal(size=5)).tolist() for n in range(6)},
     }
-    for analysis, correction in ((Analysis(), "max t"), (Analysis(margin=0.02), "holm")):
-        plan, store, _, _ = outcome(tmp_path / correction, arms, analysis=analysis)
+    for name, analysis in (("one", Analysis()), ("margin", Analysis(margin=0.02))):
+        plan, store, _, _ = outcome(tmp_path / name, arms, analysis=analysis)
         own = document(plan, store)
         file = tmp_path / "results.csv"
         file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
         judged = judge(
             file, metric="val/accuracy", arm="arm", seed="seed", margin=analysis.margin
         ).content.report.to_json()
-        assert {row["correction"] for row in own["arms"] if row["baseline"]} == {correction}
+        assert {row["shared"] for row in own["arms"] if row["baseline"]} == {6}
         assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
 
 
@@ -168,8 +167,8 @@ def test_study_until_decided_is_judged_to_last_digit(tmp_path: Path) -> None:
     file = tmp_path / "results.csv"
     file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
     judged = judge(file, metric="val/accuracy", arm="arm", seed="seed").content.report.to_json()
-    of_looks = {"look", "looks", "decidable", "p_corrected"}
-    of_looks |= {"difference_low", "difference_high"}
+    of_looks = {"look", "looks", "decidable", "p", "p_corrected", "shared"}  # decided comparisons share no more
+    of_looks |= {f"difference_{name}" for name in ("low", "high", "se", "df")}
     [mine, theirs] = [[row for row in doc["arms"] if row["arm"] == "position=sincos2d"] for doc in (own, judged)]
     assert mine[0]["look"] == 2 and mine[0]["pairs"] == 5
     assert equal_but_for(mine, theirs, of_looks)

@@ -17,6 +17,7 @@ from test_escalation import study as tiny_study
 
 from vitlab import lab
 from vitlab.cli import cli
+from vitlab.comparison.arrays import Design, judge
 from vitlab.errors import UserError
 from vitlab.geometry import DataIdentity
 from vitlab.plan.plan_file import write_plan
@@ -41,9 +42,9 @@ def stored(root: Path, sd: float, arms: int = 4, seeds: int = 5, seed: int = 0) 
 def test_spread_is_pooled_over_comparisons(tmp_path: Path) -> None:
     plan, store = stored(tmp_path, 0.01)
     predicted = forecast(plan, store)
-    from vitlab.report.frame import results, usable
+    from vitlab.report.study_results import StudyResults
 
-    values = usable(results(plan, store), plan.analysis)
+    values = StudyResults.read(plan, store).values
     # The variance of a difference is the mean over all pairs of arms.
     variances = [
         np.var([values[first][seed] - values[second][seed] for seed in range(5)], ddof=1)
@@ -63,22 +64,26 @@ def test_spread_is_pooled_over_comparisons(tmp_path: Path) -> None:
 def test_predicted_power_is_realised_in_most_studies(tmp_path: Path) -> None:
     """The ratio of realised and predicted power is from 0.75 to 1.33 in at least 80 % of studies."""
     sd, seeds, within = 0.01, 5, 0
-    draws = np.random.default_rng(9).normal(size=(20_000, seeds))
-    t_ratio = stats.sem(draws, axis=1), draws.mean(axis=1)
-    bound = stats.t.isf(0.05 / 4 / 2, seeds - 1)
+    draws = np.random.default_rng(9).normal(size=(5_000, 5, seeds))
     for number in range(30):
         effect = dict(forecast(*stored(tmp_path / str(number), sd, arms=5, seed=number)).detectable)[seeds]
-        realised = (np.abs(t_ratio[1] + effect / (math.sqrt(2) * sd)) > bound * t_ratio[0]).mean()
+        shift = effect / sd
+        values = draws + np.where(np.arange(5) == 1, shift, 0.0)[:, None]
+        judged = judge(values, Design.with_one_baseline(4))
+        realised = (judged.contrasts.p_corrected[:, 0] <= 0.05).mean()
         within += 0.75 <= realised / 0.8 <= 1.33
     assert within >= 24
 
 
-def test_moderated_comparisons_detect_what_simulation_says() -> None:
-    """Standard deviations of a difference, which is root two of a seed's; see docs/pages/statistics.md."""
-    for (seeds, family), simulated in {(3, 10): 4.82, (5, 10): 2.91, (10, 10): 1.81, (5, 5): 2.91}.items():
-        predicted = math.sqrt(2) * detectable_in_sd(seeds, family, 0.05, "holm", True)
+def test_comparisons_that_share_detect_what_simulation_says() -> None:
+    """Standard deviations of a seed, from simulations by another program."""
+    for (seeds, family), simulated in {(3, 3): 5.6, (3, 10): 6.1, (5, 10): 3.2, (10, 10): 1.9, (5, 5): 3.0}.items():
+        predicted = math.sqrt(2) * detectable_in_sd(seeds, family, 0.05, "bonferroni", True)
         assert predicted == pytest.approx(simulated, rel=0.05), (seeds, family)
-    assert detectable_in_sd(5, 3, 0.05, "holm", True) == detectable_in_sd(5, 3, 0.05, "holm", False)
+    alone = detectable_in_sd(5, 1, 0.05, "bonferroni", False)
+    assert (
+        detectable_in_sd(5, 1, 0.05, "bonferroni", True) == alone < detectable_in_sd(5, 3, 0.05, "none", False) + 1e-9
+    )
 
 
 def test_like_trainings_are_preferred_to_others(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Looks, Plan
-from vitlab.report.comparison import judge
 from vitlab.report.escalation import with_open_arms
-from vitlab.report.frame import results
+from vitlab.report.study_results import StudyResults
 from vitlab.spec import Study
 from vitlab.statistics import power, predictive_power, sequential_levels
 
@@ -187,13 +186,13 @@ def test_look_waits_until_its_seeds_are_planned(tmp_path: Path, monkeypatch: pyt
 def test_rows_are_those_of_the_last_complete_look() -> None:
     values = {"baseline": dict(enumerate(BASE)), "near": dict(enumerate(NEAR)), "far": dict(enumerate(FAR))}
     plan, _ = synthetic_plan((("near",), ("near",)))
-    rows = judge(plan, {"near": "baseline", "far": "baseline"}, values, {}, {}, {"near": 0, "far": 0})
+    rows = synthetic_studies.judged_rows(plan, values)
     assert [(row["look"], row["pairs"]) for row in rows.values()] == [(3, 12), (1, 4)]
-    waiting = judge(plan, {"near": "baseline", "far": "baseline"}, values, {}, {}, {"near": 1, "far": 0})
+    waiting = synthetic_studies.judged_rows(plan, values, {"near": 1})
     assert (waiting["near"]["look"], waiting["near"]["pairs"], waiting["near"]["awaited"]) == (2, 8, 1)
     d = np.subtract(NEAR[:8], BASE[:8])
     p = stats.ttest_1samp(d, 0).pvalue
-    assert waiting["near"]["p_corrected"] == pytest.approx(min(1, 2 * p / 0.4))  # Holm: the decided arm counts
+    assert waiting["near"]["p_corrected"] == pytest.approx(min(1, 2 * p / 0.4))  # the decided arm counts
     for row, size, share in ((waiting["near"], 8, 0.4), (rows["near"], 12, LOOKS.shares[2])):
         d = np.subtract(NEAR[:size], BASE[:size])
         low, high = stats.t.interval(1 - 0.05 * share / 2, size - 1, d.mean(), stats.sem(d))
@@ -214,7 +213,7 @@ def synthetic_plan(open_: tuple[tuple[str, ...], ...]) -> tuple[Plan, None]:
 def test_seeds_of_a_look_that_are_not_planned_yet_are_awaited(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": BASE[:4], "near": NEAR[:4]}, looks=LOOKS)
     due = Plan(**{**vars(plan), "looks": Looks(LOOKS.seeds, LOOKS.shares, (("near",),), 0.1)})
-    rows = synthetic_studies.arms_table(results(due, store), due)
+    rows = synthetic_studies.arms_table(StudyResults.read(due, store))
     assert rows.loc["near", ["look", "awaited", "pairs"]].tolist() == [1, 8, 4]
 
 
@@ -264,15 +263,6 @@ def test_added_look_is_exploratory(tmp_path: Path) -> None:
     earlier = {**before.to_json(), "registered": registration(before)}
     [clause] = changes(with_registration(after, earlier, lambda key, code: True))
     assert clause == "the results were to be judged at 2, 4 and 6 seeds, and are judged at 2, 3, 4, 5 and 6 seeds"
-
-
-def test_two_looks_of_an_earlier_version_keep_their_halves(tmp_path: Path) -> None:
-    plan, _ = synthetic_plan(())
-    data = plan.to_json() | {"looks": {"first": [0, 1], "second": [0, 1, 2], "open": ["near"]}}
-    looks = Plan.from_json(data).looks
-    assert looks == Looks(((0, 1), (0, 1, 2)), (0.5, 0.5), (("near",),))
-    assert looks is not None and looks.seeds_of("baseline", {"near": "baseline"}) == (0, 1, 2)
-    assert looks.seeds_of("far", {"near": "baseline", "far": "baseline"}) == (0, 1)
 
 
 def test_decided_study_uses_fewer_seeds_than_fixed_one() -> None:

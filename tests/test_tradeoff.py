@@ -50,7 +50,7 @@ def study(
 
 def findings(plan: Plan, store: Store) -> Findings:
     results = StudyResults.read(plan, store)
-    return Findings(results, comparison.summary(results.frame, plan), store)
+    return Findings(results, comparison.summary(results), store)
 
 
 def rows_of(name: str, plan: Plan, store: Store) -> list[Any]:

@@ -1,6 +1,6 @@
 """How often the gate is wrong: simulated studies in which nothing has changed, judged as real ones.
 
-    python tools/benchmarks/calibration.py --write    # 2,000 studies a line, a few minutes on one core
+    python tools/benchmarks/calibration.py    # 2,000 studies a line, a few minutes on one core
 
 A simulated study draws the values of its seeds from a Gaussian (standard deviation 1), or anew from those of real
 trainings (``pool.parquet``, which ``pool.py`` has made): baseline and candidate without correlation, for that is what is
@@ -12,7 +12,7 @@ Printed are
   own, in terms of scipy alone;
 - the same false alarms with a second stage;
 - over repeats of the study of the pool itself, each with seeds of its own for baseline and candidate, all verdicts;
-- the verdicts by the number of seeds and by what has changed, the table of docs/pages/statistics.md;
+- the verdicts by the number of seeds and by what has changed, the table of docs/pages/statistics_appendix.md;
 - for each bug of ``bugs.py``, its effect over all its seeds and the verdicts on it.
 
 The exit code is 1 if a share of false alarms is above 5 % and two standard errors, or a bug whose effect exceeds the
@@ -34,8 +34,7 @@ from bugs import BUGS
 from numpy.typing import NDArray
 from scipy import stats
 from sources import pool as pool_of
-from verdicts import table as markdown
-from verdicts import write_section
+from tables import markdown
 
 from vitlab import statistics
 from vitlab.regression.baseline import Baseline, Values
@@ -177,7 +176,7 @@ COLLAPSE = 50.0  #: standard deviations that a collapsed seed lies below the oth
 
 
 def gate_page(count: int, draws: np.random.Generator, worst: list[float]) -> str:
-    """Return the table of the gate in docs/pages/statistics.md: verdicts by number of seeds and by change."""
+    """Return the table of the gate in docs/pages/statistics_appendix.md: verdicts by number of seeds and by change."""
     rows = []
     for seeds in (5, 8, 10, 20):
         for arms in (1, 5):
@@ -255,6 +254,13 @@ def bug_rows(
             yield bug, drop, f"{100 * cell.margin:.1f}", seeds, cell.verdict, *often
 
 
+def section(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the table of the gate, and whether false alarms are as rare as claimed."""
+    worst = list[float]()
+    text = gate_page(studies, np.random.default_rng([seed, 5]), worst)
+    return text, max(worst) <= 0
+
+
 def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -262,9 +268,6 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("gaussian", "real", "page"), help="these tables alone; they draw the same")
-    parser.add_argument(
-        "--write", action="store_true", help="write the table of the page into docs/pages/statistics.md"
-    )
     arguments = parser.parse_args()
     count, repeats, worst = arguments.studies, arguments.repeats, list[float]()
     print(f"{count} studies a line; false alarms may reach {bound(count):.2%}, over {repeats} {bound(repeats):.2%}")
@@ -273,8 +276,6 @@ def main() -> int:
     if arguments.only in (None, "page"):
         text = gate_page(count, np.random.default_rng([arguments.seed, 5]), worst)
         print(f"\n{text}")
-        if arguments.write:
-            write_section("tools/benchmarks/calibration.py", text)
     if arguments.only in (None, "gaussian"):
         draws = np.random.default_rng([arguments.seed, 0])
         noise = gaussian(draws)

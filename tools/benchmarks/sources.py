@@ -33,12 +33,7 @@ class Source:
     quantum: float = 0.0  #: the step of the values
     sign: int = 1  #: -1 if smaller values are better
     claimed: bool = True  #: whether the page claims its error rates
-    claimed_alone: bool = True  #: the same for each comparison's own variance
-    collapses: bool = False  #: whether the sign-flip test decides often, which takes long with many seeds
-
-    def is_valid(self, own: float, moderated: float, limit: float) -> bool:
-        """Return whether the shares of false alarms that are claimed are within the limit, for both kinds of variance."""
-        return not self.claimed or (moderated <= limit and (own <= limit or not self.claimed_alone))
+    collapses: bool = False  #: whether the sign-flip test decides often
 
 
 def _gaussian(draws: np.random.Generator, shape: Shape, spread: Floats | float = 1.0, rho: float = 0.0) -> Floats:
@@ -82,7 +77,6 @@ SYNTHETIC = (
         "steps of 1/360, sd 1 step",
         lambda draws, shape: np.round(_gaussian(draws, shape) + 0.3),
         1.0,
-        claimed_alone=False,
     ),
     *(
         Source(
@@ -113,6 +107,43 @@ SYNTHETIC = (
         collapses=True,
     ),
 )
+
+
+def patterns(comparisons: int) -> tuple[Source, ...]:
+    """Return Gaussian and heavy-tailed studies of so many comparisons, in which arms or the baseline scatter more."""
+    spreads = {"equal": np.ones(comparisons + 1)}
+    for size in (0.3, 2, 4, 12):
+        spreads[f"baseline {size:g}x"] = _spread(comparisons + 1, 0, size)
+    counts = {1, *(max(1, round(comparisons / part)) for part in (10, 4, 3, 2))}
+    for loud in sorted(counts - {comparisons} if comparisons > 1 else counts):
+        for size in (2, 4, 10, 100):
+            spreads[f"{loud} at {size}x"] = _spread(comparisons + 1, slice(1, 1 + loud), size)
+        for size, baseline in ((10, 4), (4, 2)):
+            spread = _spread(comparisons + 1, slice(1, 1 + loud), size)
+            spread[0] = baseline
+            spreads[f"{loud} at {size}x, baseline {baseline}x"] = spread
+    if comparisons > 2:
+        spreads["all but one at 4x"] = _spread(comparisons + 1, slice(1, comparisons), 4)
+        spreads["graded to 10x"] = np.array([1.0, *np.geomspace(1, 10, comparisons)])
+    gaussian = [
+        Source(name, lambda draws, shape, spread=spread: _gaussian(draws, shape, spread))
+        for name, spread in spreads.items()
+    ]
+    return (*gaussian, Source("t with 3 df", lambda draws, shape: draws.standard_t(3, shape)))
+
+
+def two_valued() -> tuple[Source, ...]:
+    """Return studies whose seeds lie at one of two levels: a transition that some have not made by the end."""
+
+    def draw(draws: np.random.Generator, shape: Shape, share: float) -> Floats:
+        return np.asarray((draws.random(shape) < share) - share + 0.07 * draws.standard_normal(shape))
+
+    return tuple(
+        Source(
+            f"two levels, {100 * share:.0f} % low", lambda d, shape, share=share: draw(d, shape, share), claimed=False
+        )
+        for share in (0.3, 0.5)
+    )
 
 
 # -- the pool ---------------------------------------------------------------------------------------------------------

@@ -1,29 +1,26 @@
 """How often equal learners are told apart where each seed holds out other images: real learners on real digits.
 
-    python tools/benchmarks/splits.py --write       # 1,000 studies a line; the table of docs/pages/statistics.md
-
 A study draws some images of scikit-learn's digits.  Every arm is the same learner, and sees a random half of the pixels
 of each image, drawn anew for each arm and image: arms are exchangeable, so that no comparison has anything to find on
 other images.  Each seed holds out a stratified part of the study's images, and trains on the others.  A study is a
-false alarm if any comparison is significant, by the tests of ``vitlab.statistics`` without and with the correction for
+false alarm if any comparison is significant, by the tests of ``vitlab.comparison`` without and with the correction for
 overlapping training sets.
-
-The exit code is 1 if false alarms of the corrected tests exceed 5 % and three standard errors.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import math
-import sys
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
-from verdicts import ALPHA, table, write_section
+from tables import ALPHA, markdown
 
 from vitlab import statistics
+from vitlab.comparison.arrays import VERDICTS, Design, judge
+from vitlab.comparison.verdict import Verdict
 
 Floats = NDArray[np.float64]
 Learner = Callable[[Floats, Floats, Floats], Floats]
@@ -101,25 +98,19 @@ def simulate(
     return values, float(ratio), count
 
 
-def main() -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/pages/statistics.md")
-    arguments = parser.parse_args()
-    rows, worst = [], 0.0
+def section(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the table, and whether the corrected tests hold alpha."""
+    studies, rows, worst = max(50, studies // 10), list[list[str]](), 0.0
     for name, learner in LEARNERS.items():
         for trained, images, share, seeds, m in STUDIES:
             part = 1.0 if trained == "all" else 0.2
-            values, ratio, count = simulate(
-                learner, part, images, share, seeds, m + 1, arguments.studies, arguments.seed
-            )
-            mean = (values[:, 1:] - values[:, :1]).mean(axis=2)
-            own, moderated = statistics.detection_bounds(values, ALPHA, 1 / count / math.sqrt(6))
+            values, ratio, count = simulate(learner, part, images, share, seeds, m + 1, studies, seed)
+            rates = []
+            for overlap, kind in itertools.product((0.0, ratio), ("own", "shared")):
+                rules = {"overlap": overlap, "variance": kind, "quantum": 1 / count}
+                found = judge(values, Design.with_one_baseline(m, **rules)).verdict >= VERDICTS.index(Verdict.BETTER)
+                rates.append(float(found.any(axis=1).mean()))
             wider = math.sqrt(1 + seeds * ratio)
-            bounds = [own, moderated, wider * own, wider * moderated]
-            rates = [float((np.abs(mean) > bound).any(axis=1).mean()) for bound in bounds]
             worst = max(worst, *rates[2:])
             differences = values[:, 1] - values[:, 0]
             needed = differences.mean(axis=1).var() / (differences.var(axis=1, ddof=1).mean() / seeds)
@@ -132,19 +123,12 @@ def main() -> int:
             cells += [f"{100 * rates[2]:.1f} / {100 * rates[3]:.1f}", f"{needed:.2f}", f"{wider**2:.2f}"]
             rows.append(cells)
             print(" | ".join(cells), flush=True)
-    error = 100 * math.sqrt(ALPHA * (1 - ALPHA) / arguments.studies)
+    error = 100 * math.sqrt(ALPHA * (1 - ALPHA) / studies)
     text = (
-        "Studies in which something is found and all arms are alike, in percent: own / moderated, "
-        f"{arguments.studies:,} studies a line (standard error of 5 %: {error:.1f}). The last columns are the variance "
+        "Studies in which something is found and all arms are alike, in percent: own / shared, "
+        f"{studies:,} studies a line (standard error of 5 %: {error:.1f}). The last columns are the variance "
         "of a mean difference over that of independent seeds, as simulated and as corrected for.\n\n"
     )
     heads = ["learner", "held out", "trained on", "seeds x comparisons", "not corrected", "sign-flip", "corrected"]
-    text += table([*heads, "variance", "corrected for"], rows)
-    print(f"\n{text}")
-    if arguments.write:
-        write_section("tools/benchmarks/splits.py", text)
-    return int(worst > ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / arguments.studies))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    text += markdown([*heads, "variance", "corrected for"], rows)
+    return text, worst <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / studies)

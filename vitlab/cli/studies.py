@@ -92,9 +92,9 @@ def _answer(plan: Plan, store: Store) -> str:
         rows = json.loads(text)["arms"]
     else:  # only this needs pandas
         from vitlab.report.comparison import summary
-        from vitlab.report.frame import results
+        from vitlab.report.study_results import StudyResults
 
-        rows = summary(results(plan, store), plan)
+        rows = summary(StudyResults.read(plan, store))
     counts = Counter(row["verdict"] for row in rows if row["verdict"])
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 

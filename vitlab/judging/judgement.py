@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlab.comparison.verdict import Verdict
 from vitlab.errors import UserError, count, nearest
 from vitlab.judging.cells import Remarks, listed, names_of, texts
 from vitlab.judging.criterion import Criterion, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
@@ -23,7 +24,6 @@ from vitlab.report.comparison import summary
 from vitlab.report.notes import table_notes
 from vitlab.report.render import Content
 from vitlab.report.study_results import StudyResults
-from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal
 from vitlab.store.result import Ending
@@ -238,7 +238,6 @@ def _compare(
         metrics={column.rpartition("/")[2]: facts},
     )
     frame = _results(found.frame, column, compared)
-    frame.attrs["quantum"] = criterion.quantum
     if looks:
         from vitlab.statistics import sequential_levels
 
@@ -248,12 +247,17 @@ def _compare(
     for size in looks[:-1]:
         assert plan.looks is not None
         seen = frame[frame["seed"].isin(seeds[:size])]
-        open_arms = [row["arm"] for row in summary(seen, plan) if row["verdict"] == Verdict.CANNOT_TELL]
+        open_arms = [
+            row["arm"]
+            for row in summary(StudyResults(plan, seen, quantum=criterion.quantum))
+            if row["verdict"] == Verdict.CANNOT_TELL
+        ]
         if not open_arms:
             break
         plan = replace(plan, looks=replace(plan.looks, open=(*plan.looks.open, tuple(open_arms))))
-    rows = summary(frame, plan)
-    return Content.of(StudyResults(plan, frame, quantum=criterion.quantum), rows, table_notes(plan, frame, rows))
+    results = StudyResults(plan, frame, quantum=criterion.quantum)
+    rows = summary(results)
+    return Content.of(results, rows, table_notes(results, rows))
 
 
 def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:

@@ -63,6 +63,8 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     table = frame.table(plan, outcomes)
     any_done = table["status"].eq(Ending.DONE).any()
     metrics: dict[str, dict[str, dict[int, float]]] = {}
+    images = frame.images_per_split(outcomes)
+    quanta = {}
     for metric, goal in goals(study).items():
         if metric not in table:
             table[metric] = math.nan
@@ -77,12 +79,9 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         )
         if not is_main_metric:
             analysis = analysis.model_copy(update={"at": "last"})
-        metrics[metric] = frame.usable(table, analysis)
-    images = frame.images_per_split(outcomes)
-    quanta = {}
-    for metric in metrics:
-        facts, count = plan.facts(metric), images.get(metric.partition("/")[0])
-        quanta[metric] = 0.0 if facts is None else facts.smallest_change(count)
+        facts = plan.facts(metric)
+        quanta[metric] = 0.0 if facts is None else facts.smallest_change(images.get(metric.partition("/")[0]))
+        metrics[metric] = frame.usable(table, analysis, quanta[metric])
     diverged: dict[str, tuple[int, ...]] = {}
     for item in outcomes:
         final = item.result.outcome.metrics if item.result is not None else {}

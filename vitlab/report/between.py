@@ -10,6 +10,7 @@ from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.plan.versions import flat
 from vitlab.report.comparison import summary
+from vitlab.report.notes_on_seeds import unpaired_seeds
 from vitlab.report.render import Content
 from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
@@ -74,11 +75,11 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Content:
         metrics=_metrics(old.metrics(), new.metrics()),
     )
     results = _results(plan, old, new)
-    rows = summary(results.frame, plan, _refusals(old, new))
+    rows = summary(results, _refusals(old, new))
     for row in rows:
         if row["baseline"] is not None:
             row["exploratory"] = UNREGISTERED
-    return Content.of(results, rows, list(_notes(old, new)))
+    return Content.of(results, rows, [*_notes(old, new), *unpaired_seeds(results, rows)])
 
 
 def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:
@@ -132,9 +133,7 @@ def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
         for arm, ratio in side.results.overlap.items()
         if arm in side.common
     }
-    frame = pd.concat(frames, ignore_index=True)
-    frame.attrs = {"quantum": quantum, "overlap": overlap}
-    return StudyResults(plan, frame, quantum=quantum, overlap=overlap)
+    return StudyResults(plan, pd.concat(frames, ignore_index=True), quantum=quantum, overlap=overlap)
 
 
 def _refusals(old: _Side, new: _Side) -> dict[str, str]:

@@ -1,130 +1,125 @@
-"""Comparison of arms: one row per arm, with its mean and its difference from the baseline.
-
-A seed that diverged or failed has no value.  Every comparison with such a seed is made twice: over the complete pairs,
-and with chance level in place of the missing values; a verdict must hold in both.
-
-With ``variance: moderated``, comparisons with one baseline at the same seeds share what they know about spread, and are
-corrected together under their correlation; see :mod:`vitlab.statistics.moderation`.  Those that cannot share have their
-own variance, and a family that holds some of them is corrected by Holm's method.
-
-With several looks (``seeds.until`` and ``seeds.escalate_to``), each look has a part of alpha over the whole family, see
-:func:`vitlab.statistics.sequential_levels`.  What a look decides is final.  What it leaves open is judged again once
-all further seeds have ended, with the decided comparisons counted in the family as NaN.  Its
-estimate and interval are those of the look.
-"""
+"""Summary of a study: one row per arm, with its mean and its difference from the baseline, as JSON values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitlab import statistics
+from vitlab.comparison.samples import Sample
+from vitlab.comparison.study import Comparison, judge_study
 from vitlab.plan.values import Plan
-from vitlab.report.comparison_columns import MEANINGS, contrast_columns, image_columns
-from vitlab.report.family import Family, Values, correct
-from vitlab.report.frame import GROUPS, STATUSES, joint_overlap, usable
-from vitlab.report.image_values import ImageValues
-from vitlab.report.verdict import decide
+from vitlab.report.comparison_columns import MEANINGS
+from vitlab.report.frame import GROUPS, STATUSES
+from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
-from vitlab.statistics import Contrast
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
+
+@dataclass
+class ArmData:
+    """The trials of an arm, as columns of the results."""
+
+    name: str
+    baseline: str | None
+    seeds: list[int] = field(default_factory=list)
+    statuses: list[str] = field(default_factory=list)
+    trials: list[str] = field(default_factory=list)
+    sizes: list[tuple[float, float]] = field(default_factory=list)  #: parameters and MACs
+    images: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    tested: list[float] = field(default_factory=list)  #: test metric of the same name, if the results have it
+
+    def lost(self, values: Mapping[int, float]) -> list[int]:
+        """Return the seeds that diverged or failed, or lack a finite value that other seeds of the arm have."""
+        lost = dict(zip(self.trials[::-1], zip(self.seeds[::-1], self.statuses[::-1], strict=True), strict=True))
+        return [
+            seed
+            for seed, status in reversed(lost.values())
+            if seed not in values
+            and (status in (Ending.DIVERGED, Ending.FAILED) or (status == Ending.DONE and bool(values)))
+        ]
+
+    @property
+    def open_seeds(self) -> set[int]:
+        """Return the seeds whose trial has not ended."""
+        return {s for s, status in zip(self.seeds, self.statuses, strict=True) if status in ("running", "missing")}
 
 
-def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
-    """Return the reasons why comparisons are refused, by arm, at the given seeds or at all.
-
-    If two arms differ by their prerequisite (a teacher, a pre-trained body), the sample is that of the prerequisites:
-    five students of one teacher are one sample of the teacher.
-    """
-    prerequisites: dict[str, dict[str, set[str]]] = {}
-    for planned in plan.trials:
-        if seeds is not None and planned.seed not in seeds:
-            continue
-        for role, trial in planned.trial.needs.items():
-            prerequisites.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
-    reasons = {}
-    for arm in plan.arms:
-        first, second = prerequisites.get(arm.name, {}), prerequisites.get(arm.baseline or "", {})
-        for role in sorted(first.keys() & second.keys()):
-            fewest = min(len(first[role]), len(second[role]))
-            if first[role] != second[role] and fewest < MIN_PREREQUISITES:
-                trained = "training" if fewest == 1 else "trainings"
-                reasons[arm.name] = (
-                    f"the arms differ by their {role}, of which {fewest} {trained} stand{'s' * (fewest == 1)} behind "
-                    f"an arm: fewer than {MIN_PREREQUISITES} are no sample"
-                )
-    return reasons
+def arm_data(results: StudyResults) -> dict[str, ArmData]:
+    """Return the trials of each arm."""
+    frame, test = results.frame, _test_column(results.plan.analysis)
+    names = ("arm", "baseline", "seed", "status", "trial", "params", "macs", "images", "wall_s")
+    columns = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in names]
+    columns.append(frame[test].tolist() if test in frame else [math.nan] * len(frame))
+    arms: dict[str, ArmData] = {}
+    for arm, baseline, seed, status, trial, params, macs, images, wall_s, tested in zip(*columns, strict=True):
+        data = arms.setdefault(str(arm), ArmData(str(arm), None if baseline is None else str(baseline)))
+        data.seeds.append(int(seed))
+        data.statuses.append(str(status))
+        data.trials.append(str(trial))
+        data.sizes.append((_number(params), _number(macs)))
+        data.images.append(_number(images))
+        data.wall_s.append(_number(wall_s))
+        data.tested.append(_number(tested))
+    return arms
 
 
-def broken_seeds(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
-    """Return the seeds of each arm that diverged or failed, or lack a finite value that other seeds of the arm have."""
-    broken = {}
-    values = usable(frame, analysis)
-    for arm, rows in frame.drop_duplicates(["arm", "trial"]).groupby("arm", sort=False):
-        usable_seeds = values[str(arm)]
-        is_broken = rows["status"].isin([Ending.DIVERGED, Ending.FAILED]) | (
-            (rows["status"] == Ending.DONE) & bool(usable_seeds)
-        )
-        broken[str(arm)] = [int(seed) for seed in rows.loc[is_broken, "seed"] if seed not in usable_seeds]
-    return broken
-
-
-def summary(
-    frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}, images: ImageValues = {}
-) -> list[dict[str, Any]]:
+def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[dict[str, Any]]:
     """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
     Columns are those of :func:`column_names`, whatever has been measured.  What is missing is None; infinities are the
     texts ``inf`` and ``-inf``, because JSON has no number for them.
 
     Args:
-        frame: see :func:`vitlab.report.frame.results`.
-        plan: the plan with the analysis and the registration.
-        refused: arm to a reason why its comparison is refused, in addition to :func:`refusals`.
-        images: the values of single images, see :func:`vitlab.report.image_values.image_values`.
+        results: the results.
+        refused: arm to a reason why its comparison is refused, in addition to those of its prerequisites.
     """
-    analysis, values = plan.analysis, usable(frame, plan.analysis)
-    grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
-    compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
-    pending = pending_trials(frame, plan, compared)
-    quantum = frame.attrs.get("quantum", 0.0)
-    overlap = {arm: joint_overlap(frame, filter(None, (arm, compared.get(arm)))) for arm in grouped}
-    judgements = judge(
-        plan, compared, values, broken_seeds(frame, analysis), refused, pending, quantum, images, overlap
-    )
-    collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
-    columns = column_names(analysis)
-    test = next(iter(columns[len(MEANINGS) :]), None)
-    summary_rows = []
-    for arm, rows in grouped.items():
-        counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
-        by_seed = list(values[arm].values())
-        mean = statistics.mean_interval(by_seed, analysis.alpha, quantum, joint_overlap(frame, [arm]))
-        row: dict[str, Any] = {"arm": arm, "baseline": compared.get(arm), "planned": len(rows), **counts}
-        row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
-        row["collapsed"] = len(collapsed[arm])
-        of_images = [images[arm][seed] for seed in values[arm] if seed in images.get(arm, {})]
-        row["split_sd"] = statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan
-        row |= judgements.get(arm, {})
-        row |= {name: rows[name].max() if rows[name].notna().any() else None for name in ("params", "macs")}
-        row["wall_s"] = rows["wall_s"].sum()
-        row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
-        row["verdict"] = decide(dict.fromkeys(MEANINGS) | row, analysis)
-        if test is not None and test in rows:
-            tested = rows.loc[rows["seed"].isin(list(values[arm])), test]
-            with np.errstate(invalid="ignore"):  # infinite values have no deviation
-                row |= {test: tested.mean(), f"{test}_sd": tested.std()}
-        summary_rows.append({name: _json_value(row.get(name), _type(name)) for name in columns})
-    return summary_rows
+    arms = arm_data(results)
+    comparisons = compare(results, arms, refused)
+    compared = {arm: comparison.baseline for arm, comparison in comparisons.items()}
+    return [_row(data, results, comparisons.get(arm), compared) for arm, data in arms.items()]
+
+
+def compare(
+    results: StudyResults, arms: Mapping[str, ArmData], refused: Mapping[str, str] = {}
+) -> dict[str, Comparison]:
+    """Return the comparison of every arm that has a baseline."""
+    values = results.values
+    compared = {arm: data.baseline for arm, data in arms.items() if data.baseline is not None}
+    names = dict.fromkeys([*arms, *compared.values()])
+    samples = {
+        arm: Sample(
+            values.get(arm, {}),
+            arms[arm].lost(values.get(arm, {})) if arm in arms else (),
+            results.overlap.get(arm, 0.0),
+            results.images.get(arm, {}),
+        )
+        for arm in names
+    }
+    awaited = awaited_trials(results.plan, arms, compared)
+    return judge_study(results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited)
+
+
+def awaited_trials(plan: Plan, arms: Mapping[str, ArmData], compared: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of trials per comparison that have not ended, those of its latest look included."""
+    counts = {}
+    for arm, baseline in compared.items():
+        sides = [arms[name] if name in arms else ArmData(name, None) for name in (arm, baseline)]
+        seeds = [side.open_seeds for side in sides]
+        if plan.looks is not None:
+            due = set(plan.looks.seeds[plan.looks.number(arm)])
+            # Seeds of a look that has just become due may not be planned yet.
+            seeds = [still & due | due - set(side.seeds) for still, side in zip(seeds, sides, strict=True)]
+        counts[arm] = sum(map(len, seeds))
+    return counts
 
 
 def column_names(analysis: Analysis) -> list[str]:
@@ -133,8 +128,8 @@ def column_names(analysis: Analysis) -> list[str]:
     They are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard deviation
     (``test/NAME``, ``test/NAME_sd``), unless a table of other programs does not say which split its metric is of.
     """
-    split, _, name = analysis.metric.partition("/")
-    return [*MEANINGS, *([f"test/{name}", f"test/{name}_sd"] if split in GROUPS else [])]
+    test = _test_column(analysis)
+    return [*MEANINGS, *([test, f"{test}_sd"] if test else [])]
 
 
 def summary_frame(rows: Sequence[Mapping[str, Any]], analysis: Analysis) -> pd.DataFrame:
@@ -145,12 +140,78 @@ def summary_frame(rows: Sequence[Mapping[str, Any]], analysis: Analysis) -> pd.D
     return pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
 
 
+def _row(
+    data: ArmData, results: StudyResults, comparison: Comparison | None, compared: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the row of an arm, given all comparisons as arm to baseline."""
+    plan = results.plan
+    analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
+    values = results.values.get(data.name, {})
+    mean = statistics.mean_interval(
+        [*values.values()], analysis.alpha, results.quantum, results.overlap_of([data.name])
+    )
+    lowest, highest = (None, None) if facts is None else facts.bounds
+    row: dict[str, Any] = {"arm": data.name, "baseline": data.baseline, "planned": len(data.seeds)}
+    row |= {status: data.statuses.count(status) for status in STATUSES}
+    row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd}
+    row["low"] = mean.low if lowest is None else max(mean.low, lowest)
+    row["high"] = mean.high if highest is None else min(mean.high, highest)
+    of_images = [results.images[data.name][seed] for seed in values if seed in results.images.get(data.name, {})]
+    row["split_sd"] = statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan
+    if comparison is not None:
+        row |= comparison_columns(comparison, plan)
+    beside = [data.baseline] if data.baseline else [one for one, base in compared.items() if base == data.name]
+    group = {name: results.values.get(name, {}) for name in (data.name, *beside)}
+    collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[data.name])
+    sound = [value for seed, value in values.items() if seed not in collapsed]
+    row["collapsed"] = len(collapsed)
+    row["sound_mean"] = float(np.mean(sound)) if collapsed else math.nan
+    row |= dict(zip(("params", "macs"), np.fmax.reduce(np.array(data.sizes)), strict=True))
+    row["wall_s"] = float(np.nansum(data.wall_s))
+    speeds = [images / wall_s for images, wall_s in zip(data.images, data.wall_s, strict=True) if wall_s > 0]
+    speeds = [speed for speed in speeds if math.isfinite(speed)]
+    row["images_per_s"] = float(np.median(speeds)) if speeds else math.nan
+    if test := _test_column(analysis):
+        tested = [x for seed, x in zip(data.seeds, data.tested, strict=True) if seed in values and not math.isnan(x)]
+        with np.errstate(invalid="ignore"):  # infinite values have no deviation
+            row[test] = float(np.mean(tested)) if tested else math.nan
+            row[f"{test}_sd"] = float(np.std(tested, ddof=1)) if len(tested) > 1 else math.nan
+    return {name: _json_value(row.get(name), _type(name)) for name in column_names(analysis)}
+
+
+def comparison_columns(comparison: Comparison, plan: Plan) -> dict[str, Any]:
+    """Return the columns of a comparison."""
+    contrast, filled = comparison.contrast, comparison.with_chance
+    names = ["verdict", "complete_verdict", "refused", "exploratory", "registered", "family", "look", "awaited"]
+    row = {name: getattr(comparison, name) for name in [*names, "sound_difference", "choice_sd", "decidable"]}
+    names = ["test", "shared", "pairs", "difference", "p", "p_corrected"]
+    names += ["equal_low", "equal_high", "p_equal", "p_equal_corrected"]
+    row |= {name: getattr(contrast, name) for name in names}
+    row |= {f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")}
+    row |= {"looks": len(plan.alpha_shares), "broken": comparison.lost, "collapsed_pairs": contrast.collapsed}
+    row |= dict(zip(("new_images_low", "new_images_high"), comparison.new_images, strict=True))
+    if filled is not None:
+        row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
+        row |= {"chance": comparison.chance, "chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
+    return row
+
+
+def _test_column(analysis: Analysis) -> str | None:
+    """Return the test metric of the same name as the metric, if the metric says which split it is of."""
+    split, _, name = analysis.metric.partition("/")
+    return f"test/{name}" if split in GROUPS else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
 def _type(column: str) -> str:
     """Return the type of a column of :func:`summary`."""
     return MEANINGS[column][0] if column in MEANINGS else "float64"
 
 
-def _json_value(value: Any, kind: str) -> str | int | float | None:
+def _json_value(value: Any, kind: str) -> str | int | float | bool | None:
     """Return a value of a column of a type as a JSON value, see :func:`summary`."""
     if value is None or kind == "string":
         return None if value is None else str(value)
@@ -158,212 +219,4 @@ def _json_value(value: Any, kind: str) -> str | int | float | None:
         return None
     if math.isinf(value):
         return str(float(value))
-    return float(value) if kind == "float64" else int(value)
-
-
-def pending_trials(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of trials per comparison that have not ended, those of its latest look included."""
-    open_ = frame[frame["status"].isin(["running", "missing"])]
-    seeds: dict[str, set[int]] = {str(arm): set(rows["seed"]) for arm, rows in open_.groupby("arm")}
-    planned: dict[str, set[int]] = {str(arm): set(rows["seed"]) for arm, rows in frame.groupby("arm")}
-    counts = {}
-    for arm, baseline in compared.items():
-        sides = [seeds.get(name, set()) for name in (arm, baseline)]
-        if plan.looks is not None:
-            own_seeds = set(plan.looks.seeds[plan.looks.number(arm)])
-            # Seeds of a look that has just become due may not be planned yet.
-            sides = [
-                side & own_seeds | own_seeds - planned[name] for side, name in zip(sides, (arm, baseline), strict=True)
-            ]
-        counts[arm] = sum(map(len, sides))
-    return counts
-
-
-def judge(
-    plan: Plan,
-    compared: Mapping[str, str],
-    values: Mapping[str, Values],
-    lost: Mapping[str, Sequence[int]],
-    refused: Mapping[str, str],
-    pending: Mapping[str, int],
-    quantum: float = 0.0,
-    images: ImageValues = {},
-    overlap: Mapping[str, float] = {},
-) -> dict[str, dict[str, Any]]:
-    """Return the comparison columns of :func:`summary` for every arm that has a baseline.
-
-    Args:
-        plan: the plan with the analysis and the registration.
-        compared: arm to its baseline.
-        values: arm to the values of its seeds.
-        lost: arm to its seeds that diverged or failed.
-        refused: see :func:`summary`.
-        pending: see :func:`pending_trials`.
-        quantum: the step of the metric, 0 if it has none or it is not known.
-        images: see :func:`summary`.
-        overlap: arm to what its comparison is corrected for, see :func:`vitlab.report.frame.joint_overlap`.
-    """
-    rows: dict[str, dict[str, Any]] = {}
-    latest = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
-    for look in range(len(plan.alpha_shares)):
-        seeds = None if plan.looks is None else set(plan.looks.seeds[look])
-        is_seen = (lambda seed: True) if seeds is None else seeds.__contains__
-        # Until all further seeds have ended, the verdicts are those of the look before.
-        arms = [arm for arm in compared if look in (0, latest[arm] - bool(pending[arm])) or look < latest[arm]]
-        if not arms:
-            break
-        rows |= _judge_look(
-            plan,
-            {arm: compared[arm] for arm in arms},
-            {arm: {seed: value for seed, value in some.items() if is_seen(seed)} for arm, some in values.items()},
-            {arm: list(filter(is_seen, some)) for arm, some in lost.items()},
-            refusals(plan, seeds) | dict(refused),
-            Family.of(plan, compared, look),
-            pending,
-            quantum,
-            images,
-            overlap,
-        )
-    return rows
-
-
-def _judge_look(
-    plan: Plan,
-    compared: Mapping[str, str],
-    values: Mapping[str, Values],
-    lost: Mapping[str, Sequence[int]],
-    refused: Mapping[str, str],
-    family: Family,
-    pending: Mapping[str, int],
-    quantum: float,
-    images: ImageValues,
-    overlap: Mapping[str, float],
-) -> dict[str, dict[str, Any]]:
-    """Judge the comparisons of one look at the given seeds, see :func:`judge`."""
-    analysis = plan.analysis
-    facts = plan.facts(analysis.metric)
-    chance = {} if facts is None else facts.chance
-    imputed = {
-        arm: {**by_seed, **dict.fromkeys(lost.get(arm, ()), chance.get(arm, math.nan))}
-        for arm, by_seed in values.items()
-    }
-    contrasts, imputed_contrasts = {}, {}
-    for arm, baseline in compared.items():
-        first, second = values[arm], values.get(baseline, {})
-        options = family.level(arm), quantum, overlap.get(arm, 0.0)
-        contrasts[arm] = imputed_contrasts[arm] = statistics.compare(first, second, *options)
-        sides = imputed[arm], imputed.get(baseline, {})
-        if sides != (first, second):
-            chance_known = all(math.isfinite(value) for side in sides for value in side.values())
-            imputed_contrasts[arm] = (
-                statistics.compare(*sides, *options) if chance_known else _without_test(contrasts[arm], math.nan)
-            )
-        if arm in refused:
-            contrasts[arm], imputed_contrasts[arm] = (
-                _without_test(c[arm], c[arm].difference) for c in (contrasts, imputed_contrasts)
-            )
-    collapsed = statistics.collapsed_seeds(values, 1 if analysis.goal == "max" else -1)
-    collapsed_pairs = {arm: len(collapsed[arm]) + len(collapsed.get(base, ())) for arm, base in compared.items()}
-    for arm in (arm for arm in compared if collapsed_pairs[arm]):
-        contrasts[arm], imputed_contrasts[arm] = (_exact(side[arm]) for side in (contrasts, imputed_contrasts))
-    choices = _choices(plan, values)
-    choice_sd = {}
-    for arm, baseline in compared.items():
-        variances = [choices[name] for name in (arm, baseline) if name in choices]
-        choice_sd[arm] = math.sqrt(sum(variance for variance, _ in variances)) if variances else math.nan
-        contrasts[arm], imputed_contrasts[arm] = (
-            statistics.with_choices(side[arm], variances, family.level(arm)) for side in (contrasts, imputed_contrasts)
-        )
-    judged = correct(contrasts, compared, values, family, analysis)
-    nothing_lost = imputed == values
-    imputed_judged = judged if nothing_lost else correct(imputed_contrasts, compared, imputed, family, analysis)
-    rows: dict[str, dict[str, Any]] = {
-        arm: {"look": family.look + 1, "looks": len(plan.alpha_shares), "awaited": pending[arm]} for arm in compared
-    }
-    for arm, baseline in compared.items():
-        missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
-        contrast, imputed_contrast = judged.contrasts[arm], imputed_judged.contrasts[arm]
-        level = judged.levels[arm]
-        rows[arm] |= contrast_columns(contrast)
-        rows[arm] |= {"correction": judged.corrections[arm], "own_variance": judged.own_variance.get(arm)}
-        rows[arm] |= {
-            "p_corrected": judged.p[arm],
-            "family": family.size(arm),
-            "broken": missing,
-            "collapsed_pairs": collapsed_pairs[arm],
-            "refused": refused.get(arm),
-            "choice_sd": choice_sd[arm],
-            "decidable": _decidable(contrast, plan, family, arm),
-        }
-        rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
-        if missing:
-            rows[arm] |= {"chance": chance.get(arm, math.nan), "chance_p": imputed_judged.p[arm]}
-            rows[arm]["chance_difference"] = imputed_contrast.difference
-        if analysis.margin is not None:
-            test = statistics.equivalence(contrast, analysis.margin, level)
-            rows[arm] |= {"equal_low": test.low, "equal_high": test.high, "p_equal": test.p}
-            rows[arm] |= {"p_equal_corrected": judged.p_equal[arm]}
-            if missing:
-                rows[arm]["chance_p_equal"] = imputed_judged.p_equal[arm]
-        if missing:
-            rows[arm] |= {"chance_difference": imputed_contrast.difference}
-            rows[arm] |= {"chance_low": imputed_contrast.low, "chance_high": imputed_contrast.high}
-        if arm not in refused:
-            rows[arm] |= image_columns(arm, baseline, values, images, contrast, level)
-    return rows
-
-
-def _choices(plan: Plan, values: Mapping[str, Values]) -> dict[str, tuple[float, float]]:
-    """Return the variance of the choice of knobs, and its degrees of freedom, of arms that are tuned by the metric."""
-    sign = 1 if plan.analysis.goal == "max" else -1
-    choices = {}
-    for tuning in plan.tuning:
-        scored = [(index, rival) for index, rival in enumerate(tuning.rivals) if rival.score is not None]
-        own_values = list(values.get(tuning.arm or "", {}).values())
-        if tuning.winner is None or tuning.select != plan.analysis.metric or len(own_values) < 2 or len(scored) < 2:
-            continue
-        variance = statistics.choice_variance(
-            [sign * rival.score for _, rival in scored if rival.score is not None],
-            [index for index, _ in scored].index(tuning.winner),
-            sign * float(np.mean(own_values)),
-            float(np.std(own_values, ddof=1)),
-            len(tuning.rivals[tuning.winner].trials),
-        )
-        choices[str(tuning.arm)] = variance, len(scored) - 1.0
-    return choices
-
-
-def is_futile(row: Mapping[str, Any], plan: Plan) -> bool:
-    """Return whether the study gives up a comparison, because all of its seeds would hardly decide it."""
-    return plan.looks is not None and row["decidable"] is not None and row["decidable"] < plan.looks.futility
-
-
-def _decidable(contrast: Contrast, plan: Plan, family: Family, arm: str) -> float:
-    """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""
-    looks = plan.looks
-    if looks is None or not looks.futility or not 1 < contrast.pairs < len(looks.seeds[-1]):
-        return math.nan
-    alpha = looks.shares[-1] * plan.analysis.alpha
-    level = statistics.simultaneous_alpha(alpha, family.size(arm), plan.analysis.correction)
-    sizes = contrast.pairs, len(looks.seeds[-1])
-    return statistics.predictive_power(
-        contrast.difference, contrast.se, contrast.df, sizes, level, plan.analysis.margin, contrast.overlap
-    )
-
-
-def _without_test(contrast: Contrast, difference: float) -> Contrast:
-    return Contrast(difference, math.nan, math.nan, math.nan, "none", contrast.pairs, overlap=contrast.overlap)
-
-
-def _exact(contrast: Contrast) -> Contrast:
-    """Return a comparison that rests on the exact sign-flip test; it has no interval.
-
-    The test needs independent seeds; if they hold out different images, the comparison has none.
-    """
-    if contrast.overlap and contrast.test == "paired t":
-        return _without_test(contrast, contrast.difference)
-    if contrast.test != "paired t" or math.isnan(contrast.sign_flip_p):
-        return contrast
-    return replace(
-        contrast, test="sign flip", p=contrast.sign_flip_p, low=math.nan, high=math.nan, se=math.nan, df=math.nan
-    )
+    return float(value) if kind == "float64" else bool(value) if kind == "boolean" else int(value)

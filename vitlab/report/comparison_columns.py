@@ -1,17 +1,8 @@
-"""Columns of a comparison of arms, with their types and meanings, and those that follow from a single contrast."""
+"""Columns of the summary of a study, with their types and meanings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-
-from vitlab import statistics
-from vitlab.report.family import Values
-from vitlab.report.image_values import ImageValues
-from vitlab.report.verdict import Verdict
-from vitlab.statistics import Contrast
+from vitlab.comparison.verdict import Verdict
 
 MEANINGS = {
     "arm": ("string", "the arm"),
@@ -29,28 +20,28 @@ MEANINGS = {
     "mean": ("float64", "their mean"),
     "sd": ("float64", "their sample standard deviation; missing for one"),
     "split_sd": ("float64", "what it would be for equally good models, on a split of this size; needs predictions"),
-    "low": ("float64", "t-interval of the mean, of level 1 - alpha"),
+    "low": (
+        "float64",
+        "t-interval of the mean, of level 1 - alpha, within the bounds of the metric; needs three values",
+    ),
     "high": ("float64", "its upper end"),
     "collapsed": ("int64", "values among them that are far worse than the others, in robust standard deviations"),
+    "sound_mean": ("float64", "the mean without these; missing where there are none"),
     "verdict": (
         "string",
         f"{', '.join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with nothing",
     ),
     "refused": ("string", "why the comparison is not judged, where the verdict is refused"),
+    "complete_verdict": (
+        "string",
+        "the verdict of the complete pairs alone; another one where broken seeds overturn it",
+    ),
     "test": (
         "string",
-        "paired t, moderated t, tuned t, Welch t, sign flip or none (too few values); where seeds vary the split, t is "
-        "corrected for the overlap of training sets",
+        "paired t, Welch t, sign flip or none (too few values); where seeds vary the split, t is corrected for the "
+        "overlap of training sets",
     ),
-    "correction": ("string", "correction for the family: holm, bonferroni, max t (step-down Dunnett) or none"),
-    "own_variance": (
-        "string",
-        "why the variance is that of this comparison alone, where the analysis asks to share it",
-    ),
-    "prior_df": (
-        "float64",
-        "degrees of freedom that the other arms add to its variance, of a moderated t; infinite if all are alike",
-    ),
+    "shared": ("Int64", "comparisons whose variances are averaged with its own, itself included"),
     "look": ("Int64", "the look that the comparison was judged at: 2 if the first was inconclusive, and so on"),
     "looks": ("Int64", "looks that share alpha: more than 1 if the study adds seeds to inconclusive comparisons"),
     "decidable": (
@@ -60,14 +51,22 @@ MEANINGS = {
     "awaited": ("Int64", "trials of the comparison that have not ended"),
     "choice_sd": ("float64", "standard deviation that the choice of tuned knobs adds to the difference"),
     "pairs": ("Int64", "seeds that both sides have"),
-    "family": ("Int64", "comparisons judged together, those among them that were registered and are not made"),
+    "family": ("Int64", "comparisons that it is corrected for, with registered ones that are not made"),
+    "registered": (
+        "boolean",
+        "whether it was registered before its first result, and is corrected for such ones alone",
+    ),
     "collapsed_pairs": ("Int64", "collapsed seeds of both sides; with any, no verdict rests on t"),
     "broken": ("Int64", "seeds of both sides that diverged or failed"),
-    "difference": (
+    "difference": ("float64", "mean difference from the baseline, over complete pairs"),
+    "sound_difference": ("float64", "the same without collapsed seeds; missing where there are none"),
+    "difference_sd": ("float64", "sample standard deviation of the differences between seeds"),
+    "difference_se": ("float64", "standard error of the difference that the test uses"),
+    "difference_df": ("float64", "its degrees of freedom"),
+    "difference_low": (
         "float64",
-        "mean difference from the baseline, over complete pairs",
+        "its interval, which holds for the whole family, and after all looks, at once; needs three pairs",
     ),
-    "difference_low": ("float64", "its interval, which holds for the whole family, and after all looks, at once"),
     "difference_high": ("float64", "the upper end of that"),
     "new_images_low": ("float64", "the same interval for trainings that are evaluated on new images, too"),
     "new_images_high": ("float64", "its upper end"),
@@ -91,29 +90,3 @@ MEANINGS = {
 }
 """Columns of :func:`summary` with their types and meanings; the same for every study."""
 COLUMNS = tuple(MEANINGS)
-
-
-def contrast_columns(contrast: Contrast) -> dict[str, Any]:
-    """Return the columns of a contrast."""
-    return {
-        "difference": contrast.difference,
-        "difference_low": contrast.low,
-        "difference_high": contrast.high,
-        "test": contrast.test,
-        "pairs": contrast.pairs,
-        "p": contrast.p,
-        "prior_df": contrast.prior_df,
-    }
-
-
-def image_columns(
-    arm: str, baseline: str, values: Mapping[str, Values], images: ImageValues, contrast: Contrast, level: float
-) -> dict[str, float]:
-    """Return the interval for new images, if the paired seeds of both arms have values of single images."""
-    seeds = sorted(values[arm].keys() & values.get(baseline, {}).keys())
-    sides = [images.get(name, {}) for name in (arm, baseline)]
-    if len(seeds) < 2 or not contrast.se > 0 or any(seed not in side for side in sides for seed in seeds):
-        return {}
-    first, second = (np.array([side[seed] for seed in seeds]) for side in sides)
-    low, high = statistics.interval_for_new_images(first - second, contrast.se, contrast.df, level)
-    return {"new_images_low": low, "new_images_high": high}

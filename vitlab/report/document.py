@@ -116,7 +116,7 @@ def document(findings: Findings, at: str) -> Report:
     assert store is not None
     needed = prerequisites(plan, store)
     rows = {name: part.rows(findings) for name, part in sections().items() if part.row}
-    lines = [*of_version(plan, store), *notes(plan, [*needed, *results.trials], results.frame, findings.arms)]
+    lines = [*of_version(plan, store), *notes(results, needed, findings.arms)]
     for name, part in sections().items():
         lines += part.notes(rows.get(name, ()), findings)
     return Report.of(

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from vitlab.comparison.study import is_futile
+from vitlab.comparison.verdict import Verdict
 from vitlab.plan.registration import added_comparisons
 from vitlab.plan.values import Looks, Plan
 from vitlab.report import phrasing
-from vitlab.report.comparison import is_futile, summary
-from vitlab.report.frame import gather, table
-from vitlab.report.verdict import Verdict
+from vitlab.report.comparison import summary
+from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
 
 
@@ -52,7 +53,7 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     """
     if plan.looks is None or plan.pending:
         return ()
-    rows = summary(table(plan, gather(plan, store)), plan)
+    rows = summary(StudyResults.read(plan, store))
     failed = {row["arm"]: row["failed"] for row in rows}
     rows = [row for row in rows if plan.looks.number(row["arm"]) == len(plan.looks.open)]
     pending = {row["arm"] for row in rows if row["awaited"]}
@@ -77,4 +78,4 @@ def may_become_conclusive(row: phrasing.Row, plan: Plan, failed: Mapping[str, in
     """
     if row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):
         return False
-    return bool(row["verdict"] == Verdict.CANNOT_TELL) and not is_futile(row, plan)
+    return bool(row["verdict"] == Verdict.CANNOT_TELL) and not is_futile(row["decidable"], plan)

@@ -152,13 +152,15 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     )
     frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)
     fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
-    frame = frame.astype(fixed | dict.fromkeys(metrics, "float64"))
+    return frame.astype(fixed | dict.fromkeys(metrics, "float64"))
+
+
+def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
+    """Return the smallest change of the metric of the analysis; 0 if it has none or it is not known."""
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
-    images = images_per_split(trials).get(split) if facts is not None and facts.quantum else None
-    frame.attrs["quantum"] = facts.smallest_change(images) if facts is not None else 0.0
-    if overlap := validation_overlap(plan, trials):
-        frame.attrs["overlap"] = overlap
-    return frame
+    if facts is None:
+        return 0.0
+    return facts.smallest_change(images_per_split(trials).get(split) if facts.quantum else None)
 
 
 def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:
@@ -183,12 +185,6 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
         return {}
     ratios = {data: _overlap(by_split.values()) if len(by_split) > 1 else 0.0 for data, by_split in folders.items()}
     return {arm: ratios[data] for arm, data in arms.items()}
-
-
-def joint_overlap(frame: pd.DataFrame, arms: Iterable[str]) -> float:
-    """Return the largest :func:`validation_overlap` of some arms of :func:`table`, NaN if that of one is not known."""
-    ratios = [frame.attrs.get("overlap", {}).get(arm, 0.0) for arm in arms]
-    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
 
 
 def _overlap(folders: Iterable[Sequence[TrialFolder]]) -> float:
@@ -258,20 +254,19 @@ def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
     return frame
 
 
-def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
+def usable(frame: pd.DataFrame, analysis: Analysis, quantum: float = 0.0) -> dict[str, dict[int, float]]:
     """Return the values by which arms are judged, by arm and seed; those of trials not done are left out.
 
     Values that are not finite are left out too, and seeds that share the trial of an earlier seed (nothing that the
-    seed varies is used), because one training counted twice is no replicate.  Where the step of the metric is known
-    (``quantum`` among the attributes of the frame), values are rounded to it, so that single precision makes no
-    differences of its own.
+    seed varies is used), because one training counted twice is no replicate.  Where the step of the metric is known,
+    values are rounded to it, so that single precision makes no differences of its own.
     """
-    values: dict[str, dict[int, float]] = {}
-    column, quantum = metric_column(analysis), frame.attrs.get("quantum", 0.0)
-    for arm, rows in frame.groupby("arm", sort=False):
-        done = rows[rows["status"] == Ending.DONE].drop_duplicates("trial")
-        pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
-        values[str(arm)] = {int(seed): _on_step(value, quantum) for seed, value in pairs if math.isfinite(value)}
+    values: dict[str, dict[int, float]] = {str(arm): {} for arm in frame["arm"].unique()}
+    done = frame[frame["status"] == Ending.DONE].drop_duplicates(["arm", "trial"])
+    columns = (done[name].tolist() for name in ("arm", "seed", metric_column(analysis)))
+    for arm, seed, value in zip(*columns, strict=True):
+        if math.isfinite(value):
+            values[str(arm)][int(seed)] = _on_step(value, quantum)
     return values
 
 

@@ -19,17 +19,19 @@ from vitlab.plan.registration import (
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column, usable
+from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column
 from vitlab.report.notes_on_seeds import (
     arm_names,
     collapsed_seeds,
-    disputed_verdicts,
-    excluded_seeds,
     first_of,
     looks_note,
+    repeated_trials,
     split_noise,
+    spread_rule,
+    unpaired_seeds,
     varied_streams,
 )
+from vitlab.report.study_results import StudyResults
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -41,8 +43,10 @@ NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic"
 """Settings that affect the last bits and should not differ within a comparison."""
 
 
-def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return the notes of a report; ``trials`` includes the prerequisites."""
+def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return the notes of a report."""
+    plan, frame = results.plan, results.frame
+    trials = [*prerequisite_trials, *results.trials]
     lines: list[str] = []
     pending = sum(item.status in ("running", "missing") for item in trials)
     if pending:
@@ -62,8 +66,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         "trials of this kind",
     )
     lines += first_of(_missing_metric(plan, frame), "of these")
-    values = usable(frame, plan.analysis)
-    lines += excluded_seeds(plan, frame, values, rows)
+    lines += repeated_trials(frame) + unpaired_seeds(results, rows)
     lines += _prerequisites(plan)
     lines += _mixed_numerics(plan, trials)
     if plan.analysis.at == "best":
@@ -76,22 +79,21 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         lines
         + _exploratory_notes(plan)
         + looks_note(plan, rows)
-        + varied_streams(plan, frame)
+        + spread_rule(plan, rows)
+        + varied_streams(results)
         + split_noise(plan, rows)
         + collapsed_seeds(rows)
-        + disputed_verdicts(rows)
         + _learning_rate(plan)
     )
 
 
-def table_notes(plan: Plan, frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
+def table_notes(results: StudyResults, rows: Sequence[phrasing.Row]) -> list[str]:
     """Return the notes that follow from a table of values alone, see :mod:`vitlab.judging`."""
-    values = usable(frame, plan.analysis)
     return [
-        *first_of(_missing_metric(plan, frame), "of these"),
-        *excluded_seeds(plan, frame, values, rows),
+        *first_of(_missing_metric(results.plan, results.frame), "of these"),
+        *unpaired_seeds(results, rows),
+        *spread_rule(results.plan, rows),
         *collapsed_seeds(rows),
-        *disputed_verdicts(rows),
     ]
 
 

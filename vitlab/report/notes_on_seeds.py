@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from vitlab.comparison.study import is_futile
 from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.comparison import is_futile
-from vitlab.statistics import boschloo, sd_interval
+from vitlab.report.study_results import StudyResults
+from vitlab.statistics import boschloo, largest_hidden_rate, sd_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_LISTED = 12  #: notes of one kind that are listed one by one
-PAIRED = ("paired t", "moderated t", "tuned t")
 
 
-def excluded_seeds(
-    plan: Plan, frame: pd.DataFrame, values: Mapping[str, Mapping[int, float]], rows: Sequence[phrasing.Row]
-) -> list[str]:
-    """Return notes about unpaired seeds, and about seeds that share a trial."""
-    lines = []
-    for arm, trials in frame.groupby("arm", sort=False):
-        twice = trials[trials.duplicated("trial")]["seed"].tolist()
-        if twice:
-            lines.append(
-                f"{arm}: seeds {_seed_list(twice)} are the same trial as an earlier seed, because nothing that the "
-                "seeds vary is used; one training is counted once."
-            )
+def repeated_trials(frame: pd.DataFrame) -> list[str]:
+    """Return notes about seeds that share a trial."""
+    repeated = frame[frame.duplicated(["arm", "trial"])]
+    return [
+        f"{arm}: seeds {_seed_list(rows['seed'].tolist())} are the same trial as an earlier seed, because nothing that "
+        "the seeds vary is used; one training is counted once."
+        for arm, rows in repeated.groupby("arm", sort=False)
+    ]
+
+
+def unpaired_seeds(results: StudyResults, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return notes about seeds that one arm of a comparison has alone."""
+    plan, lines = results.plan, []
     for row in rows:
-        first, second = set(values[row["arm"]]), set(values.get(row["baseline"], {}))
+        first, second = (set(results.values.get(row[side], {})) for side in ("arm", "baseline"))
         if plan.looks is not None and row["baseline"] is not None:
             judged_seeds = set(plan.looks.seeds[row["look"] - 1])
             first, second = first & judged_seeds, second & judged_seeds
@@ -43,15 +44,32 @@ def excluded_seeds(
         elif row["pairs"] and (unpaired := sorted(first ^ second)):
             subject = f"seed {unpaired[0]} has" if len(unpaired) == 1 else f"seeds {_seed_list(unpaired)} have"
             lines.append(
-                f"Warning: {row['arm']} and {row['baseline']} are compared at {count(row['pairs'], 'seed')} "
-                f"only: {subject} a value in one of the two alone. Seeds that diverged or failed are left out, so the "
-                "means may be too good."
+                f"Warning: the difference of {row['arm']} and {row['baseline']} is over the "
+                f"{count(row['pairs'], 'seed')} that both have, their means are over all: {subject} a value in one of "
+                "the two alone. Seeds that diverged or failed are left out, so the means may be too good."
             )
-    return lines
+    return first_of(lines, "of these")
+
+
+def spread_rule(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note on the variances of comparisons and their correction; none for a single comparison."""
+    shared = max((row["shared"] or 1 for row in rows), default=1)
+    if shared < 2:
+        return []
+    alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
+    others = f" {arm_names(alone)}, at other seeds: its own variance alone." if alone else ""
+    corrected = (
+        "" if plan.analysis.correction == "none" else " P values and intervals are corrected by Bonferroni's method."
+    )
+    return [
+        f"The variance of a difference is averaged with the mean variance of {shared} comparisons, which have one "
+        f"baseline and the same seeds, and is never below its own: a rule of vitlab's own, checked by simulation."
+        f"{others}{corrected}"
+    ]
 
 
 def collapsed_seeds(rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes about arms of which some seeds collapsed."""
+    """Return notes about arms of which some seeds collapsed, and about how many may, where none did."""
     by_arm = {row["arm"]: row for row in rows}
     lines = []
     for row in rows:
@@ -67,7 +85,15 @@ def collapsed_seeds(rows: Sequence[phrasing.Row]) -> list[str]:
                 f"one-sided: p = {boschloo(*counts):.2g} before correction)."
             )
         lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds, or judge the rate.")
-    return first_of(lines, "of these")
+    lines = first_of(lines, "of these")
+    sizes = [row["n"] for row in rows if row["n"] > 1 and not row["collapsed"]]
+    if sizes and any(row["baseline"] is not None for row in rows):
+        rate = 100 * largest_hidden_rate(min(sizes))
+        lines.append(
+            f"No collapse in {count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its trainings to "
+            "collapse (exact binomial bound, 95 %)."
+        )
+    return lines
 
 
 def looks_note(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
@@ -97,7 +123,7 @@ def looks_note(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     inconclusive = [row for row in compared if row["verdict"] == "cannot tell" and row["refused"] is None]
     inconclusive = [row for row in inconclusive if plan.looks.number(row["arm"]) < last and not row["awaited"]]
     failed = {row["arm"] for row in rows if row["failed"]}
-    given_up = [row["arm"] for row in inconclusive if is_futile(row, plan)]
+    given_up = [row["arm"] for row in inconclusive if is_futile(row["decidable"], plan)]
     blocked = [
         row["arm"] for row in inconclusive if row["arm"] not in given_up and failed & {row["arm"], row["baseline"]}
     ]
@@ -132,8 +158,9 @@ def arm_names(arms: Sequence[str]) -> str:
     return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} comparisons"
 
 
-def varied_streams(plan: Plan, frame: pd.DataFrame) -> list[str]:
+def varied_streams(results: StudyResults) -> list[str]:
     """Return notes about the random streams that seeds vary."""
+    plan = results.plan
     seeds = sorted({planned.seed for planned in plan.trials})
     if not seeds:
         return []
@@ -152,13 +179,13 @@ def varied_streams(plan: Plan, frame: pd.DataFrame) -> list[str]:
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
     if "split" in varying:
-        lines[0] += _of_splits(frame)
+        lines[0] += _of_splits(results)
     return lines
 
 
-def _of_splits(frame: pd.DataFrame) -> str:
+def _of_splits(results: StudyResults) -> str:
     """Return what intervals are about if seeds hold out different validation images."""
-    ratios = set(frame.attrs.get("overlap", {}).values())
+    ratios = set(results.overlap.values())
     if not ratios:
         return (
             " Their training sets overlap, and no correction for that is known to hold for a metric of other than the "
@@ -204,21 +231,6 @@ def split_noise(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         amount = scale.amount(of_split, decimals)
         sentence += f" Models that are equally good would scatter by {amount} on a split of this size."
     return [sentence]
-
-
-def disputed_verdicts(rows: Sequence[phrasing.Row]) -> list[str]:
-    """Return notes on verdicts whose simultaneous interval contains 0."""
-    lines = []
-    for row in rows:
-        if row["test"] not in PAIRED or row["verdict"] not in ("better", "worse"):
-            continue
-        low, high = row["difference_low"], row["difference_high"]
-        if low <= 0 <= high:
-            lines.append(
-                f"{row['arm']}: significant as corrected in steps, although its simultaneous interval, which is wider, "
-                "contains 0."
-            )
-    return first_of(lines, "of these")
 
 
 def first_of(sentences: list[str], what: str) -> list[str]:

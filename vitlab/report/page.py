@@ -6,11 +6,11 @@ import base64
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vitlab.comparison.verdict import Verdict
 from vitlab.plan.palette import SERIES
 from vitlab.report import phrasing
 from vitlab.report.escaping import valid_html
 from vitlab.report.phrasing import DASH, Column, Row, Scale, duration
-from vitlab.report.verdict import Verdict
 
 if TYPE_CHECKING:
     from vitlab.report.render import Content

@@ -10,18 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
 from vitlab.plan.metric_facts import own_metric
-from vitlab.report.verdict import Row as Row
-from vitlab.report.verdict import Verdict, is_equivalent, of_complete_pairs
 from vitlab.spec import Analysis
 
+Row = Mapping[str, Any]
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
-CORRECTIONS = {"holm": "Holm", "bonferroni": "Bonferroni", "max t": "Dunnett"}
-"""Column ``correction`` to its name in text."""
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
 
@@ -165,12 +164,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
 
 
-def overturned_verdict(row: Row, analysis: Analysis) -> Verdict | None:
+def overturned_verdict(row: Row) -> Verdict | None:
     """Return the verdict of the complete pairs, if seeds that diverged or failed have overturned it."""
-    if not row["broken"] or row["verdict"] == Verdict.REFUSED:
-        return None
-    complete = of_complete_pairs(row, analysis)
-    return complete if complete != row["verdict"] else None
+    complete = row["complete_verdict"]
+    return Verdict(complete) if complete is not None and complete != row["verdict"] else None
 
 
 def describe_comparison(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -195,27 +192,40 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
         sentence += f", which is {verdict}"
     if row["refused"]:
         return f"{sentence}, but {row['refused']}."
+    if row["n"] != row["pairs"] > 1:
+        sentence += f", over the {count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
-    correction = _correction(row, analysis)
+    p = f"p {_equals(row['p_corrected'], analysis.alpha)}{_correction(row, analysis)}"
     if row["test"] == "sign flip":
-        p = f"sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{correction}"
-        if row["collapsed_pairs"]:
-            sentence += f" ({p}; {count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used)"
-        else:
-            sentence += f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval ({p})"
-        return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
-    low, high = (scale.end(row[end], decimals) for end in ("difference_low", "difference_high"))
-    sentence += f" ({interval_name(row, analysis)} {low} to {high}, "
-    sentence += f"p {_equals(row['p_corrected'], analysis.alpha)}{correction})"
-    if analysis.margin is not None and row["p_equal"] is not None:
+        sentence += _exact_clause(row, scale, decimals, p)
+    elif row["difference_low"] is None and row["pairs"] != 2:
+        sentence += f" ({p}; an arm has two seeds, which give no useful interval)"
+    elif row["difference_low"] is None:
+        half = row["difference_sd"] / math.sqrt(2)
+        both = " and ".join(scale.number(row["difference"] + side * half, decimals) for side in (-1, 1))
+        sentence += f" ({both} at the two seeds, which gives no useful interval, {p})"
+    else:
+        low, high = (scale.end(row[end], decimals) for end in ("difference_low", "difference_high"))
+        sentence += f" ({interval_name(row, analysis)} {low} to {high}, {p})"
+    if analysis.margin is not None and row["equal_low"] is not None:
         low, high = (scale.number(row[end], decimals) for end in ("equal_low", "equal_high"))
-        negation = "" if is_equivalent(row, analysis) else "not "
+        negation = "" if row["p_equal_corrected"] < analysis.alpha else "not "
         sentence += (
             f"; {negation}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
             f"({interval_name(row, analysis, 2 * analysis.alpha)} {low} to {high})"
         )
     return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
+
+
+def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
+    """Return the clause about a comparison that the sign-flip test decides."""
+    if not row["collapsed_pairs"]:
+        return f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
+    clause = f" (sign-flip {p}; {count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
+    if row["sound_difference"] is not None:
+        clause += f"; without them {_distance(row['sound_difference'], scale, decimals)}"
+    return f"{clause})"
 
 
 def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -244,8 +254,16 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
     of = "in " if scale.unit and not scale.is_share else ""
     sentence = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip()
     sentence += f" {of}{scale.metric}"
-    if row["low"] is None:
+    if row["n"] == 1:
         return f"{sentence} with one seed, which gives no interval."
+    if row["low"] is None:
+        half = (row["sd"] or 0.0) / math.sqrt(2)
+        both = " and ".join(scale.number(row["mean"] + side * half, decimals) for side in (-1, 1))
+        return (
+            f"{sentence} ({both} at the two seeds, which gives no useful interval)."
+            if row["n"] == 2
+            else f"{sentence}."
+        )
     low, high = (scale.number(row[end], decimals) for end in ("low", "high"))
     return f"{sentence} ({percent(1 - analysis.alpha)} interval {low} to {high}, {count(row['n'], 'seed')})."
 
@@ -308,10 +326,12 @@ def _equals(p: float | None, alpha: float) -> str:
 
 
 def _correction(row: Row, analysis: Analysis) -> str:
+    """Return what a p value is corrected for."""
     number = "two" if row["looks"] == 2 else row["looks"]
-    looks = f" and {number} looks" if row["looks"] > 1 else ""
+    looks = f"{number} looks" if row["looks"] > 1 else ""
     family = count(row["family"], "comparison")
     if row["family"] < 2 or analysis.correction == "none":
         alone = f", not corrected for {family}" if row["family"] > 1 else ""
-        return f"{f', for {number} looks' if looks else ''}{alone}"
-    return f" after {CORRECTIONS[row['correction']]} over {family}{looks}"
+        return f"{f', for {looks}' if looks else ''}{alone}"
+    added = "" if row["registered"] else ", those added later included"
+    return f", corrected for {family}{f' and {looks}' if looks else ''}{added}"

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from vitlab import statistics
+from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, judge
 from vitlab.errors import UserError, count
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan, Trial
 from vitlab.report import phrasing
-from vitlab.report.frame import gather, joint_overlap, table, usable
+from vitlab.report.study_results import StudyResults
 from vitlab.spec.trial import LENGTHS
-from vitlab.statistics.moderation import MIN_ARMS, MIN_SEEDS
 from vitlab.store.folders import Store
 
 MIN_DF = 4  #: with fewer degrees of freedom the spread is not known even roughly
@@ -138,11 +138,10 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
     reach = math.exp(statistics.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))
     counts = sorted({*SEED_COUNTS, max(2, _planned_seeds(plan))})
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
-    moderated = plan.analysis.variance == "moderated" and plan.analysis.margin is None
-    joint = moderated and plan.analysis.correction == "holm" and len({arm.baseline for arm in plan.arms} - {None}) == 1
+    shares = plan.analysis.variance == "shared" and len({arm.baseline for arm in plan.arms} - {None}) == 1
     overlap = max(item.overlap for item in spreads)
     detectable = [
-        (n, sd * detectable_in_sd(n, family, alpha, plan.analysis.correction, joint) * math.sqrt(1 + n * overlap))
+        (n, sd * detectable_in_sd(n, family, alpha, plan.analysis.correction, shares) * math.sqrt(1 + n * overlap))
         for n in counts
         if n > 1
     ]
@@ -151,7 +150,7 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
     return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, tuple(detectable))
 
 
-def detectable_in_sd(n: int, family: int, alpha: float, correction: statistics.Correction, joint: bool) -> float:
+def detectable_in_sd(n: int, family: int, alpha: float, correction: Correction, shares: bool) -> float:
     """Return the difference that is found four times in five, in standard deviations of a difference.
 
     Args:
@@ -159,21 +158,23 @@ def detectable_in_sd(n: int, family: int, alpha: float, correction: statistics.C
         family: number of comparisons.
         alpha: family-wise level.
         correction: correction for the family.
-        joint: whether comparisons share their variance and are corrected together, as far as they are enough.
+        shares: whether comparisons share their variance, as far as they are enough.
     """
-    if joint and MIN_ARMS <= family <= MAX_SIMULATED and n >= MIN_SEEDS:
-        return _moderated(n, family, alpha)
+    if shares and 2 <= family <= MAX_SIMULATED and n >= MIN_SEEDS:
+        return _shared(n, family, alpha, correction)
     level = statistics.simultaneous_alpha(alpha, family, correction)
     return statistics.detectable_difference(1 / math.sqrt(n), n - 1, level, CHANCE)
 
 
 @lru_cache
-def _moderated(n: int, family: int, alpha: float) -> float:
+def _shared(n: int, family: int, alpha: float, correction: Correction) -> float:
     """Return :func:`detectable_in_sd` of comparisons that share their variance, from simulated studies."""
     values = np.random.default_rng(1).standard_normal((STUDIES, family + 1, n))
-    _, bounds = statistics.detection_bounds(values, alpha)
-    differences = (values[:, 1:] - values[:, :1]).mean(axis=2)
-    return float(np.quantile(bounds - differences, CHANCE)) / math.sqrt(2)
+    design = Design.with_one_baseline(family, alpha=alpha, correction=correction)
+    contrasts = judge(values, design).contrasts
+    bounds = (contrasts.high - contrasts.low) / 2
+    bounds[np.isnan(bounds)] = np.inf  # by chance a seed looks collapsed, so that the exact test finds nothing
+    return float(np.quantile(bounds - contrasts.difference, CHANCE)) / math.sqrt(2)
 
 
 def _plans(plan: Plan, store: Store) -> Iterator[Plan]:
@@ -194,8 +195,8 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
     """Yield the spreads of a stored study, from arms that have at least two pairs."""
     if not stored.trials:
         return
-    frame = table(stored, gather(stored, store))
-    values = usable(frame, stored.analysis)
+    results = StudyResults.read(stored, store)
+    values = results.values
     trials = {(item.arm, item.seed): item.trial for item in stored.trials}
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for arm in stored.arms:
@@ -209,7 +210,7 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             keys = frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds)
             variances = tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist())
             df = len(arms) * (len(seeds) - 1)
-            overlap = joint_overlap(frame, (baseline, *arms))
+            overlap = results.overlap_of((baseline, *arms))
             if not math.isnan(overlap):
                 varies = _varies_split(stored, (trials[baseline, seed] for seed in seeds))
                 first = trials[arms[0], seeds[0]]

@@ -114,7 +114,7 @@ def collect(plan: Plan, store: Store) -> Content:
 
     at = state(plan, store)
     results = StudyResults.read(plan, store)
-    findings = Findings(results, summary(results.frame, plan, images=results.images), store)
+    findings = Findings(results, summary(results), store)
     return Content(document(findings, at), findings)
 
 
@@ -138,11 +138,11 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
         return None
 
 
-def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
-    """Return one sentence per comparison, given the frame of :func:`vitlab.report.frame.results`."""
+def answers(results: StudyResults) -> list[str]:
+    """Return one sentence per comparison."""
     from vitlab.report.comparison import summary
 
-    return phrasing.answers(summary(frame, plan), plan.analysis, plan.units)
+    return phrasing.answers(summary(results), results.plan.analysis, results.plan.units)
 
 
 def warm_up() -> None:

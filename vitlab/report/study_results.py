@@ -33,13 +33,18 @@ class StudyResults:
     def read(cls, plan: Plan, store: Store) -> StudyResults:
         """Read the results of a plan from its store."""
         trials = tuple(frames.gather(plan, store))
-        table = frames.table(plan, trials)
-        return cls(plan, table, trials, table.attrs["quantum"], table.attrs.get("overlap", {}))
+        return cls(
+            plan,
+            frames.table(plan, trials),
+            trials,
+            frames.metric_quantum(plan, trials),
+            frames.validation_overlap(plan, trials),
+        )
 
     @cached_property
     def values(self) -> dict[str, dict[int, float]]:
         """Return the values by which arms are judged, by arm and seed, see :func:`vitlab.report.frame.usable`."""
-        return frames.usable(self.frame, self.plan.analysis)
+        return frames.usable(self.frame, self.plan.analysis, self.quantum)
 
     @cached_property
     def images(self) -> ImageValues:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vitlab.comparison.verdict import Verdict
 from vitlab.report.escaping import printable
 from vitlab.report.phrasing import Column
-from vitlab.report.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -66,12 +66,22 @@ class Analysis(Frozen):
     ] = "baseline"
     margin: Annotated[Amount, Field(gt=0)] | None = None
     """Largest difference, in either direction, that counts as none; in units of the metric or such as ``2 points``."""
-    correction: Literal["holm", "bonferroni", "none"] = "holm"  #: correction for several comparisons
-    variance: Literal["moderated", "own"] = "moderated"
+    correction: Literal["bonferroni", "none"] = "bonferroni"  #: correction for several comparisons
+    variance: Literal["shared", "own"] = "shared"
     """Spread that a comparison rests on: shared with those of the same baseline and seeds, or its own alone."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate
     power_law: Literal["params", "macs", "images"] | None = None
     """Size over which the report fits a law of scaling to the error or the loss of arms that differ in numbers."""
+
+    @field_validator("correction", mode="before")
+    @classmethod
+    def _in_one_step(cls, value: object) -> object:
+        if value == "holm":
+            raise ValueError(
+                "found 'holm'; allowed: 'bonferroni', 'none'. The later steps of Holm's method find differences whose "
+                "simultaneous interval contains 0."
+            )
+        return value
 
     @property
     def direction(self) -> str:

@@ -6,40 +6,27 @@ A replicate is a seed, so ``n`` is small: 3, 5, perhaps 10.  The methods follow 
 - A single replicate has no spread and no interval: NaN, never zero.  Two replicates have one degree of freedom.
 - Differences that are all equal have no spread; the exact sign-flip test replaces t.
 - The bootstrap is not used: of few replicates, its intervals cover less than their nominal level.
-- Arms that are compared with one baseline at equal seeds share what they know about spread, see
-  :mod:`vitlab.statistics.moderation`.
-- A study is one family of comparisons: p values are corrected for it, and intervals are simultaneous.
 
 Non-finite values raise ValueError: the caller leaves out diverged trials and reports them.
 """
 
 from vitlab.statistics.choice import choice_variance as choice_variance
-from vitlab.statistics.choice import with_choices as with_choices
 from vitlab.statistics.counts import NORMAL_MAD as NORMAL_MAD
 from vitlab.statistics.counts import boschloo as boschloo
+from vitlab.statistics.counts import collapsed as collapsed
 from vitlab.statistics.counts import collapsed_seeds as collapsed_seeds
+from vitlab.statistics.counts import largest_hidden_rate as largest_hidden_rate
 from vitlab.statistics.counts import smallest_boschloo as smallest_boschloo
 from vitlab.statistics.crossed import MeanSquares as MeanSquares
 from vitlab.statistics.crossed import interval_for_new_images as interval_for_new_images
 from vitlab.statistics.crossed import sd_interval as sd_interval
 from vitlab.statistics.crossed import split_sd as split_sd
 from vitlab.statistics.family import Correction as Correction
-from vitlab.statistics.family import Equivalence as Equivalence
-from vitlab.statistics.family import adjust_claims as adjust_claims
 from vitlab.statistics.family import adjust_p_values as adjust_p_values
 from vitlab.statistics.family import detectable_difference as detectable_difference
-from vitlab.statistics.family import equivalence as equivalence
 from vitlab.statistics.family import pairs_for_half_width as pairs_for_half_width
 from vitlab.statistics.family import power as power
 from vitlab.statistics.family import simultaneous_alpha as simultaneous_alpha
-from vitlab.statistics.moderation import Moderated as Moderated
-from vitlab.statistics.moderation import detection_bounds as detection_bounds
-from vitlab.statistics.moderation import first_step_bounds as first_step_bounds
-from vitlab.statistics.moderation import max_t_p as max_t_p
-from vitlab.statistics.moderation import max_t_quantile as max_t_quantile
-from vitlab.statistics.moderation import moderate as moderate
-from vitlab.statistics.moderation import step_down as step_down
-from vitlab.statistics.moderation import study_errors as study_errors
 from vitlab.statistics.replicates import Contrast as Contrast
 from vitlab.statistics.replicates import Mean as Mean
 from vitlab.statistics.replicates import compare as compare

@@ -7,38 +7,61 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
+
+from vitlab.statistics.replicates import Floats
+
+Mask = npt.NDArray[np.bool_]
 
 MAX_EXACT = 300  #: seeds of a group beyond which Boschloo's test takes many seconds
 COLLAPSED_SD = 10.0  #: robust standard deviations on the worse side of the median at which a training has collapsed
 NORMAL_MAD = 1.4826  #: standard deviation of a normal distribution in median absolute deviations
 
 
-def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
-    """Return the seeds of each arm whose value is far worse than those of the other seeds of the arm.
+def collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
+    """Return which values are far worse than the other values of their arm (studies, arms, seeds).
 
-    The scale is the median distance to the median of an arm, over all arms and in the arm itself, whichever is larger.
+    The scale is the median distance to the median of an arm, over all arms of the study and in the arm itself,
+    whichever is larger.  Arms of fewer than three values have no collapsed seeds; missing values are NaN.
 
     Args:
-        arms: arm to its values by seed; arms of fewer than three values have no collapsed seeds.
+        values_SAN: the values.
         sign: 1 if larger values are better, -1 if smaller ones are.
     """
-    distances = {
-        arm: sign * (np.array([*values.values()]) - np.median([*values.values()]))
-        for arm, values in arms.items()
-        if len(values) >= 3
+    n_SA = np.isfinite(values_SAN).sum(axis=2)
+    distance_SAN = sign * (values_SAN - _median(values_SAN)[:, :, None])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unbiased_SAN = np.abs(distance_SAN) * np.sqrt(n_SA / (n_SA - 1))[:, :, None]
+    size_SAN = np.where(n_SA[:, :, None] >= 3, unbiased_SAN, math.nan)
+    moved_SN = np.where(size_SAN > 0, size_SAN, math.nan).reshape(len(values_SAN), -1)
+    scale_SA = NORMAL_MAD * np.maximum(_median(moved_SN)[:, None], _median(size_SAN))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(distance_SAN < -COLLAPSED_SD * scale_SA[:, :, None])
+
+
+def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
+    """Return the collapsed seeds of each arm, see :func:`collapsed`."""
+    longest = max(map(len, arms.values()), default=0)
+    rows = [[*values.values(), *[math.nan] * (longest - len(values))] for values in arms.values()]
+    flags = collapsed(np.array([rows], dtype=float).reshape(1, len(arms), longest), sign)[0]
+    return {
+        arm: [seed for seed, is_collapsed in zip(values, row, strict=False) if is_collapsed]
+        for (arm, values), row in zip(arms.items(), flags, strict=True)
     }
-    moved = [abs(x[x != 0]) * math.sqrt(len(x) / (len(x) - 1)) for x in distances.values()]
-    everywhere = np.concatenate(moved) if moved else np.empty(0)
-    if not len(everywhere):
-        return {arm: [] for arm in arms}
-    common = float(np.median(everywhere))
-    result: dict[str, list[int]] = {arm: [] for arm in arms}
-    for arm, x in distances.items():
-        scale = NORMAL_MAD * max(common, float(np.median(np.abs(x))) * math.sqrt(len(x) / (len(x) - 1)))
-        result[arm] = [
-            seed for seed, distance in zip(arms[arm], x, strict=True) if float(distance) < -COLLAPSED_SD * scale
-        ]
-    return result
+
+
+def _median(values: Floats) -> Floats:
+    """Return the median of the finite values along the last axis; NaN if there are none."""
+    if not values.shape[-1]:
+        return np.full(values.shape[:-1], math.nan)
+    ordered, n = np.sort(values, axis=-1), np.isfinite(values).sum(axis=-1)  # NaN are last
+    middle = np.stack([np.maximum(n - 1, 0) // 2, np.minimum(n // 2, values.shape[-1] - 1)], axis=-1)
+    return np.asarray(np.take_along_axis(ordered, middle, axis=-1).mean(axis=-1))
+
+
+def largest_hidden_rate(n: int, alpha: float = 0.05) -> float:
+    """Return the largest share of collapsing trainings that none of ``n`` leaves possible, at level ``1 - alpha``."""
+    return float(1 - alpha ** (1 / n))
 
 
 @lru_cache(maxsize=4096)

@@ -55,7 +55,8 @@ def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha:
     """Return the interval of a mean difference for new trainings that are evaluated on new images.
 
     Seeds and images are crossed random effects: the variance between images, without the rest, is added to that of the
-    comparison, and the degrees of freedom are Satterthwaite's.  The interval contains that for the same images.
+    comparison, and the degrees of freedom are Satterthwaite's, at least those of the comparison.  The interval contains
+    the one for the same images.
 
     Args:
         differences_SI: differences of two arms at the same seeds and images.
@@ -72,7 +73,8 @@ def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha:
     if added > 0:
         variance += added / (s * i)
         terms += [(squares.images / (s * i), i - 1), (squares.rest / (s * i), (s - 1) * (i - 1))]
-    total_df = variance**2 / sum(term**2 / count for term, count in terms)
+    # The images' part is a difference of mean squares: where it nearly cancels, Satterthwaite's formula gives too few.
+    total_df = max(df, variance**2 / sum(term**2 / count for term, count in terms))
     half = t_quantile(1 - alpha / 2, total_df) * math.sqrt(variance)
     half = max(half, t_quantile(1 - alpha / 2, df) * se)
     mean = float(differences_SI.mean())

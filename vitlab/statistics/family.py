@@ -1,15 +1,14 @@
-"""Multiple comparisons: corrected p values, simultaneous intervals, power, equivalence."""
+"""Multiple comparisons: corrected p values, simultaneous intervals, power."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from vitlab.statistics.replicates import NAN, Contrast, t_quantile
+from vitlab.statistics.replicates import NAN, t_quantile
 
 Correction = Literal["holm", "bonferroni", "none"]
 MAX_SEEDS = 10_000  #: the search for a number of seeds ends here
@@ -38,37 +37,6 @@ def adjust_p_values(p_values: Sequence[float], method: Correction = "holm", shar
         order = np.argsort(tested, kind="stable")
         adjusted[order] = np.maximum.accumulate((count - np.arange(count)) * tested[order])
     return [NAN if math.isnan(value) else min(1.0, float(new) / share) for value, new in zip(p, adjusted, strict=True)]
-
-
-def adjust_claims(
-    difference: Sequence[float], equivalence: Sequence[float], method: Correction = "holm", share: float = 1.0
-) -> tuple[list[float], list[float]]:
-    """Return the corrected p values of differences and of equivalences, as one family.
-
-    Each comparison may end in either claim, and at most one of the two hypotheses is true: no difference, or one of the
-    margin or more.  The steps are those of Holm, and each counts the comparisons of which not both hypotheses have been
-    rejected.
-
-    Args:
-        difference: p value of each comparison for a difference; NaN if it cannot be tested.
-        equivalence: p value of each comparison for equivalence, in the same order.
-        method: the correction.
-        share: share of alpha that this look has.
-
-    Reference: Shaffer (1986), J. Am. Stat. Assoc. 81, 826-831 (logically related hypotheses).
-    """
-    p = np.array([difference, equivalence], dtype=float).reshape(2, -1)
-    size = p.shape[1]
-    factors = np.full(p.shape, 1 if method == "none" else size, dtype=float)
-    adjusted = factors * p / share
-    if method == "holm":
-        open_claims, largest = np.full(size, 2), 0.0
-        for claim, index in sorted(zip(*np.nonzero(~np.isnan(p)), strict=True), key=lambda place: p[place]):
-            largest = max(largest, float(p[claim, index]) * int((open_claims > 0).sum()) / share)
-            adjusted[claim, index] = largest
-            open_claims[index] -= 1
-    first, second = (np.minimum(row, 1.0).tolist() for row in adjusted)
-    return first, second
 
 
 def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
@@ -104,37 +72,6 @@ def detectable_difference(se: float, df: float, alpha: float = 0.05, chance: flo
     while power(high, 1.0, df, alpha) < chance:
         high *= 2
     return se * float(brentq(lambda shift: power(shift, 1.0, df, alpha) - chance, 0.0, high))
-
-
-@dataclass(frozen=True)
-class Equivalence:
-    """The result of two one-sided tests: the interval of level ``1 - 2 alpha``, and p."""
-
-    low: float
-    high: float
-    p: float
-    equivalent: bool
-
-
-def equivalence(contrast: Contrast, margin: float, alpha: float = 0.05) -> Equivalence:
-    """Test whether a difference lies within ``margin`` on either side (TOST).
-
-    Reference: Schuirmann (1987), J. Pharmacokin. Biopharm. 15, 657-680.
-
-    Raises:
-        ValueError: for a margin that is not positive.
-    """
-    if not margin > 0:
-        raise ValueError(f"the margin of an equivalence test is a positive number; found {margin}")
-    if not contrast.se > 0:
-        return Equivalence(NAN, NAN, NAN, False)
-    from scipy.special import stdtr
-
-    half = t_quantile(1 - alpha, contrast.df) * contrast.se
-    above = float(stdtr(contrast.df, -(contrast.difference + margin) / contrast.se))
-    below = float(stdtr(contrast.df, (contrast.difference - margin) / contrast.se))
-    p = max(above, below)
-    return Equivalence(contrast.difference - half, contrast.difference + half, p, p < alpha)
 
 
 def pairs_for_half_width(

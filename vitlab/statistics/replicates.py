@@ -42,6 +42,7 @@ def t_two_sided(t: float, df: float) -> float:
     return float(2 * stdtr(df, -abs(t)))
 
 
+MIN_VALUES = 3  #: of an interval: those of two values reach 13 standard errors to either side
 ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-point rounding
 SINGLE_ROUNDING = 2.0**-22  #: the same for values that were computed in single precision
 
@@ -61,21 +62,19 @@ class Mean:
 class Contrast:
     """The difference of two arms, first less second.
 
-    ``test`` is ``paired t``, ``moderated t`` (see :mod:`vitlab.statistics.moderation`), ``tuned t`` (see
-    :mod:`vitlab.statistics.choice`), ``Welch t``, ``sign flip`` (differences without spread: p only, no interval), or
-    ``none`` (too few values to test).  ``pairs`` counts equal seeds.
+    ``test`` is ``paired t``, ``Welch t``, ``sign flip`` (differences without spread: p only, no interval), or ``none``
+    (too few values to test).  ``pairs`` counts equal seeds.
     """
 
     difference: float
     low: float
     high: float
     p: float
-    test: Literal["paired t", "moderated t", "tuned t", "Welch t", "sign flip", "none"]
+    test: Literal["paired t", "Welch t", "sign flip", "none"]
     pairs: int
     se: float = NAN  #: standard error of ``difference``
     df: float = NAN  #: degrees of freedom of ``se``
     sign_flip_p: float = NAN  #: exact cross-check that assumes symmetry only; NaN without pairs
-    prior_df: float = NAN  #: degrees of freedom that other arms add to the variance of this one; of ``moderated t``
     overlap: float = 0.0  #: see :func:`paired_t_test`
 
 
@@ -101,7 +100,7 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float =
     sd = float(x.std(ddof=1))
     spread = max(0.0 if _without_spread(x, x) else sd, quantum / math.sqrt(12))
     se = spread * math.sqrt(1 / len(x) + overlap)
-    half = t_quantile(1 - alpha / 2, len(x) - 1) * se if spread > 0 else NAN
+    half = t_quantile(1 - alpha / 2, len(x) - 1) * se if spread > 0 and len(x) >= MIN_VALUES else NAN
     return Mean(len(x), mean, sd, mean - half, mean + half)
 
 

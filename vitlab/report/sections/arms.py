@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
 from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, WORSE
 from vitlab.plan.values import Plan
 from vitlab.report.drawing import BEYOND, CLAIM, INTERVAL, SEED, WIDE, parts_of, style
 from vitlab.report.labels import short_labels, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import (
-    CORRECTIONS,
     DASH,
     PLUS_MINUS,
     Column,
@@ -27,7 +27,6 @@ from vitlab.report.phrasing import (
     widths,
 )
 from vitlab.report.sections.base import Findings, Section, section
-from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
@@ -100,18 +99,27 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         Column("sd", cells(lambda row: scale.number(row["sd"], of_sd)), rank=6),
     ]
     if any(row["collapsed"] for row in rows):
-        table.append(Column("collapsed", cells(lambda row: f"{row['collapsed']}/{row['n']}")))
+
+        def collapsed(row: Row) -> str:
+            without = f" ({scale.number(row['sound_mean'], own)} without)" if row["sound_mean"] is not None else ""
+            return f"{row['collapsed']}/{row['n']}{without}"
+
+        table.append(Column("collapsed", cells(collapsed)))
     compared = [row for row in rows if row["baseline"] is not None]
     if len({row["baseline"] for row in compared}) > 1:
         table.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
     if compared:
         widest = max(compared, key=lambda row: row["family"])  # comparisons added later belong to a larger family
-        corrections = {CORRECTIONS[row["correction"]] for row in compared if row["correction"] in CORRECTIONS}
-        p = "p" if widest["family"] < 2 or not corrections else f"p ({' or '.join(sorted(corrections))})"
+        p = "p" if widest["family"] < 2 or analysis.correction == "none" else "p (adjusted)"
+        families = {row["family"] for row in compared}
         blank = {row["arm"] for row in rows if row["baseline"] is None}
 
         def versus(cell: Any) -> tuple[str, ...]:
             return cells(lambda row: "" if row["arm"] in blank else cell(row))
+
+        def adjusted(row: Row) -> str:
+            text = p_value(row["p_corrected"], analysis.alpha)
+            return f"{text} (of {row['family']})" if len(families) > 1 and text != DASH else text
 
         table += [
             Column("difference", versus(lambda row: scale.number(row["difference"], apart, sign=True))),
@@ -120,8 +128,8 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
                 versus(lambda row: bracket(row, "difference_low", "difference_high", apart)),
                 rank=1,
             ),
-            Column(p, versus(lambda row: p_value(row["p_corrected"], analysis.alpha))),
-            Column("verdict", cells(lambda row: _verdict_cell(row, analysis)), right=False),
+            Column(p, versus(adjusted)),
+            Column("verdict", cells(lambda row: _verdict_cell(row)), right=False),
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
@@ -169,7 +177,7 @@ def paper_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, s
     if any(row["baseline"] is not None for row in rows):
         title = f"difference ({scale.points})" if scale.points else "difference"
         table.append(Column(title, tuple(map(difference, rows))))
-        table.append(Column("verdict", tuple(_verdict_cell(row, analysis) for row in rows), right=False))
+        table.append(Column("verdict", tuple(_verdict_cell(row) for row in rows), right=False))
     return table
 
 
@@ -184,8 +192,9 @@ def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis, units:
         baselines = {row["baseline"] for row in compared}
         against = " ".join(baselines.pop().split()) if len(baselines) == 1 else "the baseline of the arm"
         interval = interval_name(max(compared, key=lambda row: row["family"]), analysis)
-        names = sorted({CORRECTIONS[row["correction"]] for row in compared if row["correction"] in CORRECTIONS})
-        corrected = f", corrected by {' or '.join(names)}" if names else ""
+        sizes = sorted({row["family"] for row in compared})
+        corrected = f", corrected for {' or '.join(map(str, sizes))} comparisons" if sizes[-1] > 1 else ""
+        corrected = "" if analysis.correction == "none" else corrected
         sentences.append(
             f"Difference from {against} with its {interval}; verdicts at level {analysis.alpha:g}{corrected}."
         )
@@ -198,9 +207,9 @@ def spread(scale: Scale, mean: float | None, sd: float | None, decimals: int) ->
     return text if sd is None else f"{text} {PLUS_MINUS} {scale.number(sd, decimals)}"
 
 
-def _verdict_cell(row: Row, analysis: Analysis) -> str:
+def _verdict_cell(row: Row) -> str:
     verdict = row["verdict"] or ""
-    if verdict == Verdict.CANNOT_TELL and overturned_verdict(row, analysis) is not None:
+    if verdict == Verdict.CANNOT_TELL and overturned_verdict(row) is not None:
         return f"{verdict} ({count(row['broken'], 'broken seed')})"
     claimed = verdict not in ("", Verdict.CANNOT_TELL, Verdict.REFUSED)
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict

@@ -1,0 +1,355 @@
+"""Write docs/pages/statistics_appendix.md: how often verdicts and intervals are wrong, by simulation.
+
+    python tools/benchmarks/appendix.py --studies 2000 --write      # all tables
+    python tools/benchmarks/appendix.py --studies 500 --only looks  # prints one of them
+
+Studies are judged by ``vitlab.comparison.arrays.judge``, as the report judges them.  Sources of values are synthetic, or
+draw from the final values of real trainings without replacement (``sources.py``).  The exit code is 1 if false alarms
+exceed 5 % and three standard errors where their rate is claimed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import calibration
+import numpy as np
+import splits
+from numpy.typing import NDArray
+from sources import METRICS, SYNTHETIC, Source, collapses, patterns, pool, real, two_valued
+from tables import ALPHA, markdown, percent, standard_error
+
+from vitlab import statistics
+from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge
+from vitlab.comparison.verdict import Verdict
+
+Floats = NDArray[np.float64]
+PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics_appendix.md"
+AT_ONCE = 4_000_000  #: studies times squared comparisons that are judged at once
+SEEDS, COMPARISONS = (3, 4, 5, 8, 10), (1, 2, 3, 5, 6, 10, 20, 40)
+CELLS = ((3, 1), (3, 3), (3, 5), (3, 10), (3, 20), (5, 5), (5, 10), (10, 5), (10, 10), (20, 20))
+"""Seeds and comparisons."""
+LOOKS = (((5, 10), 1), ((5, 10), 10), (tuple(range(3, 13)), 1), (tuple(range(3, 13)), 5))
+LOOKS += (((3, 5, 8, 12), 6), (tuple(range(3, 31, 3)), 10))
+"""Seeds at each look, and comparisons."""
+TUNED = (((-10.0, -10.0, -1.5, 0.0), 2, 15), ((-10.0, 0.0, -1.0, -10.0, -10.0, -10.0), 1, 15))
+TUNED += (((-10.0, -10.0, -1.5, 0.0, -10.0), 2, 5), ((-1.0, 0.0, -1.0), 2, 10))
+"""Means of the rivals of every arm, seeds of the tuning, and seeds."""
+MARGIN_SD = 2.0  #: margin in standard deviations of a seed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study with looks ends with, by comparison."""
+
+    verdict: NDArray[np.int_]  #: places in ``VERDICTS``
+    seeds: NDArray[np.int_]
+    difference: Floats
+    low: Floats
+    high: Floats
+
+    @property
+    def finds(self) -> NDArray[np.bool_]:
+        """Whether each comparison is called better or worse."""
+        return self.verdict >= VERDICTS.index(Verdict.BETTER)
+
+
+def chunks(values: Floats) -> Iterator[slice]:
+    """Yield parts of many studies that fit into memory."""
+    size = max(1, AT_ONCE // values.shape[1] ** 2)
+    for first in range(0, len(values), size):
+        yield slice(first, first + size)
+
+
+def judged(values: Floats, design: Design, sizes: Sequence[int] = ()) -> Outcome:
+    """Judge studies, with looks after ``sizes`` seeds until each comparison is decided."""
+    parts = [_judge_looks(values[some], design, tuple(sizes) or values.shape[2:]) for some in chunks(values)]
+    return Outcome(*(np.concatenate([getattr(part, name) for part in parts]) for name in Outcome.__annotations__))
+
+
+def _judge_looks(values: Floats, design: Design, sizes: tuple[int, ...]) -> Outcome:
+    shape = len(values), len(design.arms)
+    levels = statistics.sequential_levels(sizes, ALPHA, shape[1]) if len(sizes) > 1 else (ALPHA,)
+    outcome = Outcome(np.zeros(shape, int), np.full(shape, sizes[-1]), *np.full((3, *shape), math.nan))
+    waiting = np.ones(shape, bool)
+    for size, level in zip(sizes, levels, strict=True):
+        of_look: Judged = judge(values[:, :, :size], at_level(design, level), tested_SC=waiting)
+        ends = waiting & ((of_look.verdict > 0) | (size == sizes[-1]))
+        outcome.verdict[ends], outcome.seeds[ends] = of_look.verdict[ends], size
+        for name in ("difference", "low", "high"):
+            getattr(outcome, name)[ends] = getattr(of_look.contrasts, name)[ends]
+        waiting &= ~ends
+    return outcome
+
+
+def at_level(design: Design, level: float) -> Design:
+    """Return a design whose look has this level."""
+    return Design(**{**vars(design), "share": level / design.alpha})
+
+
+def design_of(source: Source, comparisons: int, **rules: object) -> Design:
+    """Return the design of studies of a source."""
+    return Design.with_one_baseline(comparisons, quantum=source.quantum, sign=source.sign, **rules)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def of_patterns(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the largest rate of false alarms over patterns of spread."""
+    rows, valid = [], True
+    for n in SEEDS:
+        row = [str(n)]
+        for m in COMPARISONS:
+            design = Design.with_one_baseline(m)
+            worst = (0.0, "")
+            for pattern in patterns(m):
+                draws = np.random.default_rng([seed, n, m, *pattern.name.encode()])
+                rate = float(judged(pattern.draw(draws, (studies, m + 1, n)), design).finds.any(axis=1).mean())
+                worst = max(worst, (rate, pattern.name))
+            rate, name = worst
+            if rate > ALPHA + 2 * standard_error(studies):  # the largest of many: once more, with fresh seeds
+                again = max(20_000, studies)
+                [pattern] = [pattern for pattern in patterns(m) if pattern.name == name]
+                draws = np.random.default_rng([seed, 1, n, m])
+                rate = float(judged(pattern.draw(draws, (again, m + 1, n)), design).finds.any(axis=1).mean())
+                valid &= rate <= ALPHA + 3 * standard_error(again)
+            row.append(f"{percent(rate)} ({name})")
+        rows.append(row)
+        print(" | ".join(row), flush=True)
+    text = (
+        f"The largest rate of studies in which something is found and nothing differs, in percent, over "
+        f"{len(patterns(10))} patterns of spread, with the pattern ({studies:,} studies a pattern, standard error of 5 %: "
+        f"{100 * standard_error(studies):.1f}; a largest rate above 5 % and two standard errors is of at least 20,000 new "
+        "studies). Rows are seeds, columns comparisons.\n\n"
+    )
+    return text + markdown(["seeds", *map(str, COMPARISONS)], rows), valid
+
+
+def of_sources(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the rates of false alarms of every source, by kind of variance."""
+    rows, valid = [], True
+    for source in (*SYNTHETIC, *two_valued(), *real()):
+        row = [source.name + ("" if source.claimed else " *")]
+        for n, m in CELLS:
+            draws = np.random.default_rng([seed, n, m, *source.name.encode()])
+            values = source.draw(draws, (studies, m + 1, n))
+            rates = [
+                judged(values, design_of(source, m, variance=kind)).finds.any(axis=1).mean()
+                for kind in ("own", "shared")
+            ]
+            row.append(" / ".join(map(percent, rates)))
+            valid &= not source.claimed or rates[1] <= ALPHA + 3 * standard_error(studies)
+        rows.append(row)
+        print(" | ".join(row), flush=True)
+    text = (
+        f"Studies in which something is found and nothing differs, in percent: own / shared variances, {studies:,} studies a "
+        f"cell (standard error of 5 %: {100 * standard_error(studies):.1f}); columns are seeds x comparisons. * No rate is "
+        "claimed: no test by t holds alpha there.\n\n"
+    )
+    return text + markdown(["", *(f"{n} x {m}" for n, m in CELLS)], rows), valid
+
+
+def of_looks(studies: int, seed: int) -> tuple[str, bool]:
+    """Return false alarms, intervals and means of studies with looks."""
+    rows, valid = [], True
+    for sizes, m in LOOKS:
+        for factor in (0.0, 1.0, 1.5):
+            unit = statistics.detectable_difference(math.sqrt(2 / sizes[-1]), sizes[-1] - 1, ALPHA / m)
+            draws = np.random.default_rng([seed, 11, m, *sizes])
+            values = draws.standard_normal((studies, m + 1, sizes[-1]))
+            values[:, 1] += factor * unit
+            outcome = judged(values, Design.with_one_baseline(m), sizes)
+            truth = np.zeros(m)
+            truth[0] = factor * unit
+            alarms = outcome.finds[:, int(factor > 0) :].any(axis=1).mean() if m > 1 or not factor else math.nan
+            holds = ((outcome.low <= truth) & (truth <= outcome.high)).all(axis=1).mean()
+            found = outcome.finds[:, 0].mean()
+            excess = outcome.difference[:, 0].mean() / truth[0] - 1 if factor else math.nan
+            by = f"{sizes[0]} to {sizes[-1]}, {len(sizes)} looks"
+            row = [by, str(m), f"{factor:g}", percent(alarms), percent(holds), percent(found)]
+            row += [f"{outcome.seeds[:, 0].mean():.1f}", percent(excess)]
+            rows.append(row)
+            valid &= not alarms > ALPHA + 3 * standard_error(studies)
+            print(" | ".join(row), flush=True)
+    text = (
+        f"Studies that add seeds until each comparison is decided (Gaussian, {studies:,} studies a row). One arm differs by "
+        "the effect, in differences that a study with all seeds detects; *found* and *seeds* are of this arm. *Alarms* are "
+        "studies in which another arm is found, *intervals* those in which all intervals hold, and *excess* is the mean "
+        "difference at the end over the true one; all in percent.\n\n"
+    )
+    heads = ["looks", "comparisons", "effect", "alarms", "intervals", "found", "seeds", "excess"]
+    return text + markdown(heads, rows), valid
+
+
+def of_margins(studies: int, seed: int) -> tuple[str, bool]:
+    """Return every verdict with a margin: four arms equal the baseline, one is better by just the margin."""
+    rows, valid, m = [], True, 5
+    for source in (*SYNTHETIC, *real()):
+        for sizes in ((10,), tuple(range(3, 13))):
+            draws = np.random.default_rng([seed, 17, len(sizes), *source.name.encode()])
+            values = source.draw(draws, (studies, m + 1, sizes[-1]))
+            sd = float(values.std(axis=2, ddof=1).mean())
+            step = source.quantum or sd / 1000
+            margin = step * round(MARGIN_SD * sd / step)
+            values[:, 1] += source.sign * margin
+            outcome = judged(values, design_of(source, m, margin=margin), sizes)
+            truth = np.array([source.sign * margin, *[0.0] * (m - 1)])
+            shifted, equal = outcome.verdict[:, 0], outcome.verdict[:, 1:]
+            wrong = ((equal >= 3).any(axis=1) | np.isin(shifted, (1, 2, 4))).mean()
+            known = np.isfinite(outcome.low).all(axis=1)
+            holds = (
+                ((outcome.low <= truth) & (truth <= outcome.high)).all(axis=1)[known].mean()
+                if known.any()
+                else math.nan
+            )
+            shares = [wrong, holds, (equal == 2).mean(), (equal == 0).mean(), (shifted == 3).mean()]
+            rows.append([source.name + ("" if source.claimed else " *"), str(len(sizes)), *map(percent, shares)])
+            rows[-1].append(f"{outcome.seeds.mean():.1f}")
+            valid &= not source.claimed or wrong <= ALPHA + 3 * standard_error(studies)
+            print(" | ".join(rows[-1]), flush=True)
+    text = (
+        f"Every verdict, in percent ({studies:,} studies a row): five arms, with a margin of {MARGIN_SD:g} standard "
+        "deviations of a seed. Four equal the baseline, and one is better by just the margin. A study makes a *wrong claim* "
+        "if an equal arm is called better or worse, or the other one equivalent, the same or worse. Studies have ten seeds, "
+        "or ten looks at 3 to 12.\n\n"
+    )
+    heads = ["", "looks", "wrong claims", "intervals hold", "equal: equivalent", "equal: cannot tell", "better: better"]
+    return text + markdown([*heads, "seeds"], rows), valid
+
+
+def of_detection(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the smallest difference of one arm that is found in 80 % of studies."""
+    studies, rows = max(studies, 2000), []
+    for n in (3, 5, 10):
+        for m in (1, 2, 3, 5, 10, 20, 40):
+            row = [str(n), str(m)]
+            for baseline in (1.0, 2.0):
+                draws = np.random.default_rng([seed, 7, n, m])
+                values = draws.standard_normal((studies, m + 1, n))
+                values[:, 0] *= baseline
+                for kind in ("own", "shared"):
+                    design = Design.with_one_baseline(m, variance=kind)
+                    parts = [judge(values[some], design).contrasts for some in chunks(values)]
+                    bounds = np.concatenate(
+                        [(part.high - part.low)[:, 0] / 2 - part.difference[:, 0] for part in parts]
+                    )
+                    row.append(f"{np.quantile(np.where(np.isnan(bounds), np.inf, bounds), 0.8):.1f}")
+            rows.append(row)
+            print(" | ".join(row), flush=True)
+    text = (
+        "The smallest difference of one arm that is found in 80 % of studies, in standard deviations of a seed (Gaussian, "
+        f"seeds not correlated, {studies:,} studies a cell).\n\n"
+    )
+    heads = ["seeds", "comparisons", "own", "shared", "own, baseline 2x", "shared, baseline 2x"]
+    return text + markdown(heads, rows), True
+
+
+def of_tuning(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the rates of false alarms of arms that are tuned and respond alike."""
+    studies, rows, valid = max(100, studies // 4), [], True
+    for response, tuning_seeds, n in TUNED:
+        for m in (1, 5, 10):
+            draws = np.random.default_rng([seed, 19, m, n, tuning_seeds])
+            values, choices = tuned_studies(draws, response, tuning_seeds, (studies, m + 1, n))
+            design = Design.with_one_baseline(m)
+            rates = [judge(values, design, choices=some).verdict >= 3 for some in (Choices(), choices)]
+            shares = [float(rate.any(axis=1).mean()) for rate in rates]
+            listed = ", ".join(f"{mean:g}" for mean in response)
+            rows.append([listed, str(tuning_seeds), f"{n} x {m}", *map(percent, shares)])
+            valid &= shares[1] <= ALPHA + 3 * standard_error(studies)
+            print(" | ".join(rows[-1]), flush=True)
+    text = (
+        "Studies in which something is found and every arm, tuned by itself, responds to its rivals alike, in percent: "
+        f"without and with the choice of knobs in the variance ({studies:,} studies a row, standard error of 5 %: "
+        f"{100 * standard_error(studies):.1f}). Rivals are given by their means, in standard deviations of a seed.\n\n"
+    )
+    return text + markdown(["rivals", "tuning seeds", "seeds x comparisons", "without", "with"], rows), valid
+
+
+def tuned_studies(
+    draws: np.random.Generator, response: Sequence[float], tuning_seeds: int, shape: tuple[int, int, int]
+) -> tuple[Floats, Choices]:
+    """Return the values of tuned arms and what their choices add to the comparisons with the first."""
+    studies, arms, n = shape
+    values, (variance, df) = np.empty(shape), np.zeros((2, studies, arms - 1, 2))
+    for study, arm in np.ndindex(studies, arms):
+        scores = draws.normal(response, 1 / math.sqrt(tuning_seeds))
+        chosen = int(scores.argmax())
+        values[study, arm] = x = draws.normal(response[chosen], 1, n)
+        choice = statistics.choice_variance(scores.tolist(), chosen, x.mean(), x.std(ddof=1), tuning_seeds)
+        places = slice(None) if arm == 0 else arm - 1
+        variance[study, places, int(arm > 0)], df[study, places, int(arm > 0)] = choice
+    return values, Choices(variance, df)
+
+
+def of_pool(studies: int, seed: int) -> tuple[str, bool]:
+    """Return the table of the real values; it draws nothing."""
+    from scipy import stats
+
+    rows, frame = [], pool()
+    for arm in frame["val/accuracy"].columns:
+        row = [str(arm), f"{frame[METRICS[0], arm].count():,}"]
+        for metric in METRICS:
+            values = frame[metric, arm].dropna().to_numpy(dtype=float)
+            scale = 1 if metric == "val/loss" else 100
+            lost = collapses(values, -1 if metric == "val/loss" else 1).mean() if len(values) else math.nan
+            numbers = (
+                [scale * values.mean(), scale * values.std(ddof=1), stats.skew(values), stats.kurtosis(values)]
+                if len(values)
+                else []
+            )
+            row.append(", ".join(f"{number:.3g}" for number in numbers) + f", {100 * lost:.1f} %" if numbers else "-")
+        rows.append(row)
+    text = (
+        f"The pool: {sum(frame[METRICS[0]].count()):,} trainings. Mean, standard deviation, skewness, excess kurtosis, and "
+        "the share of collapsed seeds (10 robust standard deviations beyond the median); accuracies in percent.\n\n"
+    )
+    return text + markdown(["setting", "seeds", *METRICS], rows), True
+
+
+SECTIONS: dict[str, tuple[str, Callable[[int, int], tuple[str, bool]]]] = {
+    "patterns": ("Arms that scatter differently", of_patterns),
+    "sources": ("Values of many kinds", of_sources),
+    "looks": ("Seeds that are added until a comparison is decided", of_looks),
+    "margins": ("Equivalence", of_margins),
+    "detection": ("What is detected", of_detection),
+    "tuning": ("Tuned arms", of_tuning),
+    "splits": ("Seeds that hold out other images", splits.section),
+    "gate": ("The regression gate", calibration.section),
+    "pool": ("The real trainings", of_pool),
+}
+INTRODUCTION = (
+    "# Simulations\n\nHow often the verdicts and the intervals of a report are wrong, and what they find. "
+    "[How results are judged](statistics.md) explains the methods. This page is written by "
+    "`python tools/benchmarks/appendix.py --studies {studies} --write`.\n"
+)
+
+
+def main() -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="write docs/pages/statistics_appendix.md")
+    parser.add_argument("--only", choices=SECTIONS, help="this table alone")
+    arguments = parser.parse_args()
+    all_valid, parts = True, [INTRODUCTION.format(studies=arguments.studies)]
+    for name in [arguments.only] if arguments.only else SECTIONS:
+        title, section = SECTIONS[name]
+        text, valid = section(arguments.studies, arguments.seed)
+        all_valid &= valid
+        parts.append(f"## {title}\n\n{text}\n")
+        print(f"\n{parts[-1]}", flush=True)
+    if arguments.write and not arguments.only:
+        PAGE.write_text("\n".join(parts), encoding="utf-8")
+    return int(not all_valid)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

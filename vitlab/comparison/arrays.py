@@ -1,0 +1,330 @@
+"""Judgement of many studies at once: comparisons of arms, from an array of values (studies, arms, seeds).
+
+The report judges a study by it, :mod:`vitlab.regression` takes its samples from it, and simulations judge thousands.
+Missing values are NaN.  Axes: S studies, A arms, C comparisons, N seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtr, stdtrit
+
+from vitlab import statistics
+from vitlab.comparison.verdict import Verdict
+from vitlab.statistics.replicates import ROUNDING, SINGLE_ROUNDING
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Variance = Literal["shared", "own"]
+Correction = Literal["bonferroni", "none"]
+
+TESTS = ("none", "paired t", "Welch t", "sign flip")
+NONE, PAIRED, WELCH, SIGN_FLIP = range(4)
+VERDICTS = (Verdict.CANNOT_TELL, Verdict.SAME, Verdict.EQUIVALENT, Verdict.BETTER, Verdict.WORSE)
+MIN_SEEDS = 3  #: with fewer pairs there is no interval, and variances are not shared
+MOST_LOUD = 100.0  #: multiple of one's own variance at which another's counts at most
+FULL_WEIGHT_FROM = 7  #: comparisons from which on the mean variance of all weighs as much as one's own
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is compared, and by which rules; the same in every study of an array."""
+
+    arms: Ints  #: place of the arm of each comparison (C)
+    baselines: Ints  #: place of its baseline (C)
+    family: Ints  #: number of comparisons that each is corrected for (C)
+    alpha: float = 0.05  #: level of all comparisons together
+    share: float = 1.0  #: part of alpha that this look has
+    correction: Correction = "bonferroni"
+    variance: Variance = "shared"
+    sign: int = 1  #: 1 if larger values are better, -1 if smaller ones are
+    quantum: float = 0.0  #: smallest change of a value; 0 if there is none
+    margin: float | None = None  #: of equivalence
+    overlap: Floats | float = 0.0  #: see :func:`vitlab.statistics.paired_t_test` (C)
+    registered: Mask | bool = True  #: comparisons that share with registered ones alone (C)
+    reach: float = math.inf  #: largest difference that the bounds of the metric allow
+
+    @classmethod
+    def with_one_baseline(cls, comparisons: int, **rules: object) -> Design:
+        """Return the design that compares the first arm with so many others."""
+        family = np.full(comparisons, comparisons)
+        return replace(cls(1 + np.arange(comparisons), np.zeros(comparisons, int), family), **rules)  # type: ignore[arg-type]
+
+    @property
+    def levels(self) -> Floats:
+        """Return the level of each comparison at this look (C)."""
+        return self.alpha * self.share / self.factors
+
+    @property
+    def factors(self) -> Floats:
+        """Return the factor of each p value that corrects it for the family (C)."""
+        return np.where(self.correction == "none", 1.0, np.maximum(self.family, 1))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The difference of an arm from its baseline, and its test; NaN where something was not computed."""
+
+    difference: float
+    pairs: int
+    sd: float
+    test: str  #: one of ``TESTS``
+    shared: int
+    se: float
+    df: float
+    low: float
+    high: float
+    p: float
+    p_corrected: float
+    equal_low: float
+    equal_high: float
+    p_equal: float
+    p_equal_corrected: float
+    collapsed: int
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """Differences from the baselines and their tests (S, C); NaN where something was not computed."""
+
+    difference: Floats
+    pairs: Ints
+    sd: Floats  #: own standard deviation of the differences between seeds
+    test: Ints  #: place in ``TESTS``
+    shared: Ints  #: comparisons whose variances are averaged, itself included
+    se: Floats  #: standard error of ``difference``
+    df: Floats
+    low: Floats
+    high: Floats
+    p: Floats
+    p_corrected: Floats
+    equal_low: Floats
+    equal_high: Floats
+    p_equal: Floats  #: of the test that the difference is within the margin
+    p_equal_corrected: Floats
+    collapsed: Ints  #: collapsed seeds of both sides
+
+    def of(self, study: int, place: int) -> Contrast:
+        """Return a single contrast."""
+        numbers = {column.name: getattr(self, column.name)[study, place].item() for column in fields(self)}
+        return Contrast(**{**numbers, "test": TESTS[numbers["test"]]})
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Comparisons with their verdicts."""
+
+    contrasts: Contrasts  #: of complete pairs
+    with_chance: Contrasts  #: with chance in the place of lost seeds
+    verdict: Ints  #: place in ``VERDICTS`` (S, C)
+    complete_verdict: Ints  #: the same of the complete pairs alone
+    lost: Ints  #: lost seeds of both sides (S, C)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Variances that the choice of tuned knobs adds to the differences (S, C, sides), and their degrees of freedom."""
+
+    variance: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
+    df: Floats = field(default_factory=lambda: np.ones((1, 1, 1)))
+
+
+def judge(
+    values_SAN: Floats,
+    design: Design,
+    *,
+    tested_SC: Mask | None = None,
+    lost_SAN: Mask | None = None,
+    chance_A: Floats | None = None,
+    choices: Choices = Choices(),
+) -> Judged:
+    """Judge every comparison of every study.
+
+    A verdict on a comparison with lost seeds has to hold twice: for the complete pairs, and with chance level in the
+    place of the lost values.
+
+    Args:
+        values_SAN: the values.
+        design: what is compared.
+        tested_SC: comparisons that are tested at this look; the others get differences alone, and share nothing.
+        lost_SAN: seeds that diverged or failed.
+        chance_A: value of guesses of each arm; NaN if it is not known.
+        choices: what tuning adds.
+    """
+    collapsed_SC2 = np.stack([mask.sum(axis=2) for mask in collapsed_pairs(values_SAN, design)], axis=2)
+    collapsed_SC = collapsed_SC2.sum(axis=2)
+    complete = contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
+    verdict_SC = _verdicts(complete, design)
+    if lost_SAN is None or not lost_SAN.any():
+        return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs))
+    chance_A = np.full(values_SAN.shape[1], math.nan) if chance_A is None else chance_A
+    filled = contrasts(np.where(lost_SAN, chance_A[:, None], values_SAN), design, collapsed_SC, tested_SC, choices)
+    sides = (design.arms, design.baselines)
+    unknown_SA = np.any(lost_SAN & np.isnan(chance_A)[:, None], axis=2)
+    filled = _without_tests(filled, unknown_SA[:, sides[0]] | unknown_SA[:, sides[1]])
+    lost_SC = np.add(*(lost_SAN[:, side].sum(axis=2) for side in sides))
+    same_side = np.sign(filled.difference) == np.sign(complete.difference)
+    with np.errstate(invalid="ignore"):
+        holds = np.where(
+            verdict_SC == VERDICTS.index(Verdict.EQUIVALENT),
+            filled.p_equal_corrected < design.alpha,
+            (filled.p_corrected <= design.alpha) & same_side & (verdict_SC > VERDICTS.index(Verdict.EQUIVALENT)),
+        )
+    return Judged(complete, filled, np.where((lost_SC > 0) & ~holds, 0, verdict_SC), verdict_SC, lost_SC)
+
+
+def contrasts(
+    values_SAN: Floats,
+    design: Design,
+    collapsed_SC: Ints,
+    tested_SC: Mask | None = None,
+    choices: Choices = Choices(),
+) -> Contrasts:
+    """Compare arms with their baselines at equal seeds, or by Welch's t where they share fewer than two.
+
+    Differences that do not scatter, and those with collapsed seeds, are tested by the exact sign-flip test, which has
+    no interval.
+    """
+    x_SCN, y_SCN = values_SAN[:, design.arms], values_SAN[:, design.baselines]
+    d_SCN = x_SCN - y_SCN
+    n, difference, sd = _moments(d_SCN)
+    n_x, mean_x, sd_x = _moments(x_SCN)
+    n_y, mean_y, sd_y = _moments(y_SCN)
+    rounding = _rounding(x_SCN, y_SCN)
+    overlap = np.broadcast_to(np.asarray(design.overlap, dtype=float), n.shape)
+    tested = np.ones(n.shape, bool) if tested_SC is None else tested_SC
+
+    is_paired, is_welch = n >= 2, (n < 2) & (n_x >= 2) & (n_y >= 2)
+    difference = np.where(is_welch | (n == 0), mean_x - mean_y, difference)
+    difference = np.where(np.abs(difference) <= rounding, 0.0, difference)
+    scatters = np.where(is_paired, sd > rounding, (sd_x > _rounding(x_SCN)) | (sd_y > _rounding(y_SCN)))
+    by_t = tested & scatters & (collapsed_SC == 0) & ~np.isnan(overlap)
+    test = np.where(by_t & is_paired, PAIRED, np.where(by_t & is_welch, WELCH, NONE))
+    # Only independent seeds can be flipped; differences of 0 at every seed need no test.
+    is_same = ~scatters & (difference == 0) & (collapsed_SC == 0)
+    flips = tested & is_paired & ~by_t & ((overlap == 0) | is_same)
+    test = np.where(flips, SIGN_FLIP, test)
+
+    variance = np.maximum(sd, design.quantum / math.sqrt(6)) ** 2
+    weight, shared = np.zeros(n.shape), np.ones(n.shape, dtype=int)
+    if design.variance == "shared":
+        variance, weight, shared = share_variances(variance, (test == PAIRED) & (n >= MIN_SEEDS), d_SCN, design)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        se2, df = variance * (1 / n + overlap), (n - 1) * (1 + weight)
+        floor = design.quantum**2 / 12
+        a, b = (np.maximum(s**2, floor) * (1 / size + overlap) for s, size in ((sd_x, n_x), (sd_y, n_y)))
+        se2 = np.where(test == WELCH, a + b, se2)
+        df = np.where(test == WELCH, (a + b) ** 2 / (a**2 / (n_x - 1) + b**2 / (n_y - 1)), df)
+        added = choices.variance.sum(axis=2)
+        total_df = (se2 + added) ** 2 / (se2**2 / df + (choices.variance**2 / choices.df).sum(axis=2))
+    test = np.where((test == SIGN_FLIP) & (added > 0), NONE, test)
+    uses_t = (test == PAIRED) | (test == WELCH)
+    se = np.where(uses_t, np.sqrt(np.maximum(se2 + added, 0)), math.nan)
+    df = np.where(uses_t, np.where(added > 0, total_df, df), math.nan)
+    p = np.where(uses_t, 2 * stdtr(df, -np.abs(difference) / se), math.nan)
+    for study, place in zip(*np.nonzero(test == SIGN_FLIP), strict=True):
+        pairs = d_SCN[study, place][np.isfinite(d_SCN[study, place])]
+        p[study, place] = 1.0 if difference[study, place] == 0 else exact_p(pairs, bool(scatters[study, place]))
+    test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
+
+    has_interval = uses_t & (np.where(test == WELCH, np.minimum(n_x, n_y), n) >= MIN_SEEDS)
+    low, high = _interval(difference, se, df, design.levels / 2, has_interval, design.reach)
+    equal_low = equal_high = p_equal = np.full(n.shape, math.nan)
+    if design.margin is not None:
+        equal_low, equal_high = _interval(difference, se, df, design.levels, has_interval, design.reach)
+        below, above = (stdtr(df, (sign * difference - design.margin) / se) for sign in (1, -1))
+        p_equal = np.maximum(below, above)
+    factors = design.factors / design.share
+    return Contrasts(
+        difference, n, np.where(n > 1, sd, math.nan), test, shared, se, df, low, high,
+        p, np.minimum(1.0, factors * p), equal_low, equal_high, p_equal, np.minimum(1.0, factors * p_equal),
+        collapsed_SC,
+    )  # fmt: skip
+
+
+def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: Design) -> tuple[Floats, Floats, Ints]:
+    """Return variances averaged with those of like comparisons, the weight of their mean, and their number (S, C).
+
+    Like are comparisons with one baseline whose differences are over the same seeds.  Nobody's variance counts for more
+    than ten times one's own spread, so that a loud arm does not take the power of the others, and none gets less than
+    its own.  The baseline's noise is in every difference, so it needs no guard.  The rule is vitlab's own, found and
+    checked by simulation.
+    """
+    hashes = np.random.default_rng(0).integers(2**62, size=d_SCN.shape[2])
+    pattern = np.isfinite(d_SCN) @ hashes + design.baselines
+    registered = np.broadcast_to(design.registered, len(design.arms))
+    like = pattern[:, :, None] == pattern[:, None, :]
+    like &= takes_part[:, :, None] & takes_part[:, None, :] & (registered[None, :] | ~registered[:, None])
+    count = np.maximum(like.sum(axis=2), 1)
+    weight = np.minimum(1.0, (count - 1) / (FULL_WEIGHT_FROM - 1))
+    capped = np.minimum(variance[:, None, :], MOST_LOUD * variance[:, :, None])
+    mean = np.where(like, capped, 0.0).sum(axis=2) / count
+    return np.maximum(variance, (variance + weight * mean) / (1 + weight)), weight, count
+
+
+def collapsed_pairs(values_SAN: Floats, design: Design) -> tuple[Mask, Mask]:
+    """Return which seeds of the arm and of the baseline of each comparison collapsed (S, C, N).
+
+    See :func:`vitlab.statistics.collapsed`; the scale is that of the two arms together.
+    """
+    sides = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
+    pairs = sides.reshape(sides.shape[0] * sides.shape[1], 2, sides.shape[3])
+    flags = statistics.collapsed(pairs, design.sign).reshape(sides.shape)
+    return flags[:, :, 0], flags[:, :, 1]
+
+
+def exact_p(differences: Floats, scatter: bool) -> float:
+    """Return the p of the sign-flip test; differences that are all equal have the smallest p of their number."""
+    if not scatter:
+        return statistics.smallest_sign_flip_p(len(differences))
+    return statistics.sign_flip(differences)
+
+
+def _verdicts(contrasts: Contrasts, design: Design) -> Ints:
+    same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
+    with np.errstate(invalid="ignore"):
+        claimed = contrasts.p_corrected <= design.alpha
+        equal = contrasts.p_equal_corrected < design.alpha
+    better = design.sign * contrasts.difference > 0
+    names = (Verdict.SAME, Verdict.BETTER, Verdict.WORSE, Verdict.EQUIVALENT)
+    conditions = [same, claimed & better, claimed & ~better, equal]
+    return np.select(conditions, [VERDICTS.index(name) for name in names], 0)
+
+
+def _without_tests(contrasts: Contrasts, where: Mask) -> Contrasts:
+    """Return contrasts without anything where chance is not known."""
+    names = ["difference", "se", "df", "low", "high", "p", "p_corrected"]
+    names += ["equal_low", "equal_high", "p_equal", "p_equal_corrected"]
+    return replace(contrasts, **{name: np.where(where, math.nan, getattr(contrasts, name)) for name in names})
+
+
+def _moments(values: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return number, mean and sample standard deviation of the finite values along the last axis."""
+    is_finite = np.isfinite(values)
+    n = is_finite.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(is_finite, values, 0.0).sum(axis=-1) / n
+        squares = (np.where(is_finite, values - mean[..., None], 0.0) ** 2).sum(axis=-1)
+        return n, mean, np.sqrt(squares / (n - 1))
+
+
+def _rounding(*sides: Floats) -> Floats:
+    """Return the size of differences that the rounding of the values explains, along the last axis."""
+    values = np.concatenate(sides, axis=-1)
+    values = np.where(np.isfinite(values), values, 0.0)
+    is_single = (values == values.astype(np.float32)).all(axis=-1)
+    return np.asarray(np.where(is_single, SINGLE_ROUNDING, ROUNDING) * np.abs(values).max(axis=-1, initial=0.0))
+
+
+def _interval(
+    difference: Floats, se: Floats, df: Floats, tail: Floats, where: Mask, reach: float
+) -> tuple[Floats, Floats]:
+    """Return the interval that leaves out a tail on either side, no wider than the bounds of the metric."""
+    half = np.where(where, stdtrit(df, 1 - tail) * se, math.nan)
+    return np.clip(difference - half, -reach, reach), np.clip(difference + half, -reach, reach)

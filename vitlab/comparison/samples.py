@@ -1,0 +1,83 @@
+"""Samples of arms: values by seed, and what is known about those that have none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vitlab import statistics
+from vitlab.plan.values import Plan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The sample of an arm."""
+
+    values: Mapping[int, float]  #: seed to value
+    lost: Sequence[int] = ()  #: seeds that diverged or failed
+    overlap: float = 0.0  #: validation images over training images, if seeds hold out others of the same images
+    images: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
+    """Seed to one value per image; the images of all arms are the same, in the same order."""
+
+
+def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
+    """Return the reasons why comparisons are refused, by arm, at the given seeds or at all.
+
+    If two arms differ by their prerequisite (a teacher, a pre-trained body), the sample is that of the prerequisites:
+    five students of one teacher are one sample of the teacher.
+    """
+    prerequisites: dict[str, dict[str, set[str]]] = {}
+    for planned in plan.trials:
+        if seeds is None or planned.seed in seeds:
+            for role, trial in planned.trial.needs.items():
+                prerequisites.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
+    reasons = {}
+    for arm in plan.arms:
+        first, second = prerequisites.get(arm.name, {}), prerequisites.get(arm.baseline or "", {})
+        for role in sorted(first.keys() & second.keys()):
+            if first[role] != second[role] and (reason := no_sample(role, min(len(first[role]), len(second[role])))):
+                reasons[arm.name] = f"the arms differ by their {role}, of which {reason}"
+    return reasons
+
+
+def no_sample(role: str, prerequisites: int) -> str:
+    """Return why so many distinct prerequisites of an arm are no sample; empty if they are."""
+    if prerequisites >= MIN_PREREQUISITES:
+        return ""
+    stand = "training stands" if prerequisites == 1 else "trainings stand"
+    return f"{prerequisites} {stand} behind an arm: fewer than {MIN_PREREQUISITES} are no sample"
+
+
+def choices(plan: Plan, samples: Mapping[str, Sample]) -> dict[str, tuple[float, float]]:
+    """Return the variance of the choice of knobs, and its degrees of freedom, of arms that are tuned by the metric."""
+    sign = 1 if plan.analysis.goal == "max" else -1
+    of_arms = {}
+    for tuning in plan.tuning:
+        scored = [(index, rival.score) for index, rival in enumerate(tuning.rivals) if rival.score is not None]
+        arm = tuning.arm or ""
+        values = list(samples[arm].values.values()) if arm in samples else []
+        if tuning.winner is None or tuning.select != plan.analysis.metric or len(values) < 2 or len(scored) < 2:
+            continue
+        of_arms[arm] = statistics.choice_variance(
+            [sign * score for _, score in scored],
+            [index for index, _ in scored].index(tuning.winner),
+            sign * float(np.mean(values)),
+            float(np.std(values, ddof=1)),
+            len(tuning.rivals[tuning.winner].trials),
+        )
+    return of_arms
+
+
+def joint_overlap(samples: Sequence[Sample]) -> float:
+    """Return the largest overlap of some samples, NaN if that of one is not known."""
+    ratios = [sample.overlap for sample in samples]
+    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)

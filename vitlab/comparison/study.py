@@ -1,0 +1,218 @@
+"""Judgement of a study: a comparison with a verdict for every arm that has a baseline.
+
+With several looks (``seeds.until`` and ``seeds.escalate_to``), each look has a part of alpha, see
+:func:`vitlab.statistics.sequential_levels`.  What a look decides is final.  What it leaves open is judged again once
+all further seeds have ended; the decided comparisons still count in the family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vitlab import statistics
+from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, collapsed_pairs, judge
+from vitlab.comparison.family import Family
+from vitlab.comparison.samples import Sample, choices, joint_overlap, refusals
+from vitlab.comparison.verdict import Verdict
+from vitlab.plan.values import Plan
+
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of an arm with its baseline; NaN marks what was not computed."""
+
+    arm: str
+    baseline: str
+    contrast: Contrast
+    with_chance: Contrast | None  #: with chance in the place of lost seeds; None if none is lost
+    verdict: Verdict
+    complete_verdict: Verdict  #: of the complete pairs alone
+    refused: str | None  #: why it is not judged
+    exploratory: str | None  #: what of it was decided after the first run
+    registered: bool  #: whether it is corrected for registered comparisons alone
+    family: int  #: comparisons that it is corrected for
+    look: int  #: from 1
+    awaited: int  #: trials that have not ended
+    lost: int  #: lost seeds of both sides
+    chance: float  #: value of guesses of the arm
+    sound_difference: float  #: without collapsed seeds; NaN where there are none
+    choice_sd: float  #: what the choice of tuned knobs adds to the difference
+    decidable: float  #: probability that all seeds that it may get decide it
+    new_images: tuple[float, float]  #: its interval for trainings that are evaluated on new images
+
+
+def judge_study(
+    plan: Plan,
+    compared: Mapping[str, str],
+    samples: Mapping[str, Sample],
+    *,
+    quantum: float = 0.0,
+    refused: Mapping[str, str] = {},
+    awaited: Mapping[str, int] = {},
+) -> dict[str, Comparison]:
+    """Return the comparison of every arm that has a baseline.
+
+    Args:
+        plan: the plan with the analysis and the registration.
+        compared: arm to its baseline.
+        samples: arm to its sample, at least of every arm in ``compared`` and their baselines.
+        quantum: smallest change of the metric; 0 if it has none or it is not known.
+        refused: arm to a reason why its comparison is refused, in addition to :func:`refusals`.
+        awaited: arm to the number of trials of its comparison that have not ended, those of its latest look included.
+    """
+    if not compared:
+        return {}
+    # Until all further seeds have ended, the verdicts are those of the look before.
+    numbers = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
+    looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
+    study = _Study(plan, compared, samples, quantum, Family.of(plan, compared))
+    judged: dict[str, Comparison] = {}
+    for look in sorted(set(looks.values())):
+        of_look = study.judge(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
+        judged |= {arm: comparison for arm, comparison in of_look.items() if looks[arm] == look}
+    return {arm: judged[arm] for arm in compared}
+
+
+def is_futile(decidable: float | None, plan: Plan) -> bool:
+    """Return whether the study gives up a comparison, because all of its seeds would hardly decide it."""
+    return plan.looks is not None and decidable is not None and decidable < plan.looks.futility
+
+
+class _Study:
+    """A study as arrays, for any of its looks."""
+
+    def __init__(
+        self, plan: Plan, compared: Mapping[str, str], samples: Mapping[str, Sample], quantum: float, family: Family
+    ) -> None:
+        self.plan, self.compared, self.samples, self.family = plan, compared, samples, family
+        analysis = plan.analysis
+        self.facts = plan.facts(analysis.metric)
+        places = {arm: place for place, arm in enumerate(samples)}
+        seeds = sorted({seed for sample in samples.values() for seed in (*sample.values, *sample.lost)})
+        self.seeds = np.array(seeds, dtype=int)
+        columns = {seed: column for column, seed in enumerate(seeds)}
+        self.values_AN = np.full((len(samples), len(seeds)), NAN)
+        self.lost_AN = np.zeros(self.values_AN.shape, bool)
+        for place, sample in enumerate(samples.values()):
+            self.values_AN[place, [columns[seed] for seed in sample.values]] = [*sample.values.values()]
+            self.lost_AN[place, [columns[seed] for seed in sample.lost]] = True
+        bounds = (None, None) if self.facts is None else self.facts.bounds
+        overlaps = [joint_overlap([samples[arm], samples[baseline]]) for arm, baseline in compared.items()]
+        self.design = Design(
+            arms=np.array([places[arm] for arm in compared]),
+            baselines=np.array([places[baseline] for baseline in compared.values()]),
+            family=np.array([family.sizes[arm] for arm in compared]),
+            alpha=analysis.alpha,
+            correction=analysis.correction,
+            variance=analysis.variance,
+            sign=1 if analysis.goal == "max" else -1,
+            quantum=quantum,
+            margin=analysis.margin,
+            overlap=np.array(overlaps),
+            registered=np.array([arm not in family.later for arm in compared]),
+            reach=math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0],
+        )
+
+    def judge(
+        self, look: int, waiting: set[str], refused: Mapping[str, str], awaited: Mapping[str, int]
+    ) -> dict[str, Comparison]:
+        """Return the comparisons of a look, tested for the arms that wait at it."""
+        looks, shares = self.plan.looks, self.plan.alpha_shares
+        seen_N = np.isin(self.seeds, self.seeds if looks is None else looks.seeds[look])
+        values_AN = np.where(seen_N, self.values_AN, NAN)
+        reasons = refusals(self.plan, None if looks is None else set(looks.seeds[look])) | dict(refused)
+        chance = {} if self.facts is None else self.facts.chance
+        seen = (
+            {
+                arm: replace(
+                    sample, values={seed: x for seed, x in sample.values.items() if seed in self.seeds[seen_N]}
+                )
+                for arm, sample in self.samples.items()
+            }
+            if looks is not None and self.plan.tuning
+            else self.samples
+        )
+        choice, sd_of_choice = self._choices(seen)
+        design = replace(self.design, share=shares[look])
+        judged = judge(
+            values_AN[None],
+            design,
+            tested_SC=np.array([[arm in waiting and arm not in reasons for arm in self.compared]]),
+            lost_SAN=(self.lost_AN & seen_N)[None],
+            chance_A=np.array([chance.get(arm, NAN) for arm in self.samples]),
+            choices=choice,
+        )
+        flags = [mask[0] for mask in collapsed_pairs(values_AN[None], design)]
+        return {
+            arm: Comparison(
+                arm=arm,
+                baseline=baseline,
+                contrast=(contrast := judged.contrasts.of(0, place)),
+                with_chance=judged.with_chance.of(0, place) if judged.lost[0, place] else None,
+                verdict=Verdict.REFUSED if arm in reasons else VERDICTS[judged.verdict[0, place]],
+                complete_verdict=Verdict.REFUSED if arm in reasons else VERDICTS[judged.complete_verdict[0, place]],
+                refused=reasons.get(arm),
+                exploratory=self.family.exploratory[arm] or None,
+                registered=arm not in self.family.later,
+                family=self.family.sizes[arm],
+                look=look + 1,
+                awaited=awaited.get(arm, 0),
+                lost=int(judged.lost[0, place]),
+                chance=chance.get(arm, NAN),
+                sound_difference=self._sound_difference(values_AN, flags, place),
+                choice_sd=sd_of_choice[place],
+                decidable=self._decidable(contrast, place),
+                new_images=self._interval_for_new_images(arm, baseline, contrast, float(design.levels[place])),
+            )
+            for place, (arm, baseline) in enumerate(self.compared.items())
+        }
+
+    def _choices(self, samples: Mapping[str, Sample]) -> tuple[Choices, list[float]]:
+        """Return what tuning adds to each comparison, and its standard deviation."""
+        of_arms = choices(self.plan, samples)
+        if not of_arms:
+            return Choices(), [NAN] * len(self.compared)
+        sides = [[of_arms.get(name, (0.0, 1.0)) for name in pair] for pair in self.compared.items()]
+        variance_C2, df_C2 = np.moveaxis(np.array(sides), 2, 0)
+        is_tuned = [any(name in of_arms for name in pair) for pair in self.compared.items()]
+        sds = np.where(is_tuned, np.sqrt(variance_C2.sum(axis=1)), NAN)
+        return Choices(variance_C2[None], df_C2[None]), sds.tolist()
+
+    def _sound_difference(self, values_AN: np.ndarray, flags: list[np.ndarray], place: int) -> float:
+        """Return the mean difference over the pairs without collapsed seeds; NaN where none collapsed."""
+        is_collapsed = flags[0][place] | flags[1][place]
+        if not is_collapsed.any():
+            return NAN
+        d_N = values_AN[self.design.arms[place]] - values_AN[self.design.baselines[place]]
+        sound = d_N[np.isfinite(d_N) & ~is_collapsed]
+        return float(sound.mean()) if len(sound) else NAN
+
+    def _decidable(self, contrast: Contrast, place: int) -> float:
+        """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""
+        looks, design = self.plan.looks, self.design
+        if looks is None or not looks.futility or not 1 < contrast.pairs < len(looks.seeds[-1]):
+            return NAN
+        level = float(replace(design, share=looks.shares[-1]).levels[place])
+        sizes = contrast.pairs, len(looks.seeds[-1])
+        overlap = float(np.asarray(design.overlap)[place])
+        difference, se, df = contrast.difference, contrast.se, contrast.df
+        return statistics.predictive_power(difference, se, df, sizes, level, design.margin, overlap)
+
+    def _interval_for_new_images(
+        self, arm: str, baseline: str, contrast: Contrast, level: float
+    ) -> tuple[float, float]:
+        """Return the interval for new images, if the pairs have values of single images."""
+        first, second = self.samples[arm], self.samples[baseline]
+        seeds = sorted(first.values.keys() & second.values.keys())
+        available = set(seeds) <= first.images.keys() & second.images.keys()
+        if math.isnan(contrast.low) or not available or not 1 < len(seeds) == contrast.pairs:
+            return NAN, NAN
+        differences_SI = np.array([first.images[seed] - second.images[seed] for seed in seeds])
+        low, high = statistics.interval_for_new_images(differences_SI, contrast.se, contrast.df, level)
+        return max(low, -self.design.reach), min(high, self.design.reach)
