@@ -142,7 +142,7 @@ KINDS = [
     ("patch_size: 2", "patch_size: 3", "4:34", ["image height 8", "patch_size 3", "1, 2, 4, 8"]),
     ("patch_size: 2", "patch_size: [2, 5]", "4:22", ["image width 8", "patch_size 5", "1, 2, 4, 8"]),
     ("dim: 8", "dim: 9", "4:62", ["dim 9", "heads 2", "1, 3, 9"]),
-    ("dim: 8", "dim: 99999999999999999999999", "4:84", ["heads 2"]),
+    ("dim: 8", "dim: 99999999999999999999999", "4:42", ["dim must be less than or equal to 100000"]),
     ("model.position: [none]", "model.dim: [16, 17]", "8:21", ["dim 17", "heads 2"]),
     # designs
     ("design:\n  one_at_a_time:\n    model.position: [none]\n", "design: {}\n", "6:1", ["exactly one of one_at_a_time, leave_one_out", "an empty design"]),
@@ -499,7 +499,7 @@ def test_metric_of_misspelt_objective_is_no_mistake(here: Path) -> None:
 def test_mistake_caused_by_set_names_set(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY)
     for change, words in {
-        "seed=5": ["unknown key 'seed'", "Did you mean 'seeds'?"],
+        "seed=5": ["unknown key 'seed'", "Write seeds: 5 at the top level"],
         "lr=0.1": ["Did you mean 'train.optimizer.lr'?"],
         "model.dim=33": ["dim 33 is not a multiple of heads 2"],
         "analysis.metric=val/acc": ["'val/accuracy'"],
@@ -585,7 +585,13 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         ),
         (b"base:\n  data: a\n    model: b\n", ":3:10: wrong indentation: it is indented deeper than line 2, "),
         (b"study: small\nquestion: Which: a or b?\n", ":2:16: a text that contains ': ' needs quotes"),
-        (b"study: \xff\xfe\n", "not YAML: byte 7 is not UTF-8 text"),
+        (b"study: \xff\xfe\n", ":1:8: byte 0xff is not UTF-8 text; save the file as UTF-8"),
+        (b"study: a\nquestion: caf\xe9\n", ":2:14: byte 0xe9 is not UTF-8 text; save the file as UTF-8"),
+        ("study: small\n".encode("utf-16"), ":1:1: the file is UTF-16, which Notepad calls Unicode; save it as UTF-8"),
+        (b"study: " + b"[" * 5_000, ":1:58: nested too deeply"),
+        (b'study: small\nquestion: "C:\\Users\\x"\n', ":2:16: in double quotes a backslash begins an escape"),
+        (b'study: small\nquestion: "C:\\temp\\x"\n', ":2:21: in double quotes a backslash begins an escape"),
+        (b'study: small\nquestion: "C:\\temp"\n', ":2:11: in double quotes a backslash begins an escape"),
         (b"PK\x03\x04\x14\x00\x06\x00", ":1:3: not YAML: a character that cannot be printed, U+0003"),
         (b"\x7fELF\x02\x01\x01\x00", "cannot be printed, U+"),
         (b"study: \xed\xa0\x80\n", "is not UTF-8 text"),

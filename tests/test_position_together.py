@@ -248,7 +248,6 @@ def test_mistake_in_list_has_place(position: str, line: int, sentence: str, tmp_
     ("parts", "sentence"),
     [
         (["rope2d", "rope2d_mixed"], "positions 'rope2d' and 'rope2d_mixed' each rotate queries and keys"),
-        (["learned", "learned"], "position 'learned' is in the list twice"),
     ],
 )
 def test_impossible_list_is_refused(parts: list[str], sentence: str, tmp_path: Path) -> None:
@@ -256,6 +255,12 @@ def test_impossible_list_is_refused(parts: list[str], sentence: str, tmp_path: P
     assert sentence in planned.arms[1].skip
     with pytest.raises(OptionError, match=sentence):
         built(position=parts)
+
+
+@pytest.mark.parametrize("parts", [["learned", "learned"], ["none", "none"], [["none", "learned"], "none"]])
+def test_repetition_in_a_list_is_a_mistake(parts: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is in the list twice; remove one"):
+        plan(tmp_path, design={"one_at_a_time": {"model.position": [parts]}})
 
 
 def test_list_in_other_slots_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
 """Tests of valid and invalid study files; files that are no studies are in test_bad_input."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from vitlab.errors import SpecError
 from vitlab.lab import plan_study
 from vitlab.spec import Choice, read_study
-from vitlab.spec.yaml import parse_document
+from vitlab.spec.other_trainers import HOW
+from vitlab.spec.yaml import parse_document, read_value
 
 GOOD = """\
 study: small
@@ -135,3 +139,57 @@ def test_seeds_set_configured_streams(tmp_path: Path) -> None:
     file.write_text(GOOD)
     study, _, _ = read_study(file)
     assert study is not None and study.seeds.streams(5)["split"] == 0 and study.seeds.streams(5)["dropout"] == 5
+
+
+# -- words of other trainers ------------------------------------------------------------------------------------------
+
+
+def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> None:
+    base = {
+        "data": {"type": "digits"},
+        "model": {"type": "vit", "patch_size": 2, "size": "pico"},
+        "train": {"steps": 1},
+    }
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump({"study": "s", "base": base, "analysis": {"compare": "none"}, "seeds": 1}))
+    written = {
+        (path, value)
+        for how in HOW.values()
+        for path, value in re.findall(r"\b((?:train|model|run|data)(?:\.\w+)*): (\{.*?\}|\[.*?\]|[\w.]+)", how)
+    }
+    assert len(written) > 25
+    for path, value in written - {("run.device", "cuda")}:
+        change = {path if path.startswith("run.") else f"base.{path}": read_value(re.sub(r"\bN\b", "2", value))}
+        change |= {"base.model.patch_size": 2} if path == "model" else {}
+        assert plan_study(file, changes=change)[1].arms, path
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"seed": 1}, "unknown key 'seed'. Write seeds: 5 at the top level"),
+        ({"base.train.warmup_epochs": 5}, "Write train.schedule: {type: cosine, warmup: 0.05}"),
+        ({"base.train.accum_iter": 4}, "Write run.micro_batch_size: N to save memory"),
+        ({"base.train.model_ema": True}, "Write train.ema: {decay: 0.9999}"),
+        ({"base.model": "deit_small_patch16_224"}, "Write model: {type: vit, size: S, patch_size: 16}"),
+        ({"base.model": "google/vit-base-patch16-224-in21k"}, "Write model: {type: vit, size: B, patch_size: 16}"),
+        ({"base.model": "vit_base_patch14_reg4_dinov2.lvd142m"}, "size: B, patch_size: 14}"),
+        ({"base.model": "vit_b_16"}, "size: B, patch_size: 16}"),
+        ({"seeds": "1-5"}, "found '1-5'; write their number, such as 5, or a list, such as [1, 2, 3, 4, 5]"),
+        ({"seeds": 3.0}, "found 3.0; write their number, such as 5"),
+        ({"base.data.channels": True}, "found a boolean"),
+        ({"base.model.position": ["none", "none"]}, "position 'none' is in the list twice; remove one"),
+        ({"base.model.position": [["none", "none"], "learned"]}, "position 'none' is in the list twice; remove one"),
+        ({"base.model.position": [None]}, "found nothing; where nothing is meant, write none"),
+        ({"base.model.dim": 2**63}, "dim must be less than or equal to 100000"),
+        ({"run.threads": 99_999_999_999}, "run.threads must be less than or equal to 4096"),
+    ],
+)
+def test_sentence_says_what_to_type(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    base = {"data": {"type": "digits"}, "model": {"type": "vit", "patch_size": 2}, "train": {"steps": 1}}
+    file.write_text(yaml.safe_dump({"study": "s", "base": base, "analysis": {"compare": "none"}, "seeds": 1}))
+    with pytest.raises(SpecError) as caught:
+        plan_study(file, changes=change)
+    (problem,) = caught.value.problems
+    assert sentence in problem.message

@@ -63,7 +63,7 @@ study: frozen-grid
 question: Do positions and attentions interact?
 base:
   data: {type: digits}
-  model: {type: vit, patch_size: 2, dim: 16, depth: 2, heads: 2, position: learned, attention: fused, head: linear}
+  model: {type: vit, patch_size: 2, dim: 16, depth: 2, heads: 2, position: learned, attention: explicit, head: linear}
   train: {epochs: 2, batch_size: 64, optimizer: {type: adamw, lr: 5.0e-3}, evaluations: 2}
 design:
   grid:

@@ -32,7 +32,10 @@ from vitlab.spec import Choice
 
 Token = Literal["class", "distillation"]
 FinalNormAt = Literal["tokens", "pooled"]
-PatchSize = Annotated[int, Field(gt=0)]
+LARGEST = 100_000
+"""Largest width, number of heads and side of a patch: far above any model, and below what overflows."""
+
+PatchSize = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
 class BlockParts(BaseModel):

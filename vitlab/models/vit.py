@@ -25,6 +25,7 @@ from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.models.anatomy import (
+    LARGEST,
     Anatomy,
     BlockChoices,
     BlockParts,
@@ -93,9 +94,9 @@ class ViT(Model):
         *,
         size: Annotated[SizeName | None, Unhashed()] = None,
         patch_size: PatchSize | tuple[PatchSize, PatchSize] = 16,
-        dim: Annotated[int, Field(gt=0)] | None = None,
+        dim: Annotated[int, Field(gt=0, le=LARGEST)] | None = None,
         depth: Annotated[int, Field(gt=0, le=1000)] | None = None,
-        heads: Annotated[int, Field(gt=0)] | None = None,
+        heads: Annotated[int, Field(gt=0, le=LARGEST)] | None = None,
         prefix: tuple[Token, ...] = ("class",),
         registers: Annotated[int, Field(ge=0, le=1000)] = 0,
         patch: Annotated[Choice | str, Pick("patch")] = "linear",
@@ -115,7 +116,7 @@ class ViT(Model):
         head: Annotated[Choice | str, Pick("head")] = "linear",
         init: Annotated[Choice | str, Pick("init")] = "timm",
         parametrization: Literal["standard", "mup"] = "standard",
-        base_width: Annotated[int, Field(gt=0)] = 64,
+        base_width: Annotated[int, Field(gt=0, le=LARGEST)] = 64,
     ) -> None:
         super().__init__()
         full = expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})

@@ -15,6 +15,7 @@ from vitlab.errors import BrokenComponent, nearest
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import Fault
+from vitlab.spec.other_trainers import how_to_write
 from vitlab.spec.sentences import details, fault
 
 FAULTS = "faults"  #: the type of the pydantic error that carries the faults of a nested choice
@@ -84,7 +85,13 @@ def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[
         elif detail["type"] == "extra_forbidden" and len(translated.path) == 1:
             names, name = list(model.model_fields), str(translated.path[-1])
             options = f"Options: {', '.join(names)}." if names else "It has no options."
-            faults.append(replace(translated, message=f"{who} has no option '{name}'.{nearest(name, names)} {options}"))
+            hint = nearest(name, names) or how_to_write(name)
+            faults.append(
+                replace(
+                    translated,
+                    message=f"{who} has no option '{name}'.{hint} {options}",
+                )
+            )
         else:
             faults.append(replace(translated, message=f"{who}: {translated.message}"))
     return faults

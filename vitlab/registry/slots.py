@@ -22,6 +22,7 @@ from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_
 from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, TOGETHER, Choice
 from vitlab.spec.collect import collect
+from vitlab.spec.other_trainers import how_to_name
 
 T = TypeVar("T")
 
@@ -115,8 +116,9 @@ class Slot(Generic[T]):
         sources = self._sources(bare) & {source} if source else self._sources(bare)
         if not sources:
             names = self.names()
+            hint = how_to_name(name) or nearest(bare, names)
             raise UnknownComponent(
-                f"no {self.name} called '{name}'.{nearest(bare, names)} Installed: {', '.join(names) or 'none'}."
+                f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}."
                 f"{_disabled_hint(self.name, source, bare)}"
             )
         if len(sources) > 1:

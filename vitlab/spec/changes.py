@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitlab.errors import Problem, closest
+from vitlab.spec.other_trainers import how_to_write
 from vitlab.spec.sentences import models_in
 from vitlab.spec.study import Study
 from vitlab.spec.trial import TrialSpec
@@ -25,7 +26,8 @@ def unknown(path: str, value: Any, document: Document) -> Problem:
     first = path.split(".")[0]
     names = _names(document)
     close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
-    hint = f" Did you mean '{names[close]}'?" if close is not None else ""
+    meant = f" Did you mean '{names[close]}'?" if close is not None else ""
+    hint = meant if first in names else how_to_write(first) or meant
     keys = ", ".join([*Study.model_fields, *TrialSpec.model_fields])
     return Problem(format_change(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
 

@@ -112,7 +112,8 @@ class Choice:
                 actual = f"found {value['type']!r} there" if "type" in value else "it is missing"
                 raise ValueError(f"a component is a name, or a mapping whose type is its name; {actual}")
             return cls(value["type"], {name: option for name, option in value.items() if name != "type"})
-        raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {value!r}")
+        found = "nothing; where nothing is meant, write none" if value is None else repr(value)
+        raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {found}")
 
     def plain(self) -> dict[str, Any]:
         """Return the long form in plain JSON values."""

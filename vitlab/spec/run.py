@@ -23,11 +23,11 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**
 class Resources(Frozen):
     """Resources of one trial."""
 
-    gpu: Annotated[float, Field(gt=0)] | None = None
+    gpu: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Share of a GPU, or a number of GPUs, each of which then trains with a process of its own; by default 1."""
     gpu_mem: Annotated[int, Field(gt=0)] | None = None  #: GPU memory, in bytes or with a unit such as 6GiB
-    cpu: Annotated[int, Field(ge=1)] | None = None  #: cores; by default ``run.threads`` for each process
-    processes: Annotated[int, Field(ge=1)] | None = None
+    cpu: Annotated[int, Field(ge=1, le=4096)] | None = None  #: cores; by default ``run.threads`` for each process
+    processes: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of processes that train the trial together on the CPU.  They share every batch, as on several GPUs, so
     that the number changes a result by rounding only."""
 
@@ -124,8 +124,9 @@ class RunSpec(Frozen):
     """Execution of trials.  On one kind of machine, no option here changes a result by more than rounding."""
 
     executor: Choice = Choice("local")  #: where trials run
-    workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default as many as fit on the machine
-    threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one process
+    workers: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Trials at a time; by default as many as fit on the machine."""
+    threads: Annotated[int, Field(ge=1, le=4096)] = 1  #: CPU threads of one process
     device: Literal["auto", "cpu", "cuda"] = "auto"  #: device of the trials; ``auto``: a GPU if there is one
     resources: Resources = Resources()  #: resources of one trial, or of a batch of trials trained together
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None

@@ -35,7 +35,10 @@ class Seeds(Frozen):
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
         """Expand ``5``, ``[0, 1, 7]``, ``{count: 5, vary: [init]}`` and ``at_least`` to the form with ``values``."""
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, bool | float | str):
+            found = str(value).lower() if isinstance(value, bool) else repr(value)
+            raise ValueError(f"found {found}; write their number, such as 5, or a list, such as [1, 2, 3, 4, 5]")
+        if isinstance(value, int):
             value = {"count": value}
         if isinstance(value, Sequence) and not isinstance(value, str):
             value = {"values": list(value)}

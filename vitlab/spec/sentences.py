@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from vitlab.errors import Path, closest, nearest
 from vitlab.spec.collect import CONFLICT, Fault
+from vitlab.spec.other_trainers import how_to_write
 
 FORM = re.compile(r"<.*|constrained-\w+|int|float|str|bool|(tuple|list|dict|literal|function-\w+)\[.*")
 """Names in pydantic's locations that stand for the forms of a union and are not keys of the document."""
@@ -58,7 +59,9 @@ def fault(detail: ErrorDetails, top: Mapping[str, Any]) -> Fault:
     kind, location = detail["type"], detail["loc"]
     end = len(location) - (kind == "extra_forbidden")  # an unknown key may have the name of a form, such as 'int'
     path = tuple(part for at, part in enumerate(location) if at >= end or not FORM.fullmatch(str(part)))
-    rename = closest(str(path[-1]), _allowed(path, top)) if kind == "extra_forbidden" and path else None
+    rename = None
+    if kind == "extra_forbidden" and path and not how_to_write(str(path[-1])):
+        rename = closest(str(path[-1]), _allowed(path, top))
     fields = tuple(detail.get("ctx", {}).get("fields", ())) if kind == CONFLICT else ()
     if len(fields) == 1:  # a rule of one field, which may hold in one model and not in another
         path, fields = (*path, *fields), ()
@@ -88,7 +91,8 @@ def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         allowed = _allowed(path, top)
         allowed_keys = f" Allowed here: {', '.join(allowed)}." if allowed else ""
-        return f"unknown key '{path[-1]}'.{nearest(str(path[-1]), allowed)}{allowed_keys}"
+        key = str(path[-1])
+        return f"unknown key '{key}'.{how_to_write(key) or nearest(key, allowed)}{allowed_keys}"
     if kind == "missing":
         return f"'{name}' is missing"
     if kind in ("value_error", "assertion_error", CONFLICT):

@@ -51,8 +51,8 @@ class TrainSpec(Frozen):
     epochs: Annotated[float, Field(gt=0, le=LONGEST)] | None = None  #: length in passes over the training images
     steps: Annotated[int, Field(ge=0, le=LONGEST)] | None = None  #: length in optimizer steps
     images: Annotated[int, Field(gt=0, le=1000 * LONGEST)] | None = None  #: length in images
-    batch_size: Annotated[int, Field(gt=0)] = 128  #: images per optimizer step
-    repeats: Annotated[int, Field(ge=1)] = 1
+    batch_size: Annotated[int, Field(gt=0, le=LONGEST)] = 128  #: images per optimizer step
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     """Consecutive repetitions of an image in an epoch, each augmented anew.  The length of an epoch does not change: it
     contains a share 1 / repeats of the images.  Reference: arXiv:1901.09335, arXiv:2012.12877."""
     optimizer: Choice = Choice("adamw")  #: optimizer and its learning rate

@@ -7,6 +7,7 @@ refused: tagged dates, sets and binary data, infinities, and unprintable charact
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 import unicodedata
@@ -23,6 +24,8 @@ LARGEST_FILE = 1_000_000  #: largest size in bytes
 MOST_NODES = 100_000  #: largest number of values with aliases expanded, as a limit on nested aliases
 DEEPEST = 50  #: largest depth of nesting
 
+PATH_IN_QUOTES = "in double quotes a backslash begins an escape such as \\n; put the text in single quotes: 'C:\\data'"
+
 _TAG = "tag:yaml.org,2002:"
 _PLAIN = {"null", "bool", "int", "float", "str", "seq", "map"}
 """Types of values that a study may contain."""
@@ -30,6 +33,18 @@ _PLAIN = {"null", "bool", "int", "float", "str", "seq", "map"}
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader for plain data only, with the numbers described above."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node, unless it is nested too deeply."""
+        if self._depth > DEEPEST:
+            sentence = "nested too deeply; a study file is a page or two"
+            raise _NotAllowed(problem=sentence, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -195,7 +210,8 @@ def parse_document(text: str, name: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        message = _not_yaml(lines, at[0]) or _misplaced(lines, error)
+        is_escape = "escape" in (error.problem or "")
+        message = PATH_IN_QUOTES if is_escape else _not_yaml(lines, at[0]) or _misplaced(lines, error)
         message = message or f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}"
         raise refuse(message, *at) from None
     except yaml.reader.ReaderError as error:
@@ -204,8 +220,6 @@ def parse_document(text: str, name: str) -> Document:
         raise refuse(what, len(before), len(before[-1]) + 1) from None
     except (yaml.YAMLError, ValueError) as error:
         raise refuse(f"not YAML: {error}") from None
-    except RecursionError:
-        raise refuse("nested too deeply; a study file is a page or two") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -238,9 +252,17 @@ def _read_text(file: FilePath, name: str) -> str:
     except FileNotFoundError:
         raise SpecError([Problem(name, 0, 0, "no such file")]) from None
     except UnicodeDecodeError as error:
-        raise SpecError([Problem(name, 0, 0, f"not YAML: byte {error.start} is not UTF-8 text")]) from None
+        raise SpecError([_not_utf8(name, error)]) from None
     except OSError as error:
         raise SpecError([Problem(name, 0, 0, f"cannot be read: {error.strerror}")]) from None
+
+
+def _not_utf8(name: str, error: UnicodeDecodeError) -> Problem:
+    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return Problem(name, 1, 1, "the file is UTF-16, which Notepad calls Unicode; save it as UTF-8")
+    before = error.object[: error.start].split(b"\n")
+    message = f"byte 0x{error.object[error.start]:02x} is not UTF-8 text; save the file as UTF-8"
+    return Problem(name, len(before), len(before[-1].decode()) + 1, message, before[-1].decode())
 
 
 def _walk(
@@ -252,8 +274,6 @@ def _walk(
     """
     if id(node) in above:
         raise _fault(node, "an alias that contains itself; remove it")
-    if len(above) > DEEPEST:
-        raise _fault(node, "nested too deeply; a study file is a page or two")
     yield path, place, node, False
     above = above | {id(node)}
     if isinstance(node, yaml.ScalarNode):
@@ -297,6 +317,8 @@ def _name(key: yaml.Node) -> None:
 
 def _printable(node: yaml.ScalarNode) -> None:
     """Refuse unprintable characters, which would reach terminals, reports and file names."""
+    if node.style == '"' and re.match(r"[A-Za-z]:[\n\t]", node.value):
+        raise _fault(node, PATH_IN_QUOTES)
     for character in node.value:
         if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
             raise _fault(node, f"a character that cannot be printed, {_code(character)}; remove it")

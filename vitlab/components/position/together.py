@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from vitlab.components.position.contract import Position, Resampling, Rotation, State, position
@@ -14,6 +14,14 @@ from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
 from vitlab.registry import Pick, ResolvedChoice
 from vitlab.spec import Choice
+
+
+def _each_once(parts: tuple[ResolvedChoice, ...]) -> tuple[ResolvedChoice, ...]:
+    names = [inner.type for part in parts for inner in choices_of(part)]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ValueError(f"position '{name}' is in the list twice; remove one")
+    return parts
 
 
 @position.register("together")
@@ -34,10 +42,9 @@ class Together(Position):
         self,
         g: Geometry,
         *,
-        parts: Annotated[tuple[Annotated[Choice | str, Pick("position")], ...], Field(min_length=1)] = (
-            "learned",
-            "rope2d",
-        ),
+        parts: Annotated[
+            tuple[Annotated[Choice | str, Pick("position")], ...], Field(min_length=1), AfterValidator(_each_once)
+        ] = ("learned", "rope2d"),
     ) -> None:
         super().__init__()
         choices = [position.resolve(part) for part in parts]
@@ -53,13 +60,9 @@ class Together(Position):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Return a sentence if a part does not fit, is named twice, or is the second to rotate; None otherwise."""
+        """Return a sentence if a part does not fit or is the second to rotate; None otherwise."""
         choices: Sequence[ResolvedChoice] = options["parts"]
         every = [inner for choice in choices for inner in choices_of(choice)]
-        names = [choice.type for choice in every]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                return f"position '{name}' is in the list twice; remove one"
         rotating = [choice.type for choice in every if choice.component.needs_rotation]  # type: ignore[attr-defined]
         if len(rotating) > 1:
             return (
