@@ -529,6 +529,14 @@ def test_hub_files_beside_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = open_model(file)
     assert model.mean == (0.1, 0.2, 0.3) and model.model.geometry.heads == 2
+    assert not any("evaluation" in note for note in model.notes)
+    for crop, options in (
+        ({"crop_pct": 0.9, "interpolation": "bicubic"}, "data.crop_pct: 0.9, data.interpolation: bicubic;"),
+        ({"crop_pct": 0.9, "test_crop_pct": 1.0, "crop_mode": "squash"}, "data.crop_pct: 1.0, data.fit: squash;"),
+    ):
+        with_crop = {**config, "pretrained_cfg": {**config["pretrained_cfg"], **crop}}
+        (tmp_path / "config.json").write_text(json.dumps(with_crop))
+        assert any(f"the authors' evaluation of pictures is {options}" in note for note in open_model(file).notes)
     with pytest.raises(WeightsError, match="the file says heads 2, and 4 was given"):
         open_model(file, facts=ModelFacts(heads=4))
     for wrong, sentence in (

@@ -331,3 +331,37 @@ def test_torchvision_computes_the_same(pooled: bool, tmp_path: Path) -> None:
     )
     theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
     torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-10, atol=1e-10)
+
+
+def test_selected_outputs_of_a_head_equal_those_of_the_whole_head(tmp_path: Path) -> None:
+    """The file of indices is of timm: the 200 classes of ImageNet-A among the 1,000 of ImageNet."""
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    whole = timm.VisionTransformer(**sizes, num_classes=1000).eval()
+    torch.nn.init.normal_(whole.head.weight)
+    torch.nn.init.normal_(whole.head.bias)
+    safetensors.torch.save_file(whole.state_dict(), tmp_path / "a.safetensors")
+    indices = Path(timm.__file__).parents[1] / "data" / "_info" / "imagenet_a_indices.txt"
+    convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2), classes=indices)
+    part = timm.VisionTransformer(**sizes, num_classes=200).eval()
+    part.load_state_dict(safetensors.torch.load_file(tmp_path / "b.safetensors"))
+    x_BCHW = torch.randn(3, 3, 16, 16)
+    rows = [int(line) for line in indices.read_text().split()]
+    with torch.no_grad():
+        torch.testing.assert_close(part(x_BCHW), whole(x_BCHW)[:, rows], rtol=0, atol=1e-6)
+        ours = open_model(tmp_path / "b.safetensors").model
+        torch.testing.assert_close(ours.logits_by_head(ours(x_BCHW))[""], part(x_BCHW))
+    for text, message in (
+        ("0\n1000\n", r"names output 1000, and the head has 1,000 outputs"),
+        ("a\n", "no file of ind"),
+    ):
+        (tmp_path / "c.txt").write_text(text)
+        with pytest.raises(WeightsError, match=message):
+            convert(
+                tmp_path / "a.safetensors",
+                tmp_path / "d.safetensors",
+                "timm",
+                facts=ModelFacts(heads=2),
+                classes=tmp_path / "c.txt",
+            )
+    assert not (tmp_path / "d.safetensors").exists()

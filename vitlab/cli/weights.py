@@ -70,6 +70,11 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
     show_default=True,
     help="The hidden layer before the head; drop it only together with the head.",
 )
+@click.option(
+    "--classes",
+    type=click.Path(path_type=Path),
+    help="File with one index a line: the outputs of the head to keep, such as those of ImageNet-1k in a head of 21k.",
+)
 @_heads
 @_source_grid
 def convert(
@@ -82,6 +87,7 @@ def convert(
     resample: str,
     head: Any,
     pre_logits: Any,
+    classes: Path | None,
     heads: int | None,
     source_grid: str | None,
 ) -> None:
@@ -102,6 +108,7 @@ def convert(
         resample=resample,
         head=head,
         pre_logits=pre_logits,
+        classes=classes,
     )
     for note in result.notes:
         click.echo(note, err=True)

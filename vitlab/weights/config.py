@@ -165,7 +165,8 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
     legacy = "pretrained_cfg" not in config
     unread = [key for key in config if key not in (CONFIG_KEYS | PRETRAINED_KEYS if legacy else CONFIG_KEYS)]
     unread += [] if legacy else [f"pretrained_cfg.{key}" for key in pretrained if key not in PRETRAINED_KEYS]
-    return ConfigFacts(facts.or_else(_data_facts(config, pretrained)), _note_on_unread(unread, where))
+    notes = (*_note_on_unread(unread, where), *_note_on_crops(pretrained, where))
+    return ConfigFacts(facts.or_else(_data_facts(config, pretrained)), notes)
 
 
 def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -386,6 +387,21 @@ def _require_equal(where: str, key: str, value: Any, actual: Any) -> None:
 
 def _note_on_unread(keys: list[str], where: str) -> tuple[str, ...]:
     return (f"{where}: unknown keys were not read: {some(keys)}",) if keys else ()
+
+
+def _note_on_crops(pretrained: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return a sentence on how the authors prepare pictures for evaluation, which the data's options decide here."""
+    options = [
+        f"data.{name}: {pretrained[key]}"
+        for name, key in (("crop_pct", "test_crop_pct"), ("crop_pct", "crop_pct"), ("interpolation", "interpolation"))
+        if pretrained.get(key) is not None and not (key == "crop_pct" and pretrained.get("test_crop_pct"))
+    ]
+    fit = ["data.fit: squash"] if pretrained.get("crop_mode") == "squash" else []
+    if not options:
+        return ()
+    return (
+        f"{where}: the authors' evaluation of pictures is {', '.join([*options, *fit])}; it is not applied unless set",
+    )
 
 
 def _pair(value: Any) -> Pair | None:

@@ -29,6 +29,7 @@ from vitlab.weights.transfer import (
     group_by_block,
     options_of,
     resample_positions,
+    select_classes,
 )
 
 MAX_DIFFERENCES = 3  #: in a sentence
@@ -83,6 +84,7 @@ def convert(
     resample: str = "timm",
     head: Literal["keep", "drop"] = "keep",
     pre_logits: Literal["keep", "drop"] = "keep",
+    classes: Path | None = None,
 ) -> Conversion:
     """Write the weights of ``source`` in another format; tensors are only left out on request.
 
@@ -100,6 +102,7 @@ def convert(
         resample: the method, a name of :data:`vitlab.components.position.contract.PRESETS`.
         head: whether to keep the head.
         pre_logits: the hidden layer before the head; it can be dropped only with the head that reads it.
+        classes: file of the outputs of the head to keep; see :func:`vitlab.weights.transfer.select_classes`.
 
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
@@ -115,6 +118,10 @@ def convert(
     checkpoint = open_checkpoint(source, form)
     try:
         state, removed = drop_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
+        if classes is not None:
+            if checkpoint.trial is not None:
+                raise WeightsError("the classes of a trial are those of its data; select them with data.classes")
+            state = select_classes(state, classes)
         headless = 1 if "head.weight" not in state else None
         architecture = replace(checkpoint, state=state).architecture(facts, headless)
         _require_exportable(checkpoint, architecture, state, headless is not None, to)

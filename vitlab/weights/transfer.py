@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -290,6 +291,31 @@ def drop_head(
         prefixes = (*prefixes, PRE_LOGITS)
     dropped = tuple(name for name in state if name.startswith(prefixes)) if prefixes else ()
     return {name: value for name, value in state.items() if name not in dropped}, dropped
+
+
+def select_classes(state: State, file: Path) -> dict[str, Tensor]:
+    """Return the state with the rows of its heads that a file names, such as those of ImageNet-1k in a head of 21k.
+
+    Args:
+        state: canonical tensors.
+        file: one index a line, in the order of the new classes, as timm's ``imagenet_a_indices.txt``.
+
+    Raises:
+        WeightsError: if the file is no such file, or names an output that a head does not have.
+    """
+    try:
+        indices = [int(line) for line in file.read_text(encoding="utf-8").split()]
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{file} is no file of indices, one a line: {error}") from None
+    heads = {name: value for name, value in state.items() if name.startswith(HEAD)}
+    outputs = min((len(value) for value in heads.values()), default=0)
+    wrong = [index for index in indices if not 0 <= index < outputs]
+    if wrong or not indices:
+        raise WeightsError(
+            f"{file} names {f'output {wrong[0]}' if wrong else 'no output'}, and the head has {outputs:,} outputs, "
+            "counted from 0"
+        )
+    return {**state, **{name: value[indices] for name, value in heads.items()}}
 
 
 TRAINED_BY = ("drop", "proj_drop", "weights", "output")
