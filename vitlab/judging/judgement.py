@@ -270,7 +270,7 @@ def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> p
             "arm": frame["arm"].astype("string").array,
             "baseline": frame["arm"].map(compared).astype("string").array,
             "seed": frame["seed"].array,
-            "trial": np.arange(len(frame)).astype(str),
+            "trial": np.arange(len(frame)),
             "status": frame["status"].array,
             column: frame["value"].array,
             **dict.fromkeys(("params", "macs", "images"), absent),
