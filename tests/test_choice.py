@@ -38,7 +38,7 @@ def test_variance_of_choice_equals_its_integral(scores: tuple[float, ...]) -> No
 
 def test_comparison_adds_variance_of_choices() -> None:
     first, second = [0.82, 0.84, 0.83, 0.85], [0.80, 0.81, 0.83, 0.80]
-    values, design = np.array([[second, first]]), Design.with_one_baseline(1, alpha=0.1)
+    values, design = np.array([[second, first]]), replace(Design.with_one_baseline(1), alpha=0.1)
 
     def contrast(values: np.ndarray, *variances: float) -> Contrast:
         choices = Choices(np.array([[variances]]), np.full((1, 1, len(variances)), 2.0))

@@ -14,7 +14,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import calibration
@@ -78,7 +78,7 @@ def _judge_looks(values: Floats, design: Design, sizes: tuple[int, ...]) -> Outc
     outcome = Outcome(np.zeros(shape, int), np.full(shape, sizes[-1]), *np.full((3, *shape), math.nan))
     waiting = np.ones(shape, bool)
     for size, level in zip(sizes, levels, strict=True):
-        of_look: Judged = judge(values[:, :, :size], at_level(design, level), tested_SC=waiting)
+        of_look: Judged = judge(values[:, :, :size], replace(design, share=level / design.alpha), tested_SC=waiting)
         ends = waiting & ((of_look.verdict > 0) | (size == sizes[-1]))
         outcome.verdict[ends], outcome.seeds[ends] = of_look.verdict[ends], size
         for name in ("difference", "low", "high"):
@@ -87,14 +87,9 @@ def _judge_looks(values: Floats, design: Design, sizes: tuple[int, ...]) -> Outc
     return outcome
 
 
-def at_level(design: Design, level: float) -> Design:
-    """Return a design whose look has this level."""
-    return Design(**{**vars(design), "share": level / design.alpha})
-
-
-def design_of(source: Source, comparisons: int, **rules: object) -> Design:
+def design_of(source: Source, comparisons: int) -> Design:
     """Return the design of studies of a source."""
-    return Design.with_one_baseline(comparisons, quantum=source.quantum, sign=source.sign, **rules)
+    return replace(Design.with_one_baseline(comparisons), quantum=source.quantum, sign=source.sign)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -140,7 +135,7 @@ def of_sources(studies: int, seed: int) -> tuple[str, bool]:
             draws = np.random.default_rng([seed, n, m, *source.name.encode()])
             values = source.draw(draws, (studies, m + 1, n))
             rates = [
-                judged(values, design_of(source, m, variance=kind)).finds.any(axis=1).mean()
+                judged(values, replace(design_of(source, m), variance=kind)).finds.any(axis=1).mean()
                 for kind in ("own", "shared")
             ]
             row.append(" / ".join(map(percent, rates)))
@@ -198,7 +193,7 @@ def of_margins(studies: int, seed: int) -> tuple[str, bool]:
             step = source.quantum or sd / 1000
             margin = step * round(MARGIN_SD * sd / step)
             values[:, 1] += source.sign * margin
-            outcome = judged(values, design_of(source, m, margin=margin), sizes)
+            outcome = judged(values, replace(design_of(source, m), margin=margin), sizes)
             truth = np.array([source.sign * margin, *[0.0] * (m - 1)])
             shifted, equal = outcome.verdict[:, 0], outcome.verdict[:, 1:]
             wrong = ((equal >= 3).any(axis=1) | np.isin(shifted, (1, 2, 4))).mean()
@@ -234,7 +229,7 @@ def of_detection(studies: int, seed: int) -> tuple[str, bool]:
                 values = draws.standard_normal((studies, m + 1, n))
                 values[:, 0] *= baseline
                 for kind in ("own", "shared"):
-                    design = Design.with_one_baseline(m, variance=kind)
+                    design = replace(Design.with_one_baseline(m), variance=kind)
                     parts = [judge(values[some], design).contrasts for some in chunks(values)]
                     bounds = np.concatenate(
                         [(part.high - part.low)[:, 0] / 2 - part.difference[:, 0] for part in parts]

@@ -36,7 +36,7 @@ from scipy import stats
 from sources import pool as pool_of
 from tables import markdown
 
-from vitlab import statistics
+from vitlab.comparison.arrays import contrast
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import Cell, overall
 from vitlab.regression.gate import statistical
@@ -240,7 +240,7 @@ def bug_rows(
     for bug in [code for code in pool if code != "sound"]:
         ((arm, values),) = pool[bug].items()
         sound = pool["sound"][arm][: len(values)]
-        effect = statistics.paired_t_test(sound.tolist(), values.tolist(), ALPHA)
+        effect = contrast(dict(enumerate(sound.tolist())), dict(enumerate(values.tolist())))
         for margin, seeds in itertools.product(MARGINS, BUGGED):
             (cell,) = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()

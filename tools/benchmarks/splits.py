@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +108,8 @@ def section(studies: int, seed: int) -> tuple[str, bool]:
             values, ratio, count = simulate(learner, part, images, share, seeds, m + 1, studies, seed)
             rates = []
             for overlap, kind in itertools.product((0.0, ratio), ("own", "shared")):
-                rules = {"overlap": overlap, "variance": kind, "quantum": 1 / count}
-                found = judge(values, Design.with_one_baseline(m, **rules)).verdict >= VERDICTS.index(Verdict.BETTER)
+                design = replace(Design.with_one_baseline(m), overlap=overlap, variance=kind, quantum=1 / count)
+                found = judge(values, design).verdict >= VERDICTS.index(Verdict.BETTER)
                 rates.append(float(found.any(axis=1).mean()))
             wider = math.sqrt(1 + seeds * ratio)
             worst = max(worst, *rates[2:])

@@ -7,6 +7,7 @@ Missing values are NaN.  Axes: S studies, A arms, C comparisons, N seeds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -46,15 +47,19 @@ class Design:
     sign: int = 1  #: 1 if larger values are better, -1 if smaller ones are
     quantum: float = 0.0  #: smallest change of a value; 0 if there is none
     margin: float | None = None  #: of equivalence
-    overlap: Floats | float = 0.0  #: see :func:`vitlab.statistics.paired_t_test` (C)
+    overlap: Floats | float = 0.0
+    """Validation images over training images, where each seed holds out others of the same images, else 0 (C).
+
+    The variance of the mean of n differences is then (1 / n + overlap) times theirs (corrected resampled t; Nadeau and
+    Bengio (2003), Machine Learning 52, 239-281, equation 9).  NaN if it is not known, so that nothing can be tested.
+    """
     registered: Mask | bool = True  #: comparisons that share with registered ones alone (C)
     reach: float = math.inf  #: largest difference that the bounds of the metric allow
 
     @classmethod
-    def with_one_baseline(cls, comparisons: int, **rules: object) -> Design:
-        """Return the design that compares the first arm with so many others."""
-        family = np.full(comparisons, comparisons)
-        return replace(cls(1 + np.arange(comparisons), np.zeros(comparisons, int), family), **rules)  # type: ignore[arg-type]
+    def with_one_baseline(cls, comparisons: int) -> Design:
+        """Return the design that compares so many arms with the first."""
+        return cls(1 + np.arange(comparisons), np.zeros(comparisons, int), np.full(comparisons, comparisons))
 
     @property
     def levels(self) -> Floats:
@@ -133,6 +138,19 @@ class Choices:
 
     variance: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
     df: Floats = field(default_factory=lambda: np.ones((1, 1, 1)))
+
+
+def contrast(first: Mapping[int, float], second: Mapping[int, float], design: Design | None = None) -> Contrast:
+    """Return the contrast of two arms by themselves, given the value of each at each seed.
+
+    Args:
+        first: the arm.
+        second: its baseline.
+        design: of one comparison.
+    """
+    seeds = sorted(first.keys() | second.keys())
+    values = [[side.get(seed, math.nan) for seed in seeds] for side in (second, first)]
+    return judge(np.array([values], dtype=float), design or Design.with_one_baseline(1)).contrasts.of(0, 0)
 
 
 def judge(

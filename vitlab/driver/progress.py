@@ -311,8 +311,8 @@ class SoFar:
 
     def lines(self, limit: int) -> list[str]:
         """Return a line for each arm that shares at least two seeds with its baseline, at most ``limit`` of them."""
+        from vitlab.comparison.arrays import contrast
         from vitlab.report.phrasing import Scale
-        from vitlab.statistics import compare
 
         scale = Scale.of(self._plan.analysis.metric, self._plan.units)
         factor, unit = scale.factor, f" {scale.points}".rstrip()
@@ -325,12 +325,11 @@ class SoFar:
                 continue
             counts = len(first), len(second)
             if arm.name not in self._lines or self._lines[arm.name][0] != counts:  # a comparison may take 0.2 s
-                contrast = compare(first, second)
-                low, high, mean = (factor * value for value in (contrast.low, contrast.high, contrast.difference))
-                line = (
-                    f"{arm.name}: {mean:+.3g}{unit} so far ({low:+.3g} to {high:+.3g}; "
-                    f"{count(contrast.pairs, 'pair')}, 95 % interval, not corrected)"
-                )
+                so_far = contrast(first, second)
+                low, high, mean = (factor * value for value in (so_far.low, so_far.high, so_far.difference))
+                interval = f"{low:+.3g} to {high:+.3g}; " if low <= high else ""
+                of_level = ", 95 % interval, not corrected" if interval else ""
+                line = f"{arm.name}: {mean:+.3g}{unit} so far ({interval}{count(so_far.pairs, 'pair')}{of_level})"
                 self._lines[arm.name] = counts, line
             lines.append(self._lines[arm.name][1])
         return lines

@@ -264,11 +264,10 @@ def _compute_cell(pair: Pair, collapsed: tuple[set[int], set[int]], alpha: float
         se = sd / math.sqrt(n) if n else NAN
     else:
         old, new = np.array([*pair.old.values()]), np.array([*pair.new.values()])
-        welch = statistics.welch_t_test([*pair.new.values()], [*pair.old.values()], alpha)
-        floor = pair.quantum * math.sqrt((1 / len(old) + 1 / len(new)) / 12)
         n, test = min(len(old), len(new)), "Welch t"
-        se = max(welch.se, floor) if welch.se > 0 else floor
-        df = welch.df if welch.df > 0 else n - 1.0
+        a, b = (float(values.var(ddof=1)) / len(values) for values in (old, new))
+        se = max(math.sqrt(a + b), pair.quantum * math.sqrt((1 / len(old) + 1 / len(new)) / 12))
+        df = (a + b) ** 2 / (a**2 / (len(old) - 1) + b**2 / (len(new) - 1)) if a + b > 0 else n - 1.0
     cell = Cell(pair.arm, pair.metric, pair.against, "inconclusive", "", n, test, margin=pair.margin)
     cell = replace(cell, collapsed=(len(collapsed[0]), len(collapsed[1])))
     cell = replace(cell, min_abs=pair.min_abs, alpha=alpha)

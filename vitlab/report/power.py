@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -115,7 +115,7 @@ class _Spread:
     df: int
     variances: tuple[float, ...]  #: of the differences from the baseline, by comparison
     varies_split: bool  #: whether its seeds have different splits, and the metric is of their validation images
-    overlap: float = 0.0  #: see :func:`vitlab.statistics.paired_t_test`
+    overlap: float = 0.0  #: see :class:`vitlab.comparison.arrays.Design`
 
 
 def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
@@ -162,7 +162,7 @@ def detectable_in_sd(n: int, family: int, alpha: float, correction: Correction, 
     """
     if shares and 2 <= family <= MAX_SIMULATED and n >= MIN_SEEDS:
         return _shared(n, family, alpha, correction)
-    level = statistics.simultaneous_alpha(alpha, family, correction)
+    level = alpha if correction == "none" else alpha / family
     return statistics.detectable_difference(1 / math.sqrt(n), n - 1, level, CHANCE)
 
 
@@ -170,7 +170,7 @@ def detectable_in_sd(n: int, family: int, alpha: float, correction: Correction, 
 def _shared(n: int, family: int, alpha: float, correction: Correction) -> float:
     """Return :func:`detectable_in_sd` of comparisons that share their variance, from simulated studies."""
     values = np.random.default_rng(1).standard_normal((STUDIES, family + 1, n))
-    design = Design.with_one_baseline(family, alpha=alpha, correction=correction)
+    design = replace(Design.with_one_baseline(family), alpha=alpha, correction=correction)
     contrasts = judge(values, design).contrasts
     bounds = (contrasts.high - contrasts.low) / 2
     bounds[np.isnan(bounds)] = np.inf  # by chance a seed looks collapsed, so that the exact test finds nothing

@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from vitlab.statistics.replicates import NAN, t_quantile
 
-Correction = Literal["holm", "bonferroni", "none"]
 MAX_SEEDS = 10_000  #: the search for a number of seeds ends here
 
 
-def simultaneous_alpha(alpha: float, family: int, method: Correction = "holm") -> float:
-    """Return the ``alpha`` of each of ``family`` intervals, so that all of them hold at once with chance ``1 - alpha``.
-
-    The correction is Bonferroni's for every method, because Holm's step-down procedure has no simultaneous intervals.
-    A comparison that Holm rejects at a later step may therefore have an interval that still contains 0.
-    """
-    return alpha if method == "none" else alpha / max(1, family)
-
-
-def adjust_p_values(p_values: Sequence[float], method: Correction = "holm", share: float = 1.0) -> list[float]:
-    """Return p values corrected for their family and for the share of alpha that this look has, in the order given.
+def adjust_p_values(p_values: Sequence[float], share: float = 1.0) -> list[float]:
+    """Return p values corrected by Holm's method and for the share of alpha that these tests have, in the order given.
 
     NaN marks a comparison that was planned and cannot be tested: it stays NaN and counts in the family.
     """
     p = np.asarray(p_values, dtype=float)
-    if method == "none" or len(p) == 0:
-        return [float(value) for value in np.minimum(p / share, 1.0)]
     tested, count = np.where(np.isnan(p), 1.0, p), len(p)
-    adjusted = count * tested
-    if method == "holm":
-        order = np.argsort(tested, kind="stable")
-        adjusted[order] = np.maximum.accumulate((count - np.arange(count)) * tested[order])
+    order, adjusted = np.argsort(tested, kind="stable"), np.empty(count)
+    adjusted[order] = np.maximum.accumulate((count - np.arange(count)) * tested[order])
     return [NAN if math.isnan(value) else min(1.0, float(new) / share) for value, new in zip(p, adjusted, strict=True)]
 
 
@@ -85,7 +70,7 @@ def pairs_for_half_width(
         df: its degrees of freedom, which grow with the pairs.
         pairs: number of present pairs.
         alpha: the level.
-        overlap: see :func:`vitlab.statistics.paired_t_test`; more pairs do not reduce what it adds.
+        overlap: see :class:`vitlab.comparison.arrays.Design`; more pairs do not reduce what it adds.
 
     Returns:
         NaN if there is no spread, or if more than ``MAX_SEEDS`` are needed.

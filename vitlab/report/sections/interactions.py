@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vitlab import statistics
+import numpy as np
+
+from vitlab.comparison.arrays import Design, contrast
 from vitlab.plan.design import short_names, text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm, Plan
@@ -128,15 +130,25 @@ def interactions(results: StudyResults) -> list[Interaction]:
                     )
                 )
     share = 1 / len(plan.alpha_shares)  # interactions are tested at every look
-    level = statistics.simultaneous_alpha(share * plan.analysis.alpha, len(effects), plan.analysis.correction)
-    overlap = results.overlap_of(arms.values())
-    contrasts = [statistics.interaction(*cells, alpha=level, overlap=overlap) for *_, cells in effects]
-    p = statistics.adjust_p_values([contrast.p for contrast in contrasts], plan.analysis.correction, share)
+    design = replace(
+        Design.with_one_baseline(1),
+        family=np.array([len(effects)]),
+        alpha=plan.analysis.alpha,
+        share=share,
+        correction=plan.analysis.correction,
+        overlap=results.overlap_of(arms.values()),
+    )
     found = []
-    for (first, second, against, _), contrast, corrected in zip(effects, contrasts, p, strict=True):
-        ends = {"difference": contrast.difference, "low": contrast.low, "high": contrast.high}
-        numbers = finite_or_none({**ends, "p": contrast.p, "p_corrected": corrected})
-        found.append(Interaction(first, second, against, contrast.pairs, len(effects), **numbers))
+    for first, second, against, (both, one, other, neither) in effects:
+        seeds = both.keys() & one.keys() & other.keys() & neither.keys()
+        # For two factors of two levels, t is that of a repeated-measures analysis of variance with the seed as subject.
+        result = contrast(
+            {seed: both[seed] - one[seed] for seed in seeds},
+            {seed: other[seed] - neither[seed] for seed in seeds},
+            design,
+        )
+        numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
+        found.append(Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers)))
     return found
 
 
