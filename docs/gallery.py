@@ -151,7 +151,7 @@ def _page(study: str) -> Iterator[str]:
         yield f"{report.overview}\n"
     yield from (f"- {markdown(answer)}" for answer in report.answers)
     yield ""
-    columns = sections()["arms"].columns((), report)
+    columns = sections()["arms"].table((), report).columns
     yield from markdown_table([c for c in columns if c.rank <= MAX_RANK and not c.title.startswith("test ")])
     yield f"\n{analysis.metric}, {analysis.direction}, at the {analysis.at} evaluation.\n"
     yield from (f"{figure}\n" for figure in figures[1:])
@@ -168,10 +168,10 @@ def _page(study: str) -> Iterator[str]:
         if name in head:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
     for name in ("scaling", "heads", "tuning"):
-        part, rows = sections()[name], report.sections[name]
-        if columns := part.columns(rows, report):
-            caption = markdown(part.caption(rows, report))
-            yield "\n".join([f"## {part.heading}\n", f"{caption}\n", *markdown_table(columns), ""])
+        part = sections()[name]
+        if table := part.table(report.sections[name], report):
+            lines = [f"## {part.heading}\n", f"{markdown(table.caption)}\n", *markdown_table(table.columns), ""]
+            yield "\n".join(lines)
     if report.notes:
         yield "\n".join(["## Notes\n", *(f"- {markdown(note)}" for note in report.notes), ""])
     yield f"## How it was made\n\n```sh\n{command(study)}\n```\n"

@@ -144,7 +144,8 @@ def arm_texts(arm: str, plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:
 
 def section_columns(name: str, doc: Mapping[str, Any]) -> list[Column]:
     report = Report.from_json(doc)
-    return sections()[name].columns(report.sections[name], report)
+    table = sections()[name].table(report.sections[name], report)
+    return [] if table is None else [*table.columns]
 
 
 def baseline_texts(plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:

@@ -160,7 +160,7 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         assert result is not None
         folder.finish(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
     content = report.collect(plan, store)
-    _, arms_on_front = sections()["fronts"].columns(content.report.sections["fronts"], content.report)
+    _, arms_on_front = sections()["fronts"].table(content.report.sections["fronts"], content.report).columns
     assert set(arms_on_front.cells) == {"small; large (2 broken seeds)"}
 
 
@@ -174,8 +174,7 @@ def test_front_labels_cover_neither_points_nor_each_other(tmp_path: Path, width:
     arms["far, cheap, and of a name that takes three lines"] = ({}, [0.9, 0.9], 90, 0.5)
     plan, store = study(tmp_path, arms)
     found = findings(plan, store)
-    figure = sections()["fronts"].figure(sections()["fronts"].rows(found), found, width)
-    assert figure is not None
+    figure = sections()["fronts"].figure(sections()["fronts"].rows(found), found, width).figure
     figure.draw_without_rendering()
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in axes.texts]

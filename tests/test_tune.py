@@ -456,7 +456,7 @@ def test_best_by_budget_is_mean_over_all_sets_of_candidates(goal: str) -> None:
             sets = list(itertools.combinations(known, budget))
             assert table[arm][budget] == pytest.approx(sum(map(pick, sets)) / len(sets))
     if goal == "max":
-        report: Any = types.SimpleNamespace(sections={"tuning": rows}, analysis=Analysis())
-        caption = tuning_budget.TuningBudget().caption((), report)
-        assert caption.endswith("Best arm by these scores: steady with 1, 2; sharp with 4.")
+        report: Any = types.SimpleNamespace(sections={"tuning": rows}, analysis=Analysis(), units={})
+        table = tuning_budget.TuningBudget().table((), report)
+        assert table is not None and table.caption.endswith("Best arm by these scores: steady with 1, 2; sharp with 4.")
     assert tuning_budget.by_arm([dataclasses.replace(row, outcome="") for row in rows], goal) == {}

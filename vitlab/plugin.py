@@ -75,11 +75,13 @@ if TYPE_CHECKING:
     from vitlab.registry import Unhashed as Unhashed
     from vitlab.registry import slot as slot
     from vitlab.report.document import Report as Report
+    from vitlab.report.drawing import Drawing as Drawing
     from vitlab.report.phrasing import Column as Column
     from vitlab.report.phrasing import Scale as Scale
     from vitlab.report.sections import Findings as Findings
     from vitlab.report.sections import Image as Image
     from vitlab.report.sections import Section as Section
+    from vitlab.report.sections import Table as Table
     from vitlab.report.sections import section as section
     from vitlab.spec import Choice as Choice
     from vitlab.spec import RunSpec as RunSpec
@@ -140,8 +142,9 @@ _NAMES = {
     "vitlab.plan.values": ["Plan"],
     "vitlab.registry": ["Pick", "Slot", "Unhashed", "slot"],
     "vitlab.report.document": ["Report"],
+    "vitlab.report.drawing": ["Drawing"],
     "vitlab.report.phrasing": ["Column", "Scale"],
-    "vitlab.report.sections": ["Findings", "Image", "Section", "section"],
+    "vitlab.report.sections": ["Findings", "Image", "Section", "Table", "section"],
     "vitlab.spec": ["Choice", "RunSpec"],
     "vitlab.spec.changes": ["public"],
     "vitlab.store.files": ["write_bytes"],

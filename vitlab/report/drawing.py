@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,6 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 """Colour to its CSS variable in a page, which has a light and a dark theme."""
 WIDE = 7.2  #: inches: a picture as wide as a page
 NARROW = 3.6  #: inches: a picture as wide as a phone
-
-SEED, INTERVAL, BROKEN, BASELINE = "_seed", "_interval", "_broken", "_baseline"
-BEYOND, CLAIM, BEATEN = "_beyond", "_claim", "_beaten"
-"""Labels of the parts of a figure that its caption explains if they are drawn; a legend leaves them out."""
 
 STYLE = {
     "font.family": "sans-serif",
@@ -56,6 +53,14 @@ STYLE = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its caption."""
+
+    figure: Figure
+    caption: str
 
 
 def png(figure: Figure, dpi: float = 200) -> bytes:
@@ -94,11 +99,6 @@ def element(svg: str, name: str, alternative: str) -> str:
     referenced = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
     return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
-
-
-def parts_of(*panels: Axes) -> set[str]:
-    """Return the labels of the parts that are drawn in some panels."""
-    return {str(artist.get_label()) for axes in panels for artist in axes.get_children()}
 
 
 def plain_ticks(axes: Axes) -> None:

@@ -29,10 +29,9 @@ def latex_tables(report: Report) -> str:
 
     parts = []
     for name, part in sections().items():
-        rows = report.sections.get(name, ())
-        if columns := part.columns(rows, report):
-            caption = report.title if name == "arms" else f"{part.heading}. {part.caption(rows, report)}"
-            parts.append((part.heading.lower(), caption, columns))
+        if table := part.table(report.sections.get(name, ()), report):
+            caption = report.title if name == "arms" else f"{part.heading}. {table.caption}"
+            parts.append((part.heading.lower(), caption, table.columns))
     return _file(report, parts)
 
 

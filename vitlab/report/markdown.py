@@ -20,12 +20,11 @@ def markdown_report(report: Report, captions: Mapping[str, str] = {}) -> str:
     lines += [f"- {markdown(sentence)}" for sentence in report.answers]
     lines += ["", markdown(f"{report.analysis.metric}: {report.analysis.direction}.")]
     for name, part in sections().items():
-        rows = report.sections.get(name, ())
-        columns = part.columns(rows, report)
-        if (columns or name in captions) and part.place:  # the first section needs no heading
+        table = part.table(report.sections.get(name, ()), report)
+        if (table or name in captions) and name != "arms":
             lines += ["", f"## {part.heading}"]
-        if columns:
-            lines += ["", *([markdown(part.caption(rows, report)), ""] if part.place else []), *markdown_table(columns)]
+        if table:
+            lines += ["", *([markdown(table.caption), ""] if name != "arms" else []), *markdown_table(table.columns)]
         if name in captions:
             lines += ["", f"![{name}]({name}.png)", "", markdown(captions[name])]
     if report.notes:

@@ -14,7 +14,7 @@ from vitlab.report import frame as frames
 from vitlab.report.document import Report, plain
 from vitlab.report.page import trial_columns
 from vitlab.report.phrasing import Column
-from vitlab.report.sections import sections
+from vitlab.report.sections.arms import columns
 from vitlab.store.folders import Store
 
 ROWS = 60  #: trials that a notebook shows
@@ -77,7 +77,9 @@ class Comparison(pd.DataFrame):
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
         direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
-        return _html(self.answers, sections()["arms"].columns((), self.report), [direction, *self.notes])
+        return _html(
+            self.answers, columns(self.report.arms, self.report.analysis, self.report.units), [direction, *self.notes]
+        )
 
 
 def _html(sentences: Sequence[str], table: Sequence[Column], notes: Sequence[str]) -> str:

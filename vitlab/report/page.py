@@ -67,33 +67,29 @@ def trial_columns(rows: Sequence[Row], units: Any) -> list[Column]:
 
 
 def _part(content: Content, name: str, part: Section[Any]) -> dict[str, Any]:
-    """Return a section for the template."""
-    report, rows = content.report, content.report.sections.get(name, ())
-    columns = part.columns(rows, report)
-    more = [column for column in columns if column.rank >= SECONDARY]
-    return {
-        "name": name,
-        "heading": part.heading,
-        "caption": part.caption(rows, report) if columns or rows else "",
-        "table": _table([column for column in columns if column.rank < SECONDARY]) if columns else None,
-        "more": _table([columns[0], *more]) if more else None,
-        "figure": _figure(content, name),
-        "images": list(_images(content, rows, part)),
-    }
-
-
-def _figure(content: Content, name: str) -> dict[str, Any] | None:
-    """Return a figure for the template, as wide as a page and as wide as a phone; the page shows the one that fits."""
+    """Return a section for the template; its figure comes as wide as a page and as wide as a phone."""
     from markupsafe import Markup
 
     from vitlab.report.drawing import element
 
-    picture = content.pictures.get(name)
-    if picture is None:
-        return None
-    wide = Markup(element(picture.svg, name, picture.caption))
-    narrow = Markup(element(picture.narrow_svg, f"{name}-narrow", picture.caption))
-    return {"name": name, "wide": wide, "narrow": narrow, "caption": picture.caption}
+    rows = content.report.sections.get(name, ())
+    table, picture = part.table(rows, content.report), content.pictures.get(name)
+    columns = table.columns if table else ()
+    more = [column for column in columns if column.rank >= SECONDARY]
+    figure = picture and {
+        "wide": Markup(element(picture.svg, name, picture.caption)),
+        "narrow": Markup(element(picture.narrow_svg, f"{name}-narrow", picture.caption)),
+        "caption": picture.caption,
+    }
+    return {
+        "name": name,
+        "heading": part.heading,
+        "caption": table.caption if table else "",
+        "table": _table([column for column in columns if column.rank < SECONDARY]) if table else None,
+        "more": _table([columns[0], *more]) if more else None,
+        "figure": figure,
+        "images": list(_images(content, rows, part)),
+    }
 
 
 def _images(content: Content, rows: Sequence[Any], part: Section[Any]) -> Iterator[tuple[str, str, str]]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from vitlab.report.drawing import Drawing
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -49,7 +51,7 @@ class Content:
         findings = Findings(results, arms)
         return cls(Report.of(findings, notes), findings)
 
-    def figures(self) -> dict[str, tuple[Figure, Figure]]:
+    def figures(self) -> dict[str, tuple[Drawing, Drawing]]:
         """Return the figure of each section that has one, as wide as a page and as wide as a phone."""
         from vitlab.report.drawing import NARROW, WIDE
 
@@ -66,9 +68,8 @@ class Content:
         """The figures as SVG, by section."""
         from vitlab.report.drawing import svg
 
-        parts, plan = sections(), self._findings.plan
         return {
-            name: Picture(wide, svg(wide, name), svg(narrow, name), parts[name].figure_caption(wide, plan))
+            name: Picture(wide.figure, svg(wide.figure, name), svg(narrow.figure, name), wide.caption)
             for name, (wide, narrow) in self.figures().items()
         }
 

@@ -38,11 +38,11 @@ def terminal(report: Report) -> str:
         console.print(Padding(Text(printable(sentence)), (0, 0, 0, 2)))
     console.print(Text(printable(f"{report.analysis.metric}: {report.analysis.direction}."), style="dim"))
     for name, part in sections().items():
-        columns = part.columns(report.sections.get(name, ()), report) if part.in_terminal else []
-        if columns:
-            verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
+        table = part.table(report.sections.get(name, ()), report) if part.in_terminal else None
+        if table is not None:
+            verdicts = next((column.cells for column in table.columns if column.title == "verdict"), ())
             dim = [cell.startswith((Verdict.CANNOT_TELL, Verdict.REFUSED)) for cell in verdicts]
-            console.print(fitted_table(columns, console, dim))
+            console.print(fitted_table(table.columns, console, dim))
     for note in report.notes:
         console.print(Padding(Text(printable(note), style="dim"), (0, 0, 0, 2)))
     for head, text in report.provenance:

@@ -1,16 +1,15 @@
 """Laws of scaling through arms of different size, and Pareto fronts.
 
-A law is fitted to the means over seeds of the logarithms, with equal weight per size.  All of its intervals are
-Student's t over seeds: each asks how far the residuals of single seeds point along one parameter of the law.  What the
-sizes of a seed have in common, such as its split, is therefore no spread between sizes, and the intervals hold
-however strongly the sizes of a seed correlate.
+Every interval of a law is Student's t over seeds: it asks how far the residuals of each seed, relative to the mean at
+that size, point along one parameter of the law.  What the sizes of a seed have in common, such as its split, is
+therefore no spread between sizes, and the intervals hold however strongly the sizes of a seed correlate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from vitlab.statistics.replicates import NAN, Floats, finite, t_quantile
 MIN_SIZES = 3  #: two sizes lie on every power law
 MIN_SIZES_WITH_OFFSET = 5  #: an offset is a third parameter, and a law has to be able to miss
 PLACES = 41  #: points of a curve and its band
-MAX_EXPONENT = 10.0  #: a law that falls faster is one step
-PARAMETERS = ("level", "exponent", "offset")
+EXPONENTS = (0.01, 10.0)  #: a law that falls faster is one step, and its interval has no upper end
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,100 @@ class Law:
     curve: Curve
     steepens: bool = False  #: whether y falls the faster, the larger x is, so that no power law describes it
 
+
+@dataclass(frozen=True)
+class _Sample:
+    """Values of each seed (S) at each size (X), and the test over seeds."""
+
+    log_x: Floats  #: less its mean
+    y_SX: Floats
+    alpha: float
+    overlap: float
+
     @property
-    def levels_off(self) -> bool:
-        """True if the sizes show an offset: its interval lies above 0."""
-        return self.offset is not None and self.offset.low > 0
+    def means_X(self) -> Floats:
+        """Geometric means over seeds."""
+        return np.asarray(np.exp(np.log(self.y_SX).mean(axis=0)))
+
+    def half_width(self, values_S: Floats) -> Floats:
+        """Return half of the interval of the mean over seeds; NaN for a single seed."""
+        n = len(values_S)
+        if n < 2 or math.isnan(self.overlap):
+            return np.full(values_S.shape[1:], NAN)
+        se = values_S.std(axis=0, ddof=1) * math.sqrt(1 / n + self.overlap)
+        return np.asarray(t_quantile(1 - self.alpha / 2, n - 1) * se)
+
+    def scores(self, fit_X: Floats, along_X: Floats, explained_X: Sequence[Floats]) -> Floats:
+        """Return how far each seed's residuals point along a change of a fit, beyond what other changes explain."""
+        others = np.stack(explained_X, axis=1) / fit_X[:, None]
+        along = along_X / fit_X
+        along = along - others @ np.linalg.lstsq(others, along, rcond=None)[0]
+        return np.asarray(np.log(self.y_SX / fit_X) @ along)
+
+    def with_exponent(self, exponent: float) -> tuple[float, float, Floats]:
+        """Return offset and factor of the law of this exponent that is nearest to the means, and its fit."""
+        falling = np.exp(-exponent * self.log_x)
+        columns = np.stack([np.ones_like(falling), falling], axis=1) / self.means_X[:, None]
+        offset, factor = np.linalg.lstsq(columns, np.ones_like(falling), rcond=None)[0]
+        if offset <= 0:
+            offset, factor = 0.0, float(columns[:, 1].sum() / (columns[:, 1] ** 2).sum())
+        return float(offset), float(factor), np.asarray(offset + factor * falling)
+
+    def misfit(self, exponent: float) -> float:
+        """Return the sum of squares by which the law of this exponent misses the means, relative to them."""
+        return float(((1 - self.with_exponent(exponent)[2] / self.means_X) ** 2).sum())
+
+    def scores_of_exponent(self, exponent: float) -> Floats:
+        """Return the :meth:`scores` of the exponent at a value of it."""
+        offset, factor, fit = self.with_exponent(exponent)
+        falling = factor * np.exp(-exponent * self.log_x)
+        return self.scores(fit, -self.log_x * falling, [falling, np.ones_like(fit)] if offset else [falling])
+
+    def scores_of_offset(self, offset: float) -> Floats:
+        """Return the :meth:`scores` of the offset at a value of it."""
+        slope, level = np.polyfit(self.log_x, np.log(self.means_X - offset), 1)
+        falling = np.exp(level + slope * self.log_x)
+        return self.scores(offset + falling, np.ones_like(falling), [falling, self.log_x * falling])
+
+    def interval(self, value: float, scores: Callable[[float], Floats], least: float, most: float) -> Estimate:
+        """Return a parameter with the interval of the values whose scores are not told from 0."""
+
+        def is_rejected(candidate: float) -> bool:
+            scores_S = scores(candidate)
+            return bool(abs(scores_S.mean()) > self.half_width(scores_S))
+
+        ends = []
+        for end in (least, most):
+            inside = value
+            for _ in range(40 if is_rejected(end) else 0):
+                middle = (inside + end) / 2
+                inside, end = (inside, middle) if is_rejected(middle) else (middle, end)
+            ends.append(end)
+        return Estimate(value, *ends)
+
+    def curve(self, centre: float, exponent: float, offset: float, factor: float, *, with_offset: bool) -> Curve:
+        """Return the law with its band, to first order."""
+
+        def changes(log_x: Floats) -> tuple[Floats, Floats]:
+            falling = factor * np.exp(-exponent * log_x)
+            columns = [falling, -log_x * falling, *([np.ones_like(falling)] if with_offset else [])]
+            return offset + falling, np.stack(columns, axis=1) / (offset + falling)[:, None]
+
+        fit, at_sizes = changes(self.log_x)
+        places = np.linspace(self.log_x[0], self.log_x[-1], PLACES)
+        y, at_places = changes(places)
+        shifts = np.log(self.y_SX / fit) @ np.linalg.pinv(at_sizes).T
+        factors = np.exp(self.half_width(shifts @ at_places.T))
+        x = np.exp(places + centre)
+        return Curve(tuple(x.tolist()), tuple(y.tolist()), tuple((y / factors).tolist()), tuple((y * factors).tolist()))
 
 
 def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, overlap: float = 0.0) -> Law | None:
-    """Fit a law to the errors or losses of several sizes.
+    """Fit a law to the errors or losses of several sizes, each size with equal weight.
 
     The interval of the slope is exact for normal logarithms: Student's t of the slopes of single seeds.  Offset and
     exponent are tested at every value in question, with the other parameters fitted, and the interval holds the values
-    that are not rejected (a score test by t over seeds); an end of the exponent is infinite if every large value fits.
+    that are not rejected.
 
     Args:
         points: size to seed to value.  Seeds that lack a size are left out.
@@ -79,6 +159,8 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     Returns:
         None if fewer than ``MIN_SIZES`` sizes share a seed, or a size or value is not positive.
     """
+    from scipy.optimize import minimize_scalar
+
     sizes = sorted(size for size, by_seed in points.items() if by_seed)
     seeds = sorted(set.intersection(*(set(points[size]) for size in sizes))) if sizes else []
     if len(sizes) < MIN_SIZES or not seeds or sizes[0] <= 0:
@@ -86,164 +168,24 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     y_SX = np.array([finite([points[size][seed] for size in sizes]) for seed in seeds])
     if (y_SX <= 0).any():
         return None
-    sample = _Sample(np.log(sizes), np.log(y_SX), alpha, overlap)
-    line = _line(sample)
-    slope = sample.interval_along(line, "exponent")
-    slope = Estimate(-slope.value, -slope.high, -slope.low)
+    centre = float(np.log(sizes).mean())
+    sample = _Sample(np.log(sizes) - centre, y_SX, alpha, overlap)
+    slopes_S = np.polyfit(sample.log_x, np.log(y_SX).T, 1)[0]
+    half, value, level = float(sample.half_width(slopes_S)), float(slopes_S.mean()), math.exp(np.log(y_SX).mean())
+    slope = Estimate(value, value - half, value + half)
+    line = sample.curve(centre, -value, 0.0, level, with_offset=False)
     if len(sizes) < MIN_SIZES_WITH_OFFSET or not slope.high < 0:
-        return Law(slope, None, None, sample.curve(line))
-    scores = sample.scores(line, "offset")
-    if scores.mean() < -sample.half_width(scores):  # an offset below 0 would be needed
-        return Law(slope, None, None, sample.curve(line), steepens=True)
-    best = min((_fit(sample, {}, begin) for begin in _starts(line, sample)), key=sample.misfit)
-    offset = _profile(sample, best, "offset", 0.0, sample.smallest * (1 - 1e-6))
-    exponent = _profile(sample, best, "exponent", 0.01, MAX_EXPONENT)
-    if exponent.high == MAX_EXPONENT:
-        exponent = Estimate(exponent.value, exponent.low, math.inf)
-    # A band that took the offset for known would be too narrow where it is fitted as 0.
-    return Law(slope, offset, exponent, sample.curve(replace(best, free=PARAMETERS)))
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Parameters of ``log y = log(offset + exp(level - exponent * log x))``, and which of them were free."""
-
-    level: float
-    exponent: float
-    offset: float
-    free: tuple[str, ...]
-
-    def at(self, log_x: Floats) -> Floats:
-        """Return log y."""
-        return np.asarray(np.log(self.offset + np.exp(self.level - self.exponent * log_x)))
-
-    def derivative(self, name: str, log_x: Floats, centre: float = 0.0) -> Floats:
-        """Return the derivative of log y by a parameter; ``level`` is that at ``centre``."""
-        falling = np.exp(self.level - self.exponent * log_x)
-        share = falling / (self.offset + falling)
-        by_name = {"level": share, "exponent": -share * (log_x - centre), "offset": 1 / (self.offset + falling)}
-        return np.asarray(by_name[name])
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """Logarithms of the values of each seed (S) at each size (X)."""
-
-    log_x: Floats
-    logs_SX: Floats
-    alpha: float
-    overlap: float
-
-    @property
-    def means_X(self) -> Floats:
-        return np.asarray(self.logs_SX.mean(axis=0))
-
-    @property
-    def smallest(self) -> float:
-        """The smallest mean, which the offset cannot exceed."""
-        return float(np.exp(self.means_X.min()))
-
-    def misfit(self, fit: _Fit) -> float:
-        """Return the sum of squares by which a law misses the means."""
-        return float(((self.means_X - fit.at(self.log_x)) ** 2).sum())
-
-    def half_width(self, values_S: Floats) -> Floats:
-        """Return half of the interval of the mean over seeds, Student's t; NaN for a single seed."""
-        n = len(values_S)
-        if n < 2 or math.isnan(self.overlap):
-            return np.full(values_S.shape[1:], NAN)
-        se = values_S.std(axis=0, ddof=1) * math.sqrt(1 / n + self.overlap)
-        return np.asarray(t_quantile(1 - self.alpha / 2, n - 1) * se)
-
-    def shifts(self, fit: _Fit) -> Floats:
-        """Return by how much each seed, alone, would move the free parameters, to first order (S x parameters)."""
-        jacobian = np.stack([fit.derivative(name, self.log_x) for name in fit.free], axis=1)
-        return np.asarray((self.logs_SX - fit.at(self.log_x)) @ np.linalg.pinv(jacobian).T)
-
-    def interval_along(self, fit: _Fit, name: str) -> Estimate:
-        """Return a parameter with its interval to first order, which is exact for a line."""
-        half = float(self.half_width(self.shifts(fit)[:, fit.free.index(name)]))
-        value = float(getattr(fit, name))
-        return Estimate(value, value - half, value + half)
-
-    def curve(self, fit: _Fit) -> Curve:
-        """Return the law with its band."""
-        places = np.linspace(self.log_x[0], self.log_x[-1], PLACES)
-        gradients = np.stack([fit.derivative(name, places) for name in fit.free])
-        half, middle = self.half_width(self.shifts(fit) @ gradients), fit.at(places)
-        x, y, low, high = (tuple(np.exp(part).tolist()) for part in (places, middle, middle - half, middle + half))
-        return Curve(x, y, low, high)
-
-    def scores(self, fit: _Fit, name: str) -> Floats:
-        """Return how far the residuals of each seed point along a fixed parameter, beyond what free ones explain."""
-        residuals = self.logs_SX - fit.at(self.log_x)
-        jacobian = np.stack([fit.derivative(other, self.log_x) for other in fit.free], axis=1)
-        along = fit.derivative(name, self.log_x)
-        along = along - jacobian @ np.linalg.lstsq(jacobian, along, rcond=None)[0]
-        return np.asarray(residuals @ along)
-
-
-def _line(sample: _Sample) -> _Fit:
-    """Fit a law without an offset."""
-    slope, level = (float(number) for number in np.polyfit(sample.log_x, sample.means_X, 1))
-    return _Fit(level, -slope, 0.0, ("level", "exponent"))
-
-
-def _starts(line: _Fit, sample: _Sample) -> Iterator[_Fit]:
-    """Yield laws with a small and a large offset, through the middle and with the slope of a line."""
-    centre = float(sample.log_x.mean())
-    for share in (0.05, 0.5, 0.9):
-        offset = share * sample.smallest
-        height = math.exp(line.level - line.exponent * centre) - offset
-        exponent = min(line.exponent * (height + offset) / height, MAX_EXPONENT / 2)
-        yield _Fit(math.log(height) + exponent * centre, exponent, offset, PARAMETERS)
-
-
-def _fit(sample: _Sample, fixed: Mapping[str, float], begin: _Fit) -> _Fit:
-    """Fit the parameters that are not fixed to the means of logarithms, by least squares."""
-    from scipy.optimize import least_squares
-
-    centre = float(sample.log_x.mean())
-    free = [name for name in PARAMETERS if name not in fixed]
-    bounds = {"level": (-np.inf, np.inf), "exponent": (0.0, MAX_EXPONENT), "offset": (0.0, sample.smallest)}
-
-    def fit_of(values: Sequence[float], names: Sequence[str]) -> _Fit:
-        found = {**fixed, **dict(zip(free, map(float, values), strict=True))}
-        # The search takes the level at the middle of the sizes, where it depends least on the exponent.
-        return _Fit(found["level"] + found["exponent"] * centre, found["exponent"], found["offset"], tuple(names))
-
-    start = {"level": begin.level - begin.exponent * centre, "exponent": begin.exponent, "offset": begin.offset}
-    low, high = (np.array([bounds[name][end] for name in free]) for end in (0, 1))
-    found = least_squares(
-        lambda values: fit_of(values, free).at(sample.log_x) - sample.means_X,
-        np.clip([start[name] for name in free], low + 1e-9, high - 1e-9),
-        lambda values: np.stack([fit_of(values, free).derivative(name, sample.log_x, centre) for name in free], axis=1),
-        bounds=(low, high),
-        x_scale=[sample.smallest if name == "offset" else 1.0 for name in free],
-    )
-    # A parameter at its bound cannot move, so it explains no residuals.
-    inside = [name for name, at in zip(free, found.active_mask, strict=True) if at == 0]
-    return fit_of(found.x, inside)
-
-
-def _profile(sample: _Sample, best: _Fit, name: str, least: float, most: float) -> Estimate:
-    """Return a parameter with the interval of the values from ``least`` to ``most`` that are not rejected."""
-    value = float(getattr(best, name))
-
-    def is_rejected(candidate: float) -> bool:
-        scores = sample.scores(_fit(sample, {name: candidate}, best), name)
-        return bool(abs(scores.mean()) > sample.half_width(scores))
-
-    low, high = (end if not is_rejected(end) else _boundary(is_rejected, value, end) for end in (least, most))
-    return Estimate(value, min(low, value), max(high, value))
-
-
-def _boundary(is_rejected: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Return where values begin to be rejected, by bisection."""
-    for _ in range(14):
-        middle = (inside + outside) / 2
-        inside, outside = (inside, middle) if is_rejected(middle) else (middle, outside)
-    return outside
+        return Law(slope, None, None, line)
+    curvature_S = sample.scores_of_offset(0.0)
+    if curvature_S.mean() < -sample.half_width(curvature_S):  # an offset below 0 would be needed
+        return Law(slope, None, None, line, steepens=True)
+    best = float(minimize_scalar(sample.misfit, bounds=EXPONENTS, method="bounded", options={"xatol": 1e-9}).x)
+    offset, factor, _ = sample.with_exponent(best)
+    exponent = sample.interval(best, sample.scores_of_exponent, *EXPONENTS)
+    if exponent.high == EXPONENTS[1]:
+        exponent = Estimate(best, exponent.low, math.inf)
+    offsets = sample.interval(offset, sample.scores_of_offset, 0.0, float(sample.means_X.min()) * (1 - 1e-6))
+    return Law(slope, offsets, exponent, sample.curve(centre, best, offset, factor, with_offset=True))
 
 
 def pareto(costs: Sequence[float], values: Sequence[float]) -> list[bool]:

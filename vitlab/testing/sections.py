@@ -36,17 +36,14 @@ def check_section(who: str, choice: registry.ResolvedChoice) -> None:
             expect(again.to_json() == content.report.to_json(), f"{who}: rows {state} change when JSON is read again")
             rows = content.report.sections.get(name, ())
             with during(f"{who} is rendered {state}", Exception):
-                columns = part.columns(rows, again)
-                caption = part.caption(rows, again) if columns else ""
+                table = part.table(rows, again)
                 figures = [part.figure(rows, content.findings, width) for width in WIDTHS]
-                captions = [part.figure_caption(figure, plan) for figure in figures if figure is not None]
-            lengths = {len(column.cells) for column in columns}
+            lengths = {len(column.cells) for column in table.columns} if table else set()
             expect(len(lengths) < 2, f"{who}: columns {state} have {sorted(lengths)} cells; give each one per row")
-            expect(not columns or bool(caption), f"{who}: a table needs a caption")
-            expect(
-                len(captions) in (0, 2), f"{who}: a figure is drawn in one of two widths; draw it in both or neither"
-            )
-            expect(all(captions), f"{who}: a figure needs a caption")
+            expect(table is None or bool(table.caption), f"{who}: a table needs a caption")
+            drawn = [figure for figure in figures if figure is not None]
+            expect(len(drawn) in (0, 2), f"{who}: a figure is drawn in one of two widths; draw it in both or neither")
+            expect(all(figure.caption for figure in drawn), f"{who}: a figure needs a caption")
 
 
 def _studies(root: Path) -> Iterator[tuple[Plan, Store]]:

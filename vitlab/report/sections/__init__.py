@@ -9,6 +9,7 @@ from typing import Any
 from vitlab.report.sections.base import Findings as Findings
 from vitlab.report.sections.base import Image as Image
 from vitlab.report.sections.base import Section as Section
+from vitlab.report.sections.base import Table as Table
 from vitlab.report.sections.base import section as section
 
 # Every module of this package is a section, so that a new one is a new file and nothing else.

@@ -11,7 +11,7 @@ from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
 from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, WORSE
 from vitlab.plan.values import Plan
-from vitlab.report.drawing import BEYOND, CLAIM, INTERVAL, SEED, WIDE, parts_of, style
+from vitlab.report.drawing import WIDE, Drawing, style
 from vitlab.report.labels import short_labels, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import (
     DASH,
@@ -26,12 +26,11 @@ from vitlab.report.phrasing import (
     percent,
     widths,
 )
-from vitlab.report.sections.base import Findings, Section, section
+from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from vitlab.report.document import Report
 
@@ -46,33 +45,14 @@ class Arms(Section[Row]):
     heading = "Arms"
     place = 0
 
-    def columns(self, rows: Sequence[Row], report: Report) -> list[Column]:
+    def table(self, rows: Sequence[Row], report: Report) -> Table:
         """Return the table: mean, difference from the baseline, verdict, cost."""
-        return columns(report.arms, report.analysis, report.units)
+        caption = "What each arm reached, and how it differs from its baseline."
+        return Table(columns(report.arms, report.analysis, report.units), caption)
 
-    def caption(self, rows: Sequence[Row], report: Report) -> str:
-        """Return the caption of the table."""
-        return "What each arm reached, and how it differs from its baseline."
-
-    def figure(self, rows: Sequence[Row], findings: Findings, width: float) -> Figure | None:
+    def figure(self, rows: Sequence[Row], findings: Findings, width: float) -> Drawing | None:
         """Draw every arm with its seeds and interval, and beside it (below it, if narrow) its difference."""
         return _figure(findings, width)
-
-    def figure_caption(self, figure: Figure, plan: Plan) -> str:
-        """Return the caption of the figure."""
-        level, panels = percent(1 - plan.analysis.alpha), figure.axes
-        own = parts_of(panels[0])
-        text = "each seed (small) and the mean" if SEED in own else "the value"
-        text += f" with its {level} t-interval" * (INTERVAL in own)
-        text = f"First {text}" if len(panels) > 1 else f"Of every arm {text}"
-        if len(panels) > 1:
-            text = f"{text}, then the difference to the baseline"
-            if INTERVAL in parts_of(panels[1]):
-                several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
-                text += f" with its {level} interval" + ", which holds for all of them at once" * several
-            text += "; a filled dot is a verdict of better or worse" * (CLAIM in parts_of(panels[1]))
-        beyond = any(BEYOND in parts_of(axes) for axes in panels)
-        return f"{text}." + " An arrow marks an interval that goes on beyond the picture." * beyond
 
 
 def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
@@ -215,7 +195,7 @@ def _verdict_cell(row: Row) -> str:
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
-def _figure(findings: Findings, width: float) -> Figure | None:
+def _figure(findings: Findings, width: float) -> Drawing | None:
     plan = findings.plan
     values = {name: list(by_seed.values()) for name, by_seed in findings.results.values.items() if by_seed}
     if not values:
@@ -262,7 +242,23 @@ def _figure(findings: Findings, width: float) -> Figure | None:
             if wide:
                 right.spines["left"].set_visible(False)
                 right.tick_params(axis="y", length=0, labelleft=False)
-        return figure
+        return Drawing(figure, _caption(plan, bool(compared), any(len(seeds) > 1 for seeds in values.values())))
+
+
+def _caption(plan: Plan, compares: bool, has_seeds: bool) -> str:
+    """Return the caption of the figure."""
+    interval = f"{percent(1 - plan.analysis.alpha)} interval"
+    text = f"each seed (small) and the mean with its {interval}" if has_seeds else "the value"
+    if not compares:
+        return f"Of every arm {text}."
+    text = f"First {text}, then the difference to the baseline"
+    if has_seeds:
+        several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
+        text += f" with its {interval}" + ", which holds for all of them at once" * several
+        text += (
+            "; a filled dot is a verdict of better or worse, and an arrow an interval that goes on beyond the picture"
+        )
+    return f"{text}."
 
 
 def _name_rows(axes: Axes, names: Sequence[str], labels: Mapping[str, str]) -> None:
@@ -276,8 +272,7 @@ def _name_rows(axes: Axes, names: Sequence[str], labels: Mapping[str, str]) -> N
 def _dots(axes: Axes, y: float, values: Sequence[float]) -> None:
     """Draw single seeds, alternately a little above and below their line."""
     places = [y + (0.13 * (-1) ** index if len(values) > 1 else 0.0) for index in range(len(values))]
-    label = SEED if len(values) > 1 else None
-    axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8, label=label)
+    axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8)
 
 
 @dataclass(frozen=True)
@@ -322,12 +317,10 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: Scale, points: Sequence[fl
         if mark.low is not None and mark.high is not None:
             left, right = scale.factor * mark.low, scale.factor * mark.high
             ends_shown = [max(left, low), min(right, high)]
-            axes.plot(ends_shown, [mark.y] * 2, color=mark.colour, linewidth=1.5, label=INTERVAL)
+            axes.plot(ends_shown, [mark.y] * 2, color=mark.colour, linewidth=1.5)
             for beyond, edge, arrow in ((left < low, low, "<"), (right > high, high, ">")):
                 if beyond:
-                    axes.plot(
-                        [edge], [mark.y], marker=arrow, markersize=4.5, color=mark.colour, clip_on=False, label=BEYOND
-                    )
+                    axes.plot([edge], [mark.y], marker=arrow, markersize=4.5, color=mark.colour, clip_on=False)
         axes.plot(
             [scale.factor * mark.value],
             [mark.y],
@@ -336,7 +329,6 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: Scale, points: Sequence[fl
             color=mark.colour,
             markerfacecolor=mark.fill,
             markeredgewidth=1.2,
-            label=CLAIM if mark.fill in (BETTER, WORSE) else None,
         )
     axes.set_xlim(low, high)
     _few_ticks(axes)

@@ -9,7 +9,7 @@ The built-in ones are the modules of :mod:`vitlab.report.sections`; a plugin reg
         row = Trial
 
         def rows(self, findings): ...
-        def columns(self, rows, report): ...
+        def table(self, rows, report): ...
 
 A report calls :meth:`Section.rows` once and stores the rows in ``report.json``, under the name of the section.  Every
 format is rendered from the stored rows; figures alone are drawn from the results.
@@ -32,9 +32,9 @@ from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from vitlab.report.document import Report
+    from vitlab.report.drawing import Drawing
 
 RowT = TypeVar("RowT")
 
@@ -56,6 +56,14 @@ class Findings:
     def history(self) -> pd.DataFrame:
         """Every measurement, see :func:`vitlab.report.frame.history`."""
         return frame.curves(self.results.trials)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; columns of the highest rank are left out first where there is no room."""
+
+    columns: Sequence[Column]
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -87,21 +95,13 @@ class Section(Generic[RowT]):
         """Return the caveats of the rows, or the reason why there are none, one sentence each."""
         return ()
 
-    def columns(self, rows: Sequence[RowT], report: Report) -> list[Column]:
-        """Return the table; empty if there is none."""
-        return []
-
-    def caption(self, rows: Sequence[RowT], report: Report) -> str:
-        """Return the caption of the table."""
-        return ""
-
-    def figure(self, rows: Sequence[RowT], findings: Findings, width: float) -> Figure | None:
-        """Draw the figure; ``width`` is in inches, and panels of a narrow figure stand below each other."""
+    def table(self, rows: Sequence[RowT], report: Report) -> Table | None:
+        """Return the table; None if there is none."""
         return None
 
-    def figure_caption(self, figure: Figure, plan: Plan) -> str:
-        """Return the caption of the figure."""
-        return ""
+    def figure(self, rows: Sequence[RowT], findings: Findings, width: float) -> Drawing | None:
+        """Draw the figure; ``width`` is in inches, and panels of a narrow figure stand below each other."""
+        return None
 
     def images(self, rows: Sequence[RowT], store: Store) -> Iterable[Image]:
         """Return stored pictures, which the page alone shows."""

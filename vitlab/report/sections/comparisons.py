@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.report.phrasing import DASH, MINUS, Column, Row, Scale, p_value
 from vitlab.report.sections.arms import decimals_of_means_and_differences
-from vitlab.report.sections.base import Section, section
+from vitlab.report.sections.base import Section, Table, section
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
@@ -25,18 +25,15 @@ class Comparisons(Section[Row]):
     place = 20
     in_terminal = False
 
-    def columns(self, rows: Sequence[Row], report: Report) -> list[Column]:
-        """Return the table; columns without values are left out."""
-        return detail_columns(report.arms, report.analysis, report.units)
-
-    def caption(self, rows: Sequence[Row], report: Report) -> str:
-        """Return the caption, which says of several comparisons whether they are corrected."""
+    def table(self, rows: Sequence[Row], report: Report) -> Table | None:
+        """Return the table; its caption says of several comparisons whether they are corrected."""
+        columns = detail_columns(report.arms, report.analysis, report.units)
         text = "Statistics of each verdict."
-        if sum(row["baseline"] is not None for row in report.arms) < 2:
-            return text
-        joint = [column.title for column in self.columns(rows, report) if column.title in JOINT]
-        text += " Intervals and p values in this table are of one comparison each"
-        return text + (f", except for {' and '.join(joint)}: these hold for all comparisons at once." if joint else ".")
+        if sum(row["baseline"] is not None for row in report.arms) > 1:
+            joint = [column.title for column in columns if column.title in JOINT]
+            text += " Intervals and p values in this table are of one comparison each"
+            text += f", except for {' and '.join(joint)}: these hold for all comparisons at once." if joint else "."
+        return Table(columns, text) if columns else None
 
 
 def detail_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:

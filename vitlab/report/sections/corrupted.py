@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab import statistics
 from vitlab.report.phrasing import DASH, Column, Scale, half_width, percent
-from vitlab.report.sections.base import Findings, Section, finite_or_none, section
+from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class CorruptedImages(Section[Corrupted]):
             rows.append(Corrupted(str(arm), mean.n, **finite_or_none(values), by_corruption=by_corruption))
         return rows
 
-    def columns(self, rows: Sequence[Corrupted], report: Report) -> list[Column]:
+    def table(self, rows: Sequence[Corrupted], report: Report) -> Table | None:
         """Return the table."""
         if not rows:
-            return []
+            return None
         scale = Scale.of(METRIC, report.units)
         decimals = scale.decimals([half_width(row.low, row.high) for row in rows], [row.mean for row in rows])
         intervals = tuple(scale.interval(row.low, row.high, decimals) for row in rows)
@@ -77,13 +77,10 @@ class CorruptedImages(Section[Corrupted]):
         for name in rows[0].by_corruption:
             title = name.removeprefix(f"{METRIC}_").replace("_", " ")
             table.append(Column(title, tuple(scale.number(row.by_corruption[name], 1) for row in rows), rank=3))
-        return table
-
-    def caption(self, rows: Sequence[Corrupted], report: Report) -> str:
-        """Return the caption of the table."""
-        return (
+        return Table(
+            table,
             "Mean error over corruptions and severities with the interval of the seeds, uncorrected for other arms; as "
-            "a share of the baseline's, averaged over corruptions; and the mean over severities of each."
+            "a share of the baseline's, averaged over corruptions; and the mean over severities of each.",
         )
 
     def to_json(self, rows: Sequence[Corrupted]) -> Any:

@@ -14,7 +14,7 @@ from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report.frame import parquet
 from vitlab.report.phrasing import Column
-from vitlab.report.sections.base import Findings, Section, section
+from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.store.damage import read_stored
 from vitlab.store.files import write_bytes
 from vitlab.store.folders import Store
@@ -81,26 +81,24 @@ class Cost(Section[MeasuredCost]):
             "'vitlab run --measure' measures again."
         ]
 
-    def columns(self, rows: Sequence[MeasuredCost], report: Report) -> list[Column]:
-        """Return the table."""
+    def table(self, rows: Sequence[MeasuredCost], report: Report) -> Table | None:
+        """Return the table; its caption has the conditions of the measurement."""
         if not rows:
-            return []
+            return None
         table = [Column("arm", tuple(row.arm for row in rows), right=False)]
         for name, what in SPEEDS.items():
             medians, q1, q3 = ([getattr(row, f"{name}{end}") for row in rows] for end in ("", "_q1", "_q3"))
             quartiles = (f"{low:,.0f} to {high:,.0f}" for low, high in zip(q1, q3, strict=True))
             table.append(Column(what, tuple(f"{median:,.0f}" for median in medians)))
             table.append(Column("quartiles", tuple(quartiles), rank=1))
-        return [*table, Column("memory", tuple(f"{row.peak_bytes / (1 << 20):,.0f} MiB" for row in rows))]
-
-    def caption(self, rows: Sequence[MeasuredCost], report: Report) -> str:
-        """Return the caption: the conditions of the measurement."""
+        table.append(Column("memory", tuple(f"{row.peak_bytes / (1 << 20):,.0f} MiB" for row in rows)))
         first = rows[0]
-        return (
+        caption = (
             f"Each arm alone, arms in turns, medians of {count(first.rounds, 'round')}; training by the loop, with its "
             f"data; memory of the whole process, or on a GPU of its allocator. {first.device}, {first.processor}, "
             f"{count(first.threads, 'thread')}, load {first.load:.1f}; measured {first.measured[:16]} UTC."
         )
+        return Table(table, caption)
 
 
 def measured_costs(findings: Findings) -> list[MeasuredCost]:

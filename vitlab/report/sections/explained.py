@@ -6,14 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitlab.plan.values import Plan
 from vitlab.report.sections.base import Findings, Image, Section, section
 from vitlab.store.folders import Store
-
-if TYPE_CHECKING:
-    from vitlab.report.document import Report
 
 MAX_EMBEDDED = 12  #: pictures embedded in a page; report.json lists all
 
@@ -44,14 +40,6 @@ class Explained(Section[Rollout]):
     def rows(self, findings: Findings) -> list[Rollout]:
         """Return every picture of each arm's first seed."""
         return [] if findings.store is None else list(_rollouts(findings.plan, findings.store))
-
-    def caption(self, rows: Sequence[Rollout], report: Report) -> str:
-        """Return where further pictures are."""
-        more = len(rows) - MAX_EMBEDDED
-        others = f", and {more} more pictures like these" if more > 0 else ""
-        return (
-            f"Single heads, distances, filters and positions lie in the folders of the trials, under explain{others}."
-        )
 
     def images(self, rows: Sequence[Rollout], store: Store) -> Iterator[Image]:
         """Yield the first pictures."""

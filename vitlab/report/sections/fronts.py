@@ -7,21 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from vitlab import statistics
 from vitlab.errors import count
 from vitlab.plan.palette import GREY, INK, PAPER, RULE
-from vitlab.plan.values import Plan
-from vitlab.report.drawing import BEATEN, WIDE, parts_of, plain_ticks, style
+from vitlab.report.drawing import WIDE, Drawing, plain_ticks, style
 from vitlab.report.labels import wrapped_labels
 from vitlab.report.phrasing import Column, Scale
 from vitlab.report.sections import cost
-from vitlab.report.sections.base import Findings, Section, section
+from vitlab.report.sections.base import Findings, Section, Table, section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from vitlab.report.document import Report
 
@@ -64,41 +60,29 @@ class Fronts(Section[Front]):
             found.append(Front(name, dict(zip(values, statistics.pareto(signed, results), strict=True))))
         return found
 
-    def columns(self, rows: Sequence[Front], report: Report) -> list[Column]:
+    def table(self, rows: Sequence[Front], report: Report) -> Table | None:
         """Return the table; an arm whose mean lacks seeds that diverged or failed is marked."""
         if not rows:
-            return []
+            return None
         labels = {}
         for row in report.arms:
             broken = row["diverged"] + row["failed"]
             labels[row["arm"]] = f"{row['arm']} ({count(broken, 'broken seed')})" if broken else row["arm"]
-        names = tuple(COSTS[row.cost] for row in rows)
         on_front = tuple("; ".join(labels[arm] for arm, on in row.arms.items() if on) for row in rows)
-        return [
-            Column("cost", names, right=False),
+        columns = [
+            Column("cost", tuple(COSTS[row.cost] for row in rows), right=False),
             Column("arms that no other arm beats in both", on_front, right=False),
         ]
-
-    def caption(self, rows: Sequence[Front], report: Report) -> str:
-        """Return the caption of the table."""
-        return (
+        return Table(
+            columns,
             "For each cost, the arms for which no other arm costs at most as much and has a mean "
-            f"{report.analysis.metric} that is at least as good. Means are taken as they are: where two arms differ by "
-            "less than their intervals, other seeds may change the list."
+            f"{report.analysis.metric} that is at least as good. Means and costs are taken as they are: where two arms "
+            "differ by less than their intervals, other seeds may change the list.",
         )
 
-    def figure(self, rows: Sequence[Front], findings: Findings, width: float) -> Figure | None:
+    def figure(self, rows: Sequence[Front], findings: Findings, width: float) -> Drawing | None:
         """Draw a panel per cost."""
-        return _figure(rows, findings, width)
-
-    def figure_caption(self, figure: Figure, plan: Plan) -> str:
-        """Return the caption of the figure."""
-        seeds = ", mean of the seeds," if len({planned.seed for planned in plan.trials}) > 1 else ""
-        text = f"What each arm reaches{seeds} over what it costs."
-        if BEATEN not in parts_of(*figure.axes):
-            return f"{text} No arm is beaten in both by another one; the line joins them."
-        has_lines = any(np.size(axes.lines[0].get_xdata()) > 1 for axes in figure.axes if axes.lines)
-        return f"{text} Filled: arms that no other one beats in both{'; the line joins them' * has_lines}."
+        return _figure(rows, findings, width) if rows else None
 
     def to_json(self, rows: Sequence[Front]) -> Any:
         """Return the rows as JSON values: cost to arm to whether it is on the front."""
@@ -120,9 +104,7 @@ def costs_of(findings: Findings) -> dict[str, dict[str, float]]:
     return costs
 
 
-def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Figure | None:
-    if not rows:
-        return None
+def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Drawing:
     plan, costs = findings.plan, costs_of(findings)
     means = {row["arm"]: row["mean"] for row in findings.arms}
     scale = Scale.of(plan.analysis.metric, plan.units)
@@ -142,8 +124,8 @@ def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Figure |
             front = sorted(at[arm] for arm, on in on_front.items() if on)
             axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
             for arm, on in on_front.items():
-                fill, label = (INK, None) if on else (PAPER, BEATEN)
-                axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=fill, label=label)
+                fill = INK if on else PAPER
+                axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=fill)
             if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
                 axes.set_xscale("log")
             axes.margins(x=0.18, y=0.2)
@@ -160,7 +142,8 @@ def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Figure |
             on_front = row.arms
             at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in on_front}
             _name_points(axes, at, sorted(on_front, key=lambda arm: not on_front[arm]), on_front)
-        return figure
+        text = "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: arms"
+        return Drawing(figure, f"{text} that no other one beats in both.")
 
 
 def _name_points(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitlab.report.phrasing import Column, Scale
-from vitlab.report.sections.base import Findings, Section, section
+from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Heads(Section[HeadsOfArm]):
                 rows.append(HeadsOfArm(str(arm), by_name))
         return rows
 
-    def columns(self, rows: Sequence[HeadsOfArm], report: Report) -> list[Column]:
+    def table(self, rows: Sequence[HeadsOfArm], report: Report) -> Table | None:
         """Return the table; metrics that no arm has are left out."""
         table = [Column("arm", tuple(row.arm for row in rows), right=False)]
         for name in rows[0].means if rows else ():
@@ -52,11 +52,8 @@ class Heads(Section[HeadsOfArm]):
                 scale = Scale.of(name, report.units)
                 decimals = scale.decimals_of(means, 1, 3)
                 table.append(Column(scale.title, tuple(scale.number(mean, decimals) for mean in means)))
-        return table if rows else []
-
-    def caption(self, rows: Sequence[HeadsOfArm], report: Report) -> str:
-        """Return the caption of the table."""
-        return "Mean over seeds of the metric of each head alone, and of all heads together."
+        caption = "Mean over seeds of the metric of each head alone, and of all heads together."
+        return Table(table, caption) if rows else None
 
     def to_json(self, rows: Sequence[HeadsOfArm]) -> Any:
         """Return the rows as JSON values: the arm beside its means."""

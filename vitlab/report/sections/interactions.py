@@ -12,16 +12,14 @@ import numpy as np
 from vitlab.comparison.arrays import Design, contrast
 from vitlab.plan.design import short_names, text
 from vitlab.plan.palette import RULE, SERIES
-from vitlab.plan.values import Arm, Plan
-from vitlab.report.drawing import INTERVAL, WIDE, parts_of, style
+from vitlab.plan.values import Arm
+from vitlab.report.drawing import WIDE, Drawing, style
 from vitlab.report.labels import wrapped_line
 from vitlab.report.phrasing import Column, Scale, half_width, interval_name, p_value, percent
-from vitlab.report.sections.base import Findings, Section, finite_or_none, section
+from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.report.study_results import StudyResults
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from vitlab.report.document import Report
 
 
@@ -53,47 +51,36 @@ class Interactions(Section[Interaction]):
         """Return the interaction of every two paths and pair of levels, against the reference levels."""
         return interactions(findings.results)
 
-    def columns(self, rows: Sequence[Interaction], report: Report) -> list[Column]:
+    def table(self, rows: Sequence[Interaction], report: Report) -> Table | None:
         """Return the table."""
         if not rows:
-            return []
+            return None
         scale, analysis = Scale.of(report.analysis.metric, report.units), report.analysis
         decimals = scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
         title = "interaction" + (f" ({scale.points})" if scale.points else "")
-        return [
+        intervals = tuple(scale.interval(row.low, row.high, decimals) for row in rows)
+        columns = [
             Column("change", tuple(row.first for row in rows), right=False),
             Column("with", tuple(row.second for row in rows), right=False),
             Column("beside", tuple(row.against for row in rows), rank=2, right=False),
             Column("n", tuple(str(row.pairs) for row in rows), rank=1),
             Column(title, tuple(scale.number(row.difference, decimals, sign=True) for row in rows)),
-            Column(
-                interval_name({"family": rows[0].family}, analysis),
-                tuple(scale.interval(row.low, row.high, decimals) for row in rows),
-                rank=1,
-            ),
+            Column(interval_name({"family": rows[0].family}, analysis), intervals, rank=1),
             Column("p", tuple(p_value(row.p_corrected, analysis.alpha) for row in rows)),
         ]
-
-    def caption(self, rows: Sequence[Interaction], report: Report) -> str:
-        """Return the caption of the table."""
-        return (
+        return Table(
+            columns,
             "Difference that two changes make together, minus the sum of their single differences, at the n seeds that "
             "all four arms have; other seeds are left out. Exploratory: p values are corrected for these interactions "
-            "alone, and none is registered."
+            "alone, and none is registered.",
         )
 
-    def figure(self, rows: Sequence[Interaction], findings: Findings, width: float) -> Figure | None:
+    def figure(self, rows: Sequence[Interaction], findings: Findings, width: float) -> Drawing | None:
         """Draw the cells of a grid of two factors: a line per level of the one over the levels of the other.
 
         None for other designs, and for grids in which no two rows share two columns.
         """
         return _figure(findings, width)
-
-    def figure_caption(self, figure: Figure, plan: Plan) -> str:
-        """Return the caption of the figure."""
-        interval = f" with its {percent(1 - plan.analysis.alpha)} t-interval" * (INTERVAL in parts_of(*figure.axes))
-        lines = "Parallel lines: the difference that one factor makes does not depend on the other."
-        return f"The mean of every cell of the grid{interval}. {lines}"
 
 
 def interactions(results: StudyResults) -> list[Interaction]:
@@ -178,7 +165,7 @@ def _mean(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {seed: sum(side[seed] for side in sides) / len(sides) for seed in sorted(seeds)}
 
 
-def _figure(findings: Findings, width: float) -> Figure | None:
+def _figure(findings: Findings, width: float) -> Drawing | None:
     plan = findings.plan
     rows = {row["arm"]: row for row in findings.arms if row["mean"] is not None}
     arms = [arm for arm in plan.arms if arm.name in rows]
@@ -199,6 +186,7 @@ def _figure(findings: Findings, width: float) -> Figure | None:
     if not full or len(apart) > len(SERIES):
         return None
     scale, short = Scale.of(plan.analysis.metric, plan.units), short_names(paths)
+    lows = [row["low"] for row in cells.values()]
     with style():
         from matplotlib.figure import Figure
 
@@ -210,7 +198,7 @@ def _figure(findings: Findings, width: float) -> Figure | None:
             points = [cells[across[place], level] for place in places]
             means = [scale.factor * row["mean"] for row in points]
             half = [0.0 if row["low"] is None else scale.factor * (row["high"] - row["mean"]) for row in points]
-            bars = axes.errorbar(
+            axes.errorbar(
                 [place + offset for place in places],
                 means,
                 yerr=half,
@@ -222,8 +210,6 @@ def _figure(findings: Findings, width: float) -> Figure | None:
                 capsize=2.5,
                 label=wrapped_line(f"{short[paths[1]]}={level}", 36),
             )
-            if any(half):
-                bars.lines[2][0].set_label(INTERVAL)
         room = max(8, int((84 if width >= WIDE else 40) / len(across)))
         axes.set_xticks(range(len(across)), [wrapped_line(x, room) for x in across])
         axes.set_xlim(-0.5, len(across) - 0.5)
@@ -232,4 +218,6 @@ def _figure(findings: Findings, width: float) -> Figure | None:
         axes.grid(axis="y", color=RULE, linewidth=0.5)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=8, loc="best", handlelength=1.4)
-        return figure
+        interval = f" with its {percent(1 - plan.analysis.alpha)} t-interval" * any(low is not None for low in lows)
+        lines = "Parallel lines: the difference that one factor makes does not depend on the other."
+        return Drawing(figure, f"The mean of every cell of the grid{interval}. {lines}")

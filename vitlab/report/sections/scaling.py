@@ -14,16 +14,14 @@ from vitlab import statistics
 from vitlab.plan.design import text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm, Plan
-from vitlab.report.drawing import INTERVAL, SEED, WIDE, parts_of, plain_ticks, style
+from vitlab.report.drawing import WIDE, Drawing, plain_ticks, style
 from vitlab.report.labels import wrapped_line
 from vitlab.report.phrasing import DASH, MINUS, Column, Scale, percent
-from vitlab.report.sections.base import Findings, Section, section
+from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.report.study_results import StudyResults
 from vitlab.statistics import Curve, Estimate, Law
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from vitlab.report.document import Report
 
 SIZES = {"params": "parameters", "macs": "MACs per image", "images": "training images seen"}
@@ -126,60 +124,47 @@ class ScalingLaws(Section[Scaling]):
                 )
         return lines
 
-    def columns(self, rows: Sequence[Scaling], report: Report) -> list[Column]:
+    def table(self, rows: Sequence[Scaling], report: Report) -> Table | None:
         """Return the table."""
         if not rows:
-            return []
-        scale, level = Scale.of(report.analysis.metric, report.units), percent(1 - report.analysis.alpha)
+            return None
+        scale, interval = (
+            Scale.of(report.analysis.metric, report.units),
+            f"{percent(1 - report.analysis.alpha)} interval",
+        )
         table = [
             Column("arms with", tuple(row.series for row in rows), right=False),
             Column("sizes", tuple(str(len(row.arms)) for row in rows), rank=2),
             Column("seeds", tuple(str(row.seeds) for row in rows), rank=2),
-            Column("slope of the logarithms", tuple(_number(row.slope, 3) for row in rows)),
-            Column(f"{level} interval", tuple(_interval(row.slope_low, row.slope_high) for row in rows), rank=1),
+            Column("slope of the logarithms", tuple(_number(row.slope) for row in rows)),
+            Column(interval, tuple(_interval(row.slope_low, row.slope_high) for row in rows), rank=1),
         ]
-        if any(row.offset is not None for row in rows):
+        with_offset = any(row.offset is not None for row in rows)
+        if with_offset:
             decimals = scale.decimals([row.offset_high and row.offset_high / 2 for row in rows])
             offsets = tuple(scale.interval(row.offset_low, row.offset_high, decimals) for row in rows)
             title = f"offset ({scale.unit})" if scale.unit else "offset"
             table += [
                 Column(title, tuple(scale.number(row.offset, decimals) for row in rows)),
-                Column(f"{level} interval", offsets, rank=1),
-                Column("exponent", tuple(_number(row.exponent, 2) for row in rows)),
-                Column(
-                    f"{level} interval",
-                    tuple(_interval(row.exponent_low, row.exponent_high, 2) for row in rows),
-                    rank=1,
-                ),
+                Column(interval, offsets, rank=1),
+                Column("exponent", tuple(_number(row.exponent) for row in rows)),
+                Column(interval, tuple(_interval(row.exponent_low, row.exponent_high) for row in rows), rank=1),
             ]
-        return [column for column in table if set(column.cells) != {""}]
-
-    def caption(self, rows: Sequence[Scaling], report: Report) -> str:
-        """Return the caption of the table."""
         error = "the metric" if report.analysis.goal == "min" else "one less the metric"
-        text = (
+        few = statistics.scaling.MIN_SIZES_WITH_OFFSET
+        caption = (
             f"Law of {error} over {SIZES[rows[0].size]}, fitted to logarithms at seeds that all sizes have; intervals "
             "are Student's t over seeds, each by itself. The slope describes these sizes"
         )
-        if any(row.offset is not None for row in rows):
-            return f"{text}; offset and exponent are those of offset + A x size to the power of {MINUS}exponent."
-        few = statistics.scaling.MIN_SIZES_WITH_OFFSET
-        if all(len(row.arms) < few for row in rows):
-            return f"{text}: fewer than {few} cannot show whether the error levels off at larger ones."
-        return f"{text}."
+        if with_offset:
+            caption += f"; offset and exponent are those of offset + A x size to the power of {MINUS}exponent"
+        elif all(len(row.arms) < few for row in rows):
+            caption += f": fewer than {few} cannot show whether the error levels off at larger ones"
+        return Table([column for column in table if set(column.cells) != {""}], f"{caption}.")
 
-    def figure(self, rows: Sequence[Scaling], findings: Findings, width: float) -> Figure | None:
+    def figure(self, rows: Sequence[Scaling], findings: Findings, width: float) -> Drawing | None:
         """Draw the errors of single seeds over size, with the law of each series."""
         return _figure(rows, findings, width) if rows else None
-
-    def figure_caption(self, figure: Figure, plan: Plan) -> str:
-        """Return the caption of the figure."""
-        parts = parts_of(*figure.axes)
-        axis = "The metric" if plan.analysis.goal == "min" else "One less the metric"
-        points = "each seed (small), the mean of their logarithms" if SEED in parts else "each arm"
-        level = percent(1 - plan.analysis.alpha)
-        band = f" with its {level} band, which holds at each size by itself" * (INTERVAL in parts)
-        return f"{axis} over size, both on logarithmic axes: {points}{',' * (SEED in parts)} and the fitted law{band}."
 
     def to_json(self, rows: Sequence[Scaling]) -> Any:
         """Return the rows as JSON values, without their curves."""
@@ -194,19 +179,15 @@ def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float 
     return estimate.value, low, high
 
 
-def _number(value: float | None, decimals: int) -> str:
-    return DASH if value is None else f"{value:.{decimals}f}".replace("-", MINUS)
+def _number(value: float | None) -> str:
+    return DASH if value is None else f"{value:.3f}".replace("-", MINUS)
 
 
-def _interval(low: float | None, high: float | None, decimals: int = 3) -> str:
+def _interval(low: float | None, high: float | None) -> str:
     """Format an interval; without an upper end every larger value fits."""
     if low is None:
         return DASH
-    return (
-        f"at least {_number(low, decimals)}"
-        if high is None
-        else f"[{_number(low, decimals)}, {_number(high, decimals)}]"
-    )
+    return f"at least {_number(low)}" if high is None else f"[{_number(low)}, {_number(high)}]"
 
 
 def _error(plan: Plan, value: float) -> float:
@@ -289,7 +270,7 @@ def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float], s
     return [path for path in paths if path in selected]
 
 
-def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Figure:
+def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Drawing:
     plan, values = findings.plan, findings.results.values
     scale = Scale.of(plan.analysis.metric, plan.units)
     with style():
@@ -303,15 +284,15 @@ def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Figure
                 size = _size_of(findings.results, arm)
                 assert size is not None
                 errors = [scale.factor * _error(plan, value) for value in values[arm].values()]
-                [seeds] = axes.plot([size] * len(errors), errors, "o", markersize=3, color=colour, alpha=0.6)
-                seeds.set(markerfacecolor="none", label=SEED if len(errors) > 1 else None)
+                axes.plot(
+                    [size] * len(errors), errors, "o", markersize=3, color=colour, alpha=0.6, markerfacecolor="none"
+                )
                 axes.plot([size], [math.exp(np.mean(np.log(errors)))], "o", markersize=5.5, color=colour)
             label = f"{wrapped_line(row.series, 30)}\n" if row.series else ""
-            label += f"exponent {_number(row.exponent, 2)}" if row.levels_off else f"slope {_number(row.slope, 2)}"
+            label += f"exponent {_number(row.exponent)}" if row.levels_off else f"slope {_number(row.slope)}"
             y, low, high = (scale.factor * np.array(part) for part in (row.curve.y, row.curve.low, row.curve.high))
             axes.plot(row.curve.x, y, color=colour, linewidth=1.4, label=label)
-            band = INTERVAL if np.isfinite(low).any() and (high > low).any() else None
-            axes.fill_between(row.curve.x, low, high, color=colour, alpha=0.14, linewidth=0, label=band)
+            axes.fill_between(row.curve.x, low, high, color=colour, alpha=0.14, linewidth=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
         plain_ticks(axes)
@@ -320,4 +301,8 @@ def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Figure
         axes.set_ylabel(less + scale.title)
         axes.grid(color=RULE, linewidth=0.5)
         axes.legend(frameon=False, fontsize=7.5)
-        return figure
+        error, level = ("The metric" if not less else "One less the metric"), percent(1 - plan.analysis.alpha)
+        caption = (
+            f"{error} over size, both on logarithmic axes: each seed (small), the geometric mean of each size, and "
+        )
+        return Drawing(figure, f"{caption}the fitted law with its {level} band, which holds at each size by itself.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.plan.tune import edges, name_of
 from vitlab.report.phrasing import DASH, Column, Scale, duration
-from vitlab.report.sections.base import Findings, Section, section
+from vitlab.report.sections.base import Findings, Section, Table, section
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
@@ -50,13 +50,13 @@ class Tuning(Section[Candidate]):
                 )
         return rows
 
-    def columns(self, rows: Sequence[Candidate], report: Report) -> list[Column]:
-        """Return the table."""
+    def table(self, rows: Sequence[Candidate], report: Report) -> Table | None:
+        """Return the table of candidates."""
         if not rows:
-            return []
+            return None
         scale = Scale.of(rows[0].metric, report.units)
         decimals = scale.decimals_of([row.score for row in rows], 2, 4)
-        return [
+        columns = [
             Column("tuned for", tuple(row.arm for row in rows), right=False),
             Column("rival", tuple(row.rival for row in rows), right=False),
             Column(scale.title, tuple(scale.number(row.score, decimals) for row in rows)),
@@ -64,7 +64,4 @@ class Tuning(Section[Candidate]):
             Column("time", tuple(duration(row.wall_s) if row.wall_s else DASH for row in rows), rank=1),
             Column("outcome", tuple(row.outcome for row in rows), right=False),
         ]
-
-    def caption(self, rows: Sequence[Candidate], report: Report) -> str:
-        """Return the caption of the table."""
-        return "Candidates of each tuning."
+        return Table(columns, "Candidates of each tuning.")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vitlab.report.phrasing import Column, Scale
-from vitlab.report.sections.base import Section, section
+from vitlab.report.sections.base import Section, Table, section
 from vitlab.report.sections.tuning import Candidate
 
 if TYPE_CHECKING:
@@ -27,32 +27,26 @@ class TuningBudget(Section[Candidate]):
     heading = "Tuning budget"
     place = 100
 
-    def columns(self, rows: Sequence[Candidate], report: Report) -> list[Column]:
-        """Return the table."""
-        candidates = report.sections["tuning"]
-        table = by_arm(candidates, report.analysis.goal)
+    def table(self, rows: Sequence[Candidate], report: Report) -> Table | None:
+        """Return the table; its caption has the best arm of each budget."""
+        candidates, goal = report.sections["tuning"], report.analysis.goal
+        table = by_arm(candidates, goal)
         if not table:
-            return []
+            return None
         scale = Scale.of(candidates[0].metric, report.units)
         decimals = scale.decimals_of([candidate.score for candidate in candidates], 2, 4)
         columns = [Column("arm", tuple(table), right=False)]
-        for budget in next(iter(table.values())):
-            scores = tuple(scale.number(scores[budget], decimals) for scores in table.values())
-            columns.append(Column(f"{budget} tried", scores))
-        return columns
-
-    def caption(self, rows: Sequence[Candidate], report: Report) -> str:
-        """Return the caption of the table, with the best arm of each budget."""
-        table = by_arm(report.sections["tuning"], report.analysis.goal)
-        best = max if report.analysis.goal == "max" else min
         leaders: dict[str, list[str]] = {}
         for budget in next(iter(table.values())):
-            leader = best(table, key=lambda arm: table[arm][budget])
-            leaders.setdefault(leader, []).append(str(budget))
+            at_budget = {arm: scores[budget] for arm, scores in table.items()}
+            columns.append(Column(f"{budget} tried", tuple(scale.number(at, decimals) for at in at_budget.values())))
+            best = (max if goal == "max" else min)(at_budget, key=at_budget.__getitem__)
+            leaders.setdefault(best, []).append(str(budget))
         order = "; ".join(f"{arm} with {', '.join(budgets)}" for arm, budgets in leaders.items())
-        return (
+        return Table(
+            columns,
             "Expected score of the best of so many candidates, drawn at random from the grid of the arm, before any "
-            f"reported trial. Best arm by these scores: {order}."
+            f"reported trial. Best arm by these scores: {order}.",
         )
 
 
