@@ -393,6 +393,7 @@ def test_values_stand_in_the_units_of_the_column(tmp_path: Path) -> None:
         (scaled(1, metric="err (%)"), "err (%)", "%", 0.82),
         (scaled(1, metric="err_pct"), "err_pct", "%", 0.82),
         (scaled(1, metric="err"), "err", "number", 0.82),
+        (scaled(1, metric="val_ece"), "val_ece", "number", 0.82),
         (scaled(1000), "acc", "number", 820),
         (scaled(0.5, metric="loss"), "loss", "number", 0.41),
     ):

@@ -110,10 +110,10 @@ def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks)
 
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
         return _ended(cells.to_numpy("float64", na_value=np.nan), np.full(len(cells), Ending.FAILED, object))
-    plain = texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
-    if plain.str.fullmatch(NOTATIONS["a decimal point"][0]).all():  # a million of them are read in half of the memory
-        return _ended(plain.astype("float64").to_numpy(), np.full(len(cells), Ending.FAILED, object))
-    codes, distinct = pd.factorize(plain)
+    lower = texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
+    if lower.str.fullmatch(NOTATIONS["a decimal point"][0]).all():  # a million of them are read in half of the memory
+        return _ended(lower.astype("float64").to_numpy(), np.full(len(cells), Ending.FAILED, object))
+    codes, distinct = pd.factorize(lower)
     numbers = [text.removesuffix("%").rstrip() for text in distinct]
     endings = [Ending.DIVERGED if text in DIVERGED else Ending.FAILED for text in numbers]
     present = [place for place, text in enumerate(numbers) if text not in DIVERGED | FAILED]

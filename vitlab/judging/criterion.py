@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.judging.cells import Remarks, listed
-from vitlab.judging.words import COUNTED, ERRORS, HIGHER, LOWER, PERCENT, QUALIFIERS, REVERSALS, SHARES, words
+from vitlab.judging.words import (
+    BELOW_1_PERCENT,
+    COUNTED,
+    ERRORS,
+    HIGHER,
+    LOWER,
+    PERCENT,
+    QUALIFIERS,
+    REVERSALS,
+    SHARES,
+    words,
+)
 from vitlab.plan.metric_facts import own_metric
 from vitlab.spec.choice import Goal, Unit
 
@@ -81,14 +92,14 @@ def scale_of(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks
     is_small = fits and finite.max() <= 1 + ROUNDING
     says_percent = "%" in metric or not PERCENT.isdisjoint(found)
     if has_signs or says_percent:
-        if is_share and is_small and says_percent and not has_signs and ERRORS.isdisjoint(found):
+        if is_share and is_small and says_percent and not has_signs and BELOW_1_PERCENT.isdisjoint(found):
             remarks.mistake(
                 f"'{metric}' is in percent by its name, and no value exceeds 1; write percents, or rename the column"
             )
         return Scale("%", 100.0 if is_share and fits and finite.max() <= 100 else None)
     if not is_share or not fits or finite.max() > 100:
         return Scale("number")
-    if is_small and not ERRORS.isdisjoint(found):
+    if is_small and not BELOW_1_PERCENT.isdisjoint(found):
         remarks.notes.append(
             f"'{metric}' may be a share or percent, as no value exceeds 1: values stand as they are in the table. A "
             "percent sign in the name of the column or in every cell says percent."

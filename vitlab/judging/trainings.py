@@ -136,15 +136,18 @@ def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | Non
     import pandas as pd
 
     rows = table.rows
-    column = rows[arm] if arm == ARM else pd.Series(metric, rows.index)
-    read = values(rows[metric], lambda row: f"{table.place(row)} of column '{column[row]}'", remarks)
-    frame = pd.DataFrame({"value": read.numbers, "status": read.endings}, rows.index)
-    frame["arm"], frame["name"] = texts(rows[arm]), "" if seed is None else texts(rows[seed])
-    for name, cells in ((arm, frame["arm"]), (seed, frame["name"])):
+
+    def place(row: int) -> str:
+        return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
+
+    read = values(rows[metric], place, remarks)
+    names = "" if seed is None else texts(rows[seed])
+    cells = {"arm": texts(rows[arm]), "name": names, "value": read.numbers, "status": read.endings}
+    frame = pd.DataFrame(cells, rows.index)
+    for name, column in ((arm, "arm"), (seed, "name")):
         if name is not None:
-            remarks.mistake(*(f"{table.place(row)} has no '{name}'" for row in rows.index[cells == ""]))
-    others = rows.drop(columns=[name for name in (arm, seed, metric) if name is not None])
-    others = others.loc[:, ~others.columns.duplicated(keep=False)]
+            remarks.mistake(*(f"{table.place(row)} has no '{name}'" for row in rows.index[frame[column] == ""]))
+    others = rows[[name for name in _roles(table) if name not in (arm, seed, metric)]]
     for name in names_of(others):
         if (statuses := _statuses(others[name], table, remarks)) is not None:
             frame = _with_statuses(frame, statuses[frame.index], table, remarks)
@@ -153,14 +156,13 @@ def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | Non
     remarks.check()
     sizes = frame["arm"].value_counts(sort=False)
     _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
-    others = others.loc[frame.index]
     if seed is not None:
         frame["seed"] = _seed_numbers(frame["name"], remarks)
         frame = _once_each(frame, others, table, remarks)
     else:
         frame["seed"] = np.arange(len(frame))
         for name in (name for name in names_of(others) if role_of(name) == "step"):
-            if texts(others[name]).groupby(frame["arm"]).nunique().gt(1).any():
+            if texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
                 remarks.mistake(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )

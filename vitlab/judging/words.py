@@ -56,6 +56,8 @@ REVERSALS = _set(
 ERRORS = _set("err error errors")
 COUNTED = _set("acc accuracy top1 top3 top5 top10") | ERRORS
 """Words of metrics that count images."""
+BELOW_1_PERCENT = ERRORS | _set("ece")
+"""Words of shares that are below 1 % at times, so that their values do not tell shares from percents."""
 SHARES = COUNTED | _set("f1 auc auroc auprc iou miou dice precision prec recall ece mce")
 """Words of metrics that are shares of one, or percent."""
 PERCENT = _set("percent pct")
