@@ -110,22 +110,6 @@ def test_scenes_depend_on_seed_and_index() -> None:
     assert (sides[8:17] > 700).all() and sides.sum() == sides[8:17].sum()
 
 
-def test_separated_digits_do_not_overlap() -> None:
-    scenes = DigitScenes(train_images=100, digits_per_image=(4, 6), overlap="none")
-    placement = scenes._placement("train", torch.arange(100))
-    boxes_drawn = []
-    for i in range(100):
-        covered_HW = np.zeros((32, 32), int)
-        boxes = [box for box in zip(*(column[i].tolist() for column in placement), strict=True) if box[0] >= 0]
-        for _, top, left, side in boxes:
-            covered_HW[top : top + side, left : left + side] += 1
-        assert covered_HW.max() == 1
-        boxes_drawn.append(len(boxes))
-    assert min(boxes_drawn) >= 1 and np.mean(boxes_drawn) > 3 and max(boxes_drawn) >= 5
-    overlapping = DigitScenes(train_images=100, digits_per_image=(4, 6))
-    assert (overlapping.contents("train") >= 0).sum(1).min() >= 4
-
-
 def test_scene_facts_need_no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "_load", lambda: pytest.fail("read"))
     info = data_info({"type": "digit_scenes", "image_size": [24, 40]})

@@ -36,19 +36,10 @@ def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
     """
     with files.open_decompressed(path) as file:
         head = files.read_up_to(file, 4 + 4 * dimensions, path)
-    if len(head) < 4 or head[:2] != b"\0\0":
+    if len(head) < 4 + 4 * dimensions or head[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
         raise DataError(
-            f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}; delete it and download it again"
-        )
-    if head[2] != UNSIGNED_BYTE or head[3] != dimensions:
-        raise DataError(
-            f"{path} is not the IDX file it should be: type code {head[2]:#04x} with {head[3]} dimensions, "
-            f"expected {UNSIGNED_BYTE:#04x} (unsigned bytes) with {dimensions}; "
-            "delete it and download it again"
-        )
-    if len(head) < 4 + 4 * dimensions:
-        raise DataError(
-            f"{path} is cut off inside its header, after {len(head)} bytes; delete it and download it again"
+            f"{path} is not an IDX file of unsigned bytes in {dimensions} dimensions: it begins with "
+            f"{head.hex() or 'nothing'}; delete it and download it again"
         )
     return struct.unpack(f">{dimensions}I", head[4:])
 

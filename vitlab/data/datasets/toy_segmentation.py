@@ -5,7 +5,7 @@ N scenes, D digits, H rows and W columns of the canvas, S rows or columns of a d
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import AfterValidator, Field
@@ -20,9 +20,6 @@ from vitlab.geometry import DataInfo, Pair
 SHEETS = 20
 """Number of groups ("sheets") of training digits, in file order.  A scene takes its digits from one sheet, and a sheet
 is either for training or for validation, so no digit, and hardly a writer, is in both."""
-
-ATTEMPTS = 20
-"""Positions drawn for a digit without overlap before it is omitted."""
 
 INK = 64
 """Lowest level of a pixel that belongs to a digit: a quarter of full ink.  Lower levels are background."""
@@ -57,7 +54,6 @@ class DigitScenes(Dataset):
         test_images: scenes of test digits.
         digits_per_image: minimum and maximum number of digits in a scene, uniformly drawn.
         digit_size: minimum and maximum side of a digit in pixels, uniformly drawn; the source digits have 8.
-        overlap: ``allowed``, or ``none``: a digit without a free position in twenty attempts is omitted.
         seed: of all random draws.
     """
 
@@ -72,14 +68,12 @@ class DigitScenes(Dataset):
         test_images: Annotated[int, Field(ge=1)] = 500,
         digits_per_image: Range = (1, 4),
         digit_size: Range = (8, 16),
-        overlap: Literal["allowed", "none"] = "allowed",
         seed: int = 0,
     ) -> None:
         self.image_size: Pair = image_size
         self.images = {"train": train_images, "test": test_images}
         self.digits_per_image = digits_per_image
         self.digit_size = digit_size
-        self.overlap: Literal["allowed", "none"] = overlap
         self.seed = seed
 
     def info(self) -> DataInfo:
@@ -148,27 +142,9 @@ class DigitScenes(Dataset):
             word_N2 = _words(noise.fold(key, 2 * place + 1), id_N, 2)
             source_N = low_N + _below(word_N2[:, 0], high_N - low_N)
             side_N = self.digit_size[0] + _below(word_N2[:, 1], self.digit_size[1] - self.digit_size[0] + 1)
-            attempts = ATTEMPTS if self.overlap == "none" else 1
-            word_NA2 = _words(noise.fold(key, 2 * place + 2), id_N, 2 * attempts).view(-1, attempts, 2)
-            top_NA, left_NA = (
-                _below(word_NA2[..., axis], size - side_N[:, None] + 1) for axis, size in enumerate(self.image_size)
-            )
-            free_NA = torch.ones(len(id_N), attempts, dtype=torch.bool)
-            if self.overlap == "none":
-                for other in columns:
-                    disjoint_NA = _disjoint(top_NA, side_N[:, None], other.top_ND[:, None], other.side_ND[:, None])
-                    disjoint_NA |= _disjoint(left_NA, side_N[:, None], other.left_ND[:, None], other.side_ND[:, None])
-                    free_NA &= disjoint_NA | (other.source_ND < 0)[:, None]
-            first_N1 = free_NA.int().argmax(1, keepdim=True)
-            visible_N = (place < count_N) & free_NA.any(1)
-            columns.append(
-                _Placement(
-                    torch.where(visible_N, source_N, -1),
-                    top_NA.gather(1, first_N1)[:, 0],
-                    left_NA.gather(1, first_N1)[:, 0],
-                    side_N,
-                )
-            )
+            corner_N2 = _words(noise.fold(key, 2 * place + 2), id_N, 2)
+            top_N, left_N = (_below(corner_N2[:, axis], size - side_N + 1) for axis, size in enumerate(self.image_size))
+            columns.append(_Placement(torch.where(place < count_N, source_N, -1), top_N, left_N, side_N))
         return _Placement(*(torch.stack(column_DN, 1) for column_DN in zip(*columns, strict=True)))
 
 
@@ -197,11 +173,6 @@ def _words(k: noise.Key, id_N: Tensor, n: int) -> Tensor:
 def _below(word: Tensor, bound: Tensor | int) -> Tensor:
     """Map a 32-bit word to [0, bound)."""
     return word * bound >> 32
-
-
-def _disjoint(start: Tensor, length: Tensor, other_start: Tensor, other_length: Tensor) -> Tensor:
-    """Return True where two intervals have no pixel in common."""
-    return (start + length <= other_start) | (other_start + other_length <= start)
 
 
 def _weights(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
