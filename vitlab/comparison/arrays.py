@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
 
 from vitlab import statistics
 from vitlab.comparison.verdict import Verdict
@@ -209,6 +208,8 @@ def contrasts(
     Differences that do not scatter, and those with collapsed seeds, are tested by the exact sign-flip test, which has
     no interval.
     """
+    from scipy.special import stdtr  # not at the top: a stored report is shown without scipy
+
     x_SCN, y_SCN = values_SAN[:, design.arms], values_SAN[:, design.baselines]
     d_SCN = x_SCN - y_SCN
     n, difference, sd = _moments(d_SCN)
@@ -344,5 +345,7 @@ def _interval(
     difference: Floats, se: Floats, df: Floats, tail: Floats, where: Mask, reach: float
 ) -> tuple[Floats, Floats]:
     """Return the interval that leaves out a tail on either side, no wider than the bounds of the metric."""
+    from scipy.special import stdtrit
+
     half = np.where(where, stdtrit(df, 1 - tail) * se, math.nan)
     return np.clip(difference - half, -reach, reach), np.clip(difference + half, -reach, reach)

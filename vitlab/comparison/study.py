@@ -41,6 +41,7 @@ class Comparison:
     awaited: int  #: trials that have not ended
     lost: int  #: lost seeds of both sides
     chance: float  #: value of guesses of the arm
+    collapsed: tuple[int, ...]  #: collapsed seeds of the arm
     sound_difference: float  #: without collapsed seeds; NaN where there are none
     choice_sd: float  #: what the choice of tuned knobs adds to the difference
     decidable: float  #: probability that all seeds that it may get decide it
@@ -165,6 +166,7 @@ class _Study:
                 awaited=awaited.get(arm, 0),
                 lost=int(judged.lost[0, place]),
                 chance=chance.get(arm, NAN),
+                collapsed=tuple(self.seeds[flags[0][place]].tolist()),
                 sound_difference=self._sound_difference(values_AN, flags, place),
                 choice_sd=sd_of_choice[place],
                 decidable=self._decidable(contrast, place),

@@ -56,19 +56,22 @@ class ArmData:
 def arm_data(results: StudyResults) -> dict[str, ArmData]:
     """Return the trials of each arm."""
     frame, test = results.frame, _test_column(results.plan.analysis)
-    names = ("arm", "baseline", "seed", "status", "trial", "params", "macs", "images", "wall_s")
-    columns = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in names]
-    columns.append(frame[test].tolist() if test in frame else [math.nan] * len(frame))
+    columns = [frame[name].tolist() for name in ("arm", "baseline", "seed", "status", "trial")]
+    for name in ("params", "macs", "images", "wall_s", test):
+        in_frame = (
+            frame[name].to_numpy(dtype=float, na_value=math.nan) if name in frame else np.full(len(frame), math.nan)
+        )
+        columns.append(in_frame.tolist())
     arms: dict[str, ArmData] = {}
     for arm, baseline, seed, status, trial, params, macs, images, wall_s, tested in zip(*columns, strict=True):
-        data = arms.setdefault(str(arm), ArmData(str(arm), None if baseline is None else str(baseline)))
+        data = arms.setdefault(str(arm), ArmData(str(arm), baseline if isinstance(baseline, str) else None))
         data.seeds.append(int(seed))
         data.statuses.append(str(status))
         data.trials.append(str(trial))
-        data.sizes.append((_number(params), _number(macs)))
-        data.images.append(_number(images))
-        data.wall_s.append(_number(wall_s))
-        data.tested.append(_number(tested))
+        data.sizes.append((params, macs))
+        data.images.append(images)
+        data.wall_s.append(wall_s)
+        data.tested.append(tested)
     return arms
 
 
@@ -160,9 +163,11 @@ def _row(
     row["split_sd"] = statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan
     if comparison is not None:
         row |= comparison_columns(comparison, plan)
-    beside = [data.baseline] if data.baseline else [one for one, base in compared.items() if base == data.name]
-    group = {name: results.values.get(name, {}) for name in (data.name, *beside)}
-    collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[data.name])
+        collapsed = set(comparison.collapsed)
+    else:
+        beside = [name for name, baseline in compared.items() if baseline == data.name]
+        group = {name: results.values.get(name, {}) for name in (data.name, *beside)}
+        collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[data.name])
     sound = [value for seed, value in values.items() if seed not in collapsed]
     row["collapsed"] = len(collapsed)
     row["sound_mean"] = float(np.mean(sound)) if collapsed else math.nan
@@ -200,10 +205,6 @@ def _test_column(analysis: Analysis) -> str | None:
     """Return the test metric of the same name as the metric, if the metric says which split it is of."""
     split, _, name = analysis.metric.partition("/")
     return f"test/{name}" if split in GROUPS else None
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _type(column: str) -> str:

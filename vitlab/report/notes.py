@@ -26,6 +26,7 @@ from vitlab.report.notes_on_seeds import (
     first_of,
     looks_note,
     repeated_trials,
+    shape_of_seeds,
     split_noise,
     spread_rule,
     unpaired_seeds,
@@ -82,6 +83,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         + spread_rule(plan, rows)
         + varied_streams(results)
         + split_noise(plan, rows)
+        + shape_of_seeds(results, rows)
         + collapsed_seeds(rows)
         + _learning_rate(plan)
     )
@@ -93,6 +95,7 @@ def table_notes(results: StudyResults, rows: Sequence[phrasing.Row]) -> list[str
         *first_of(_missing_metric(results.plan, results.frame), "of these"),
         *unpaired_seeds(results, rows),
         *spread_rule(results.plan, rows),
+        *shape_of_seeds(results, rows),
         *collapsed_seeds(rows),
     ]
 

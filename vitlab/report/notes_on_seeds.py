@@ -6,16 +6,19 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vitlab.comparison.study import is_futile
 from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.study_results import StudyResults
-from vitlab.statistics import boschloo, largest_hidden_rate, sd_interval
+from vitlab.statistics import boschloo, gap_score, largest_hidden_rate, sd_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_GAP_SCORE = 3.0  #: normal seeds have a larger one in 1 % of studies
 MAX_LISTED = 12  #: notes of one kind that are listed one by one
 
 
@@ -65,6 +68,19 @@ def spread_rule(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         f"The variance of a difference is averaged with the mean variance of {shared} comparisons, which have one "
         f"baseline and the same seeds, and is never below its own: a rule of vitlab's own, checked by simulation."
         f"{others}{corrected}"
+    ]
+
+
+def shape_of_seeds(results: StudyResults, rows: Sequence[phrasing.Row]) -> list[str]:
+    """Return a note if the seeds of the arms lie in groups, or far to one side, more than normal values do."""
+    sound = [results.values[row["arm"]] for row in rows if row["n"] and not row["collapsed"]]
+    seeds = sorted(set.intersection(*map(set, sound))) if sound else []
+    score = gap_score(np.array([[values[seed] for seed in seeds] for values in sound])) if len(seeds) > 2 else 0.0
+    if not score > MAX_GAP_SCORE or not any(row["test"] == "paired t" for row in rows):
+        return []
+    return [
+        "Warning: seeds lie in groups, or far out on one side, more than normal values do (their gaps exceed those by "
+        f"{score:.1f} standard errors). P values and intervals are too small for such seeds: look at the single ones."
     ]
 
 

@@ -32,3 +32,4 @@ from vitlab.statistics.scaling import fit_law as fit_law
 from vitlab.statistics.scaling import pareto as pareto
 from vitlab.statistics.sequential import predictive_power as predictive_power
 from vitlab.statistics.sequential import sequential_levels as sequential_levels
+from vitlab.statistics.shape import gap_score as gap_score
