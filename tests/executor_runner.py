@@ -31,7 +31,7 @@ def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float 
     )
 
 
-def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
+def execute(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
     outcomes: list[TrialResult | Exception | None] = []
     for item in job.trials:
         try:

@@ -15,7 +15,7 @@ from vitlab.store.folders import TrialFolder
 from vitlab.store.result import TrialResult
 
 
-def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | None]:
+def execute(job: Job, stop: Callable[[], bool]) -> list[TrialResult | None]:
     return [run_trial(item.trial, TrialFolder(item.folder), stop) for item in job.trials]
 
 

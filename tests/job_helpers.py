@@ -45,9 +45,9 @@ def run_trial(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> TrialResult | None:
     """Run one trial in the loop engine, and raise the error that ended it."""
-    from vitlab.runner.run import run  # not above, since it imports torch
+    from vitlab.runner.run import execute  # not above, since it imports torch
 
-    [outcome] = run(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
+    [outcome] = execute(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -57,11 +57,11 @@ def run_together(
     work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Run trials together, by ``vmap`` unless the settings name an engine; raise if one was taken over."""
-    from vitlab.runner.run import run
+    from vitlab.runner.run import execute
 
     engine = "vmap" if settings.engine == "loop" else settings.engine
     trials = tuple(JobTrial(trial.key, folder.path, trial) for trial, folder in work)
-    for outcome in run(Job(trials, replace(settings, engine=engine)), stop):
+    for outcome in execute(Job(trials, replace(settings, engine=engine)), stop):
         if isinstance(outcome, Busy):
             raise outcome
 

@@ -24,9 +24,9 @@ def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:
     return stop_slowly
 
 
-def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
+def execute(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
     if job.trials[0].trial.spec.data.type == "ignore":
         write_json(job.folder / "pid.json", os.getpid())
         while True:
             time.sleep(60)
-    return runner.run(replace(job, settings=replace(job.settings, every_s=0.0)), slowed(stop))
+    return runner.execute(replace(job, settings=replace(job.settings, every_s=0.0)), slowed(stop))

@@ -316,7 +316,7 @@ def test_trial_that_ignores_its_time_limit_is_ended(tmp_path: Path, monkeypatch:
 
         worker.run_job_and_exit(work, "executor_runner", lambda: False, report)
     assert os.waitpid(child, 0)[1] == 0
-    assert read_json(tmp_path / "report.json") == ["timeout", base.overdue_message()]
+    assert read_json(tmp_path / "report.json") == ["timeout", worker.overdue_message()]
 
 
 def test_job_survives_its_file(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from executor_runner import result
 from job_helpers import HERE, LIGHT, PATIENCE_S, alive, ends, job, until, with_settings
 
 from vitlab import registry
-from vitlab.driver.scheduler import Watch, _drive
+from vitlab.driver.scheduler import Schedule
+from vitlab.driver.session import Session
 from vitlab.errors import UserError
 from vitlab.executors import Executor, Inline, Local, base, machine, worker
 from vitlab.executors.base import Job, JobEnd
@@ -31,10 +32,9 @@ from vitlab.runner import fork_server
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import locks
 from vitlab.store.files import read_json
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import process
 from vitlab.store.result import Ending
-from vitlab.trackers import Untracked
 
 RUNNER = "executor_runner"
 
@@ -401,12 +401,12 @@ def test_trial_imports_no_compiler(tmp_path: Path) -> None:
         from pathlib import Path
         from vitlab.executors import Job, JobTrial, Settings
         from vitlab.lab import plan_study
-        from vitlab.runner.run import run
+        from vitlab.runner.run import execute
         _, plan = plan_study(sys.argv[1])
         for engine in ("loop", "vmap"):
             folders = [Path(sys.argv[1]).parent / engine / item.trial.key / "code" for item in plan.trials]
             trials = [JobTrial("", folder, item.trial) for folder, item in zip(folders, plan.trials)]
-            outcomes = run(Job(tuple(trials), Settings(engine=engine)))
+            outcomes = execute(Job(tuple(trials), Settings(engine=engine)))
             print([outcome.status.value for outcome in outcomes], "torch._dynamo" in sys.modules)
     """
     line = [sys.executable, "-c", textwrap.dedent(script), str(file)]
@@ -567,7 +567,7 @@ def test_running_orphan_trials_are_awaited(local: Callable[..., Local], tmp_path
 STOPPED = """
 import os, signal, sys
 from pathlib import Path
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 with TrialFolder(Path(sys.argv[1])).lease():
     os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -614,8 +614,9 @@ def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None
     run = RunSpec(device="cpu", workers=1, retries=0)
     executor = TinyLocal(run)
     planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial)}
-    failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Untracked(), Watch())
-    assert failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
+    schedule = Schedule(executor, planned_of, Session(Store(tmp_path), run), [], executor.reattach([work]))
+    schedule.complete()
+    assert schedule.failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 
 
 def test_driver_looks_for_a_job_only_if_a_slot_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -640,7 +641,9 @@ def test_driver_looks_for_a_job_only_if_a_slot_is_free(tmp_path: Path, monkeypat
     planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial) for work in jobs}
     run = RunSpec(device="cpu", workers=1)
     executor: Any = TenthPoll()
-    assert _drive(executor, [], jobs, planned_of, run, Untracked(), Watch()) == 0
+    schedule = Schedule(executor, planned_of, Session(Store(tmp_path), run), jobs)
+    schedule.complete()
+    assert schedule.failed == 0
     assert checked == [work.folder for work in jobs] and executor.polls == 60
 
 

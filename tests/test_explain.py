@@ -14,7 +14,7 @@ import vitlab
 from vitlab.components.attention import SDPA
 from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
-from vitlab.driver.scheduler import Watch
+from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.explain import pictures
 from vitlab.explain.capture import capture

@@ -13,13 +13,14 @@ import job_helpers
 import pytest
 from pydantic import ValidationError
 
-from vitlab.driver.scheduler import Watch, _drive
+from vitlab.driver.scheduler import Schedule
+from vitlab.driver.session import Session, Watch
 from vitlab.errors import Refused, TrialFailed
-from vitlab.executors import Executor, Job, JobEnd, base
+from vitlab.executors import Executor, Job, JobEnd, worker
 from vitlab.plan.values import Planned
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 
 
 def job(root: Path, name: str, **spec: Any) -> Job:
@@ -59,13 +60,6 @@ class Scripted(Executor):
         self.cancelled = True
 
 
-class SilentTracker:
-    """Tracker that does nothing."""
-
-    def update(self) -> None:
-        """Do nothing."""
-
-
 class Ear(Watch):
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
@@ -81,7 +75,9 @@ def planned_of(work: Sequence[Any]) -> dict[Path, Planned]:
 def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, Scripted, Ear]:
     executor, ear = Scripted(RunSpec(**run), scripts), Ear()
     work = [job(root, name) for name in scripts]
-    return _drive(executor, [], work, planned_of(work), executor.run, SilentTracker(), ear), executor, ear  # type: ignore[arg-type]
+    schedule = Schedule(executor, planned_of(work), Session(Store(root), executor.run, watch=ear), work)
+    schedule.complete()
+    return schedule.failed, executor, ear
 
 
 @pytest.mark.parametrize(
@@ -161,10 +157,10 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
     work = [job(tmp_path, name) for name in "abc"]
     planned, ear = planned_of(work), Ear()
     with pytest.raises(Refused, match=r"2 trials were not trained; run the same command to plan them again"):
-        _drive(executor, [], work, planned, executor.run, SilentTracker(), ear)  # type: ignore[arg-type]
+        Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), work).complete()
     alone = Scripted(RunSpec(), {"b": ["refused"]})
     with pytest.raises(Refused, match="1 trial was not trained; run the same command to plan it"):
-        _drive(alone, [], work[1:2], planned_of(work[1:2]), alone.run, SilentTracker(), Ear())  # type: ignore[arg-type]
+        Schedule(alone, planned_of(work[1:2]), Session(Store(tmp_path), alone.run), work[1:2]).complete()
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trials[0].trial.key for item in executor.asked] == ["a", "b"]
     assert not any(TrialFolder(item.folder).failure() for item in work)
@@ -173,7 +169,7 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
 def test_attempt_records_its_facts(tmp_path: Path) -> None:
     def run_once(do: str, **limits: Any) -> tuple[str, str]:
         work = replace(job(tmp_path, do, **limits.pop("spec", {})), **limits)
-        return base.attempt(work, "executor_runner", lambda: False)
+        return worker.run_job(work, "executor_runner", lambda: False)
 
     assert run_once("refuse")[0] == "refused"
     assert TrialFolder(job(tmp_path, "refuse").folder).failure() is None
@@ -190,15 +186,15 @@ def test_first_step_is_reported_once(tmp_path: Path) -> None:
         announced: list[str] = []
         work = job(tmp_path, "step", steps=steps)
         (work.folder / "result.json").unlink(missing_ok=True)
-        assert base.attempt(work, "executor_runner", lambda: False, announced.append)[0] == "done"
+        assert worker.run_job(work, "executor_runner", lambda: False, announced.append)[0] == "done"
         assert announced == stages  # a single step has no further report; its end implies it
 
 
 def test_trial_that_ignores_its_time_limit_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "OVERDUE_S", 0.05)
+    monkeypatch.setattr(worker, "OVERDUE_S", 0.05)
     called: list[float] = []
     work = replace(job(tmp_path, "step", steps=1, **{"for": 0.6}), timeout_s=0.1)
-    base.attempt(work, "executor_runner", lambda: False, overdue=lambda: called.append(time.monotonic()))
+    worker.run_job(work, "executor_runner", lambda: False, overdue=lambda: called.append(time.monotonic()))
     assert len(called) == 1
 
 

@@ -14,7 +14,8 @@ import torch
 import yaml
 
 import vitlab
-from vitlab.driver.scheduler import Watch, _drive
+from vitlab.driver.scheduler import Schedule
+from vitlab.driver.session import Session, Watch
 from vitlab.executors import Job, JobTrial, Local, Settings
 from vitlab.lab import Answer
 from vitlab.plan.values import Planned, Trial
@@ -83,11 +84,6 @@ class Ear(Watch):
         self.heard.append((planned.arm, how))
 
 
-class SilentTracker:
-    def update(self) -> None:
-        """Do nothing."""
-
-
 class Greedy(Local):
     runner = "gpu_runner"
 
@@ -107,6 +103,7 @@ def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytes
         jobs.append(Job((JobTrial(name, folder, trial),), Settings(device="cuda", keep="none")))
     planned = {item.folder: Planned(item.name, 0, item.trials[0].trial) for item in jobs}
     ear = Ear()
-    failed = _drive(executor, [], jobs, planned, executor.run, SilentTracker(), ear)  # type: ignore[arg-type]
-    assert failed == 0 and all(TrialFolder(item.folder).done() for item in jobs)
+    schedule = Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), jobs)
+    schedule.complete()
+    assert schedule.failed == 0 and all(TrialFolder(item.folder).done() for item in jobs)
     assert ear.heard == [("second", "oom"), ("first", "done"), ("second", "done")]

@@ -26,7 +26,9 @@ from test_distributed import GUESTS, gone
 from test_distributed import trial as by_several
 
 from vitlab import lab, registry
-from vitlab.driver.scheduler import Watch, execute, with_prerequisites
+from vitlab.driver.scheduler import Schedule
+from vitlab.driver.session import Session
+from vitlab.driver.stages import with_prerequisites
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import Executor, Inline, Job, Local, Ray, base
 from vitlab.executors import ray as room
@@ -178,13 +180,6 @@ def study(folder: Path, executor: Any) -> Path:
     return file
 
 
-class SilentTracker:
-    """Tracker that is not informed."""
-
-    def update(self) -> None:
-        """Do nothing."""
-
-
 def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
     """Student and teacher by every executor; with copied files, the teacher's weights are sent to the student."""
     results = {}
@@ -192,7 +187,9 @@ def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
         store = Store(tmp_path / name)
         spec, plan = lab.plan_study(study(tmp_path, executor))
         todo = with_prerequisites(plan, plan.trials, store)
-        assert execute(todo, store, spec.run, (), SilentTracker(), Watch()) == 0  # type: ignore[arg-type]
+        schedule = Schedule.of(todo, Session(store, spec.run))
+        schedule.complete()
+        assert schedule.failed == 0
         folders = [file.parent for file in store.root.glob("trials/*/*/result.json")]
         assert len(folders) == len(todo) == 2 and not any((folder / "checkpoint").exists() for folder in folders)
         assert all((folder / "weights.safetensors").stat().st_size for folder in folders)

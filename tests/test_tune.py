@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import vitlab
 from vitlab import report
 from vitlab.cli import cli
-from vitlab.driver.scheduler import Watch
+from vitlab.driver.session import Watch
 from vitlab.errors import SpecError
 from vitlab.lab import Answer, plan_study
 from vitlab.plan import Plan, Planned

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 import vitlab
 from vitlab import lab, report
 from vitlab.cli import cli
-from vitlab.driver.scheduler import Watch
+from vitlab.driver.session import Watch
 from vitlab.errors import UserError
 from vitlab.plan import versions as plan_versions
 from vitlab.plan.values import Arm

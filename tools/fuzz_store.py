@@ -184,13 +184,13 @@ class Bench:
             where = [str(self.out)] if words[0] == "sync" else ["--out", str(self.out)]
             cli.cli.main([*arguments, *where], standalone_mode=False)
 
-    def train(self, todo: Sequence[Any], store: Any, *_: Any) -> int:
-        """Stand in for :func:`vitlab.driver.scheduler.execute`: write what the trials had written."""
+    def train(self, schedule: Any) -> None:
+        """Stand in for :meth:`vitlab.driver.scheduler.Schedule.complete`: write what the trials had written."""
         from vitlab.store.files import write_bytes, write_json
         from vitlab.store.folders import TrialFolder
 
-        for planned in todo:
-            folder = store.trial(planned.trial.key, planned.trial.code)
+        for path, planned in schedule._planned.items():
+            folder = TrialFolder(path)
             before = TrialFolder(self.whole / folder.path.relative_to(self.out.resolve()))
             with folder.lease():
                 folder.recover_journal()
@@ -201,17 +201,16 @@ class Bench:
                 result = before.result()
                 assert result is not None
                 folder.finish(result)
-        return 0
 
     def run(self) -> None:
         """Run the study, and require that it is complete."""
         from vitlab import lab
-        from vitlab.driver import missing
+        from vitlab.driver.scheduler import Schedule
         from vitlab.store.folders import TrialFolder
 
         # A separate process checks whether a folder is a git repository.
-        git = mock.patch("vitlab.plan.versions.git", lambda *_: "")
-        with git, mock.patch.object(missing, "execute", self.train):
+        git = mock.patch("vitlab.plan.versions.rev_parse", lambda *_: "")
+        with git, mock.patch.object(Schedule, "complete", lambda schedule: self.train(schedule)):
             answer = lab.run(self.file, out=self.out, retry_failed=True)
         assert answer.failed == 0, answer
         stored_results = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}

@@ -7,24 +7,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from vitlab import report
-from vitlab.driver import stored_answer
-from vitlab.driver.missing import cached_trials, next_stage, require_arm, train
+from vitlab import registry, report
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.planning import read_data, with_decisions
-from vitlab.driver.scheduler import Watch, prepare_run, sole_driver
+from vitlab.driver.scheduler import prepare_run, sole_driver, train_missing
+from vitlab.driver.session import Session, Watch
+from vitlab.driver.stages import cached_trials, next_stage, require_arm
 from vitlab.plan.packaged import study_file
-from vitlab.plan.plan_file import write_plan
-from vitlab.plan.versions import begin_run
+from vitlab.plan.plan_file import registered, write_plan
+from vitlab.plan.values import Plan
+from vitlab.plan.versions import begin_run, is_recorded
 from vitlab.report.answer import Answer as Answer
 from vitlab.report.api import study_path
+from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers import deliver_rest, tracker_of
+
+Render = Callable[[str], str | bytes]
+"""Function that returns a report in a format."""
+
+DELIVERED = "delivered.json"
+"""File in a study's folder with the last complete delivery: the tracker's place, the state of the report, the link."""
 
 
 def run(
@@ -38,7 +47,7 @@ def run(
     measure: bool = False,
     versions: Mapping[str, str] = {},
     watch: Watch | None = None,
-    on_report: Callable[[report.Content], None] | None = None,
+    on_report: Callable[[Render], None] | None = None,
 ) -> Answer:
     """Train the missing trials of a study, track them and write the report.  Running it again trains nothing.
 
@@ -57,13 +66,14 @@ def run(
             python, torch, torchvision, numpy and pillow.  Results with other versions are not used; trials of required
             versions are stored apart from those without.
         watch: progress display; by default an updating display in a notebook, a live table in a terminal, and plain
-            lines on stderr elsewhere.  ``vitlab.driver.scheduler.Watch()`` shows nothing.
-        on_report: called with the content of the report once the study has ended, before the report's files are written
-            and the rest is delivered to the tracker.
+            lines on stderr elsewhere.  ``vitlab.driver.session.Watch()`` shows nothing.
+        on_report: called once the study has ended, before the report's files are written and the rest is delivered to
+            the tracker, with a function that returns the report in a format, such as ``terminal`` or ``json``.
 
     Raises:
         SpecError: if the file is wrong, with every mistake; nothing is written.
-        UserError: if ``file`` is not a path or ``only`` matches no arm; nothing is written.
+        UserError: if ``file`` is not a path, ``only`` matches no arm, or the executor or the tracker cannot work here;
+            nothing is written.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
             lacks if the report is written.
     """
@@ -71,7 +81,6 @@ def run(
 
     watch = watch or watch_on()
     file = study_file(study_path(file), out, watch.say)
-    request = stored_answer.Request.of(file, out, changes, plugins)
     store = Store(Path(out).resolve())
     prepare_run(file, changes, store)
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
@@ -82,20 +91,26 @@ def run(
     with sole_driver(plan, store, watch) as followed:
         if followed:
             study, plan = make()
+        outcomes = cached_trials(plan, only, store)
+        _, missing = next_stage(plan, only, outcomes)
+        tracker_of(plan, store, study.run)  # raises before anything is written if its options cannot work
+        if missing:
+            registry.slot("executor").build(study.run.executor, study.run)  # the same
         store.clear(plan.study)
-        plan = begin_run(plan, store, file, changes, plugins, watch.say)
-        tracker = tracker_of(plan, store, study.run)
-        outcomes: dict[str, str] = {}
+        if missing or not is_recorded(plan, store, file, changes, plugins):
+            plan = begin_run(plan, store, file, changes, plugins, watch.say)
+        plan = registered(plan, store)
+        session = Session(store, study.run, plugins, watch, tracker_of(plan, store, study.run))
         stages, unexplained, has_ended = 0, list[str](), False
         try:
             while True:
                 outcomes |= cached_trials(plan, only, store, outcomes)
-                decided = with_decisions(plan, store, study.run, plugins, watch.say)
+                decided = with_decisions(plan, session)
                 if decided != plan:
                     write_plan(decided, store)
                     study, plan = make()
                     plan = write_plan(plan, store)
-                    tracker = tracker_of(plan, store, study.run)
+                    session = replace(session, tracker=tracker_of(plan, store, study.run))
                     continue
                 stage, missing = next_stage(plan, only, outcomes)
                 if stages and not missing:
@@ -103,7 +118,7 @@ def run(
                 if missing and not stages:  # while workers start and train
                     Thread(target=report.warm_up, name="imports of the report", daemon=True).start()
                 stages += 1
-                outcomes |= train(stage, missing, store, study.run, plugins, tracker, watch, retry_failed=retry_failed)
+                outcomes |= train_missing(stage, missing, session, retry_failed=retry_failed)
             if study.run.explain:
                 from vitlab.driver.explanations import examine_arms
 
@@ -113,26 +128,66 @@ def run(
             if measure:
                 from vitlab.driver.benchmark import measure_arms
 
-                measure_arms(plan, store, study.run, plugins, watch.say)
+                measure_arms(plan, session)
             has_ended = True
         finally:
-            tracker.update()  # while the report is written
-            content = report.collect(plan, store)
-            try:
-                if has_ended and on_report is not None:
-                    on_report(content)
-            finally:
-                watch.say("writing the report")
-                files: Sequence[Path] = ()
-                try:
-                    files = report.write(content, store.study(plan.study) / "report")
-                finally:  # a report that cannot be written keeps no trial from the tracker
-                    link = deliver_rest(tracker, files, watch.say)
+            link = _report_and_deliver(plan, session, on_report if has_ended else None)
         counts = Counter(outcomes.values())
         reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
         untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
-        failed = counts["failed"] + untuned
-        answer = Answer(plan, store, counts["trained"], counts["cached"], failed, tracker.title, link)
-        if only == "*" and not (measure or versions or unexplained):
-            stored_answer.keep(answer, request, tracker)
-    return answer
+        return Answer(
+            plan,
+            store,
+            counts["trained"],
+            counts["cached"],
+            counts["failed"] + untuned,
+            session.tracker.title,
+            link,
+            elsewhere=counts["elsewhere"],
+            start_command=session.tracker.start_command(),
+        )
+
+
+def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:
+    """Bring the stored report up to date, and the tracker, and return the study's address there."""
+    folder, tracker = session.store.study(plan.study) / "report", session.tracker
+    if report.is_current(plan, session.store):
+        if on_report is not None:
+            on_report(lambda format: report.read_report(plan, session.store, format) or "")
+        if (link := _delivered(plan, session)) is not None:
+            return link or None
+        return _deliver(plan, session, sorted(folder.iterdir()))
+    tracker.update()  # while the report is written
+    content = report.collect(plan, session.store)
+    try:
+        if on_report is not None:
+            on_report(content.render)
+    finally:
+        session.watch.say("writing the report")
+        files: Sequence[Path] = ()
+        try:
+            files = report.write(content, folder)
+        finally:  # a report that cannot be written keeps no trial from the tracker
+            link = _deliver(plan, session, files)
+    return link
+
+
+def _delivered(plan: Plan, session: Session) -> str | None:
+    """Return the address in the tracker if it lacks nothing, by the records of deliveries; empty without a tracker."""
+    tracker = session.tracker
+    if not tracker.title:
+        return ""
+    record = read_json(session.store.study(plan.study) / DELIVERED, mapping) or {}
+    same = (record.get("place"), record.get("state")) == (tracker.place(), report.state(plan, session.store))
+    link = record.get("link")
+    return link if same and isinstance(link, str) and tracker.undelivered() == 0 else None
+
+
+def _deliver(plan: Plan, session: Session, files: Sequence[Path]) -> str | None:
+    """Deliver what the tracker lacks, record that if it succeeds, and return the address."""
+    tracker, state = session.tracker, report.state(plan, session.store)
+    link = deliver_rest(tracker, files, session.watch.say)
+    if link and files:
+        record = {"place": tracker.place(), "state": state, "link": link}
+        write_json(session.store.study(plan.study) / DELIVERED, record)
+    return link

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from measuring import Row, in_turns, row, user_environment
 
-from vitlab.driver.scheduler import Watch, execute
+from vitlab.driver.scheduler import Schedule
+from vitlab.driver.session import Session
 from vitlab.lab import plan_study
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import Untracked
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 QUICKSTART = PIPELINES / "quickstart.yaml"
@@ -63,12 +63,13 @@ def _run_s(seeds: int, engine: str) -> tuple[float, float]:
         store = Store(Path(folder) / "runs")
         run = RunSpec.model_validate({"executor": "local", "workers": 1, "engine": engine})
         began, worked = time.perf_counter(), time.process_time() + _workers_cpu_s()
-        failed = execute(plan.trials, store, run, (), Untracked(), Watch())
+        schedule = Schedule.of(plan.trials, Session(store, run))
+        schedule.complete()
         passed = time.perf_counter() - began, time.process_time() + _workers_cpu_s() - worked
         folders = [store.trial(item.trial.key, item.trial.code) for item in plan.trials]
         reasons = {folder.failure() for folder in folders if not folder.done()}
-        if failed or reasons:
-            raise RuntimeError(f"{failed} of {seeds} trials failed: {reasons}")
+        if schedule.failed or reasons:
+            raise RuntimeError(f"{schedule.failed} of {seeds} trials failed: {reasons}")
     return passed
 
 

@@ -14,7 +14,7 @@ from measuring import Row, row
 
 from vitlab.plan.values import Trial
 from vitlab.runner.job import Job, JobTrial, Settings
-from vitlab.runner.run import run
+from vitlab.runner.run import execute
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
 
@@ -45,7 +45,7 @@ def _send_peak(pipe: Connection, members: int) -> None:
         settings = Settings(device="cpu", every_s=0.0, engine="loop" if members == 1 else "vmap")
         trials = tuple(JobTrial(trial.key, folder.path, trial) for trial, folder in work)
         before = _peak()
-        run(Job(trials, settings))
+        execute(Job(trials, settings))
         bytes_held = _peak() - before
         if not all(folder.done() for _, folder in work):
             raise RuntimeError(f"a trial has failed: {[folder.failure() for _, folder in work]}")

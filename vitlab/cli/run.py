@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +30,12 @@ from vitlab.cli.options import (
 from vitlab.errors import TrialFailed, UserError, count
 
 if TYPE_CHECKING:
-    from vitlab.report import Content
+    from vitlab.report.answer import Answer
 
 DETACH = "--detach"
 LOG = "driver.log"  #: of a run that was detached, in the study's folder
 BEGIN_S = 60.0  #: how long one may take until it holds the study; a busy machine imports torch slowly
 TAIL = 20  #: lines of its log that are shown where it does not get so far
-
-UNCHANGED = "0 trained: nothing has changed since the last run, and this is its answer."
-"""Sentence below a stored answer."""
 
 
 @click.command()
@@ -86,7 +82,8 @@ def command(
 
     Trials that have been trained before, by this or another study, are not trained again.
     """
-    values = parse_changes(changes)
+    click.echo(f"reading {file}", err=True)  # the imports that follow take seconds
+    values, pattern = parse_changes(changes), _pattern(only)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}.items():
         if value is not None:
             values[path] = value
@@ -98,14 +95,6 @@ def command(
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     file = study_file(file, out)
-    if not (smoke or only or measure):
-        from vitlab.driver import stored_answer
-
-        stored = stored_answer.find(stored_answer.Request.of(file, out, values, plugins))
-        if stored is not None:
-            click.echo(stored.head, err=True)
-            click.echo(stored.json if as_json else f"{stored.text}\n{_epilogue(stored, UNCHANGED)}")
-            return
     from vitlab import lab
     from vitlab.driver.progress import watch_on
 
@@ -121,26 +110,20 @@ def command(
         out=out,
         changes=values,
         plugins=plugins,
-        only=_pattern(only),
+        only=pattern,
         retry_failed=retry_failed,
         measure=measure,
         watch=watch,
-        on_report=partial(_print_report, form="json" if as_json else "terminal"),
+        on_report=lambda render: click.echo(render("json" if as_json else "terminal")),
     )
     if not as_json:
-        failed = f", {answer.failed} failed" if answer.failed else ""
-        click.echo(_epilogue(answer, f"{answer.trained} trained, {answer.cached} taken from earlier runs{failed}."))
+        click.echo(_epilogue(answer))
     if answer.failed:
         from vitlab.report.api import logs_command
 
         failures = count(answer.failed, "trial")
         why = logs_command(answer.plan, answer.store)
         raise TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
-
-
-def _print_report(content: Content, *, form: str) -> None:
-    """Print the report of a study."""
-    click.echo(content.render(form))
 
 
 def _detach(
@@ -221,16 +204,18 @@ def _pattern(only: str | None) -> str:
     return pattern
 
 
-def _epilogue(answer: Any, trainings: str) -> str:
-    """Return the lines after a report: the sentence about trainings, and where the report and the runs are."""
+def _epilogue(answer: Answer) -> str:
+    """Return the lines after a report: the counts of trainings, and where the report and the runs are."""
     width = max(len("Report"), len(answer.tracker)) + 3
+    elsewhere = f", {answer.elsewhere} trained by other runs meanwhile" if answer.elsewhere else ""
+    failed = f", {answer.failed} failed" if answer.failed else ""
     lines = [
-        trainings,
+        f"{answer.trained} trained, {answer.cached} taken from earlier runs{elsewhere}{failed}.",
         f"{'Report':{width}}{display_path(answer.folder / 'report' / 'report.html')}",
     ]
     if answer.link:
-        started = answer.tracker == "MLflow" and "127.0.0.1" in answer.link
-        lines.append(f"{answer.tracker:{width}}{answer.link}" + ("   (start it: vitlab ui)" if started else ""))
+        start = f"   (start it: {answer.start_command})" if answer.start_command else ""
+        lines.append(f"{answer.tracker:{width}}{answer.link}{start}")
     elif answer.tracker:
         lines.append(f"{answer.tracker:{width}}not reached; 'vitlab sync' delivers what is missing.")
     return "\n".join(lines)

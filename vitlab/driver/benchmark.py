@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from vitlab.driver.session import Session
 from vitlab.engines import ENGINES
 from vitlab.engines.base import Loop
 from vitlab.errors import UserError
@@ -32,9 +33,8 @@ from vitlab.plan.values import EngineBenchmark, Plan, Planned
 from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial
-from vitlab.spec import RunSpec
 from vitlab.store.files import read_json, write_json
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training, peak_memory
@@ -51,38 +51,35 @@ STACKED = tuple(name for name, engine in ENGINES.items() if not issubclass(engin
 """The engines of batches of trials."""
 REQUEST, RESULTS = "request.json", "results.json"
 
-Say = Callable[[str], None]
 
-
-def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say) -> Path:
+def measure_arms(plan: Plan, session: Session) -> Path:
     """Measure every arm that has trials and write the results to the study's folder.
 
     Returns:
         The file, with the columns of :class:`~vitlab.report.sections.cost.MeasuredCost`.  An arm that cannot be
-        measured has no row, and the reason is passed to ``say``.
+        measured has no row, and the reason is shown.
     """
     firsts = list({planned.arm: planned for planned in reversed(plan.trials)}.values())[::-1]
     results: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
+    say = session.watch.say
     say(f"measuring the speed and memory of each arm, in {ROUNDS} rounds")
-    with _bench(run, plugins) as ask:
+    with _bench(session) as ask:
         for turn in range(ROUNDS):
             begin = turn % max(1, len(firsts))
             for planned in firsts[begin:] + firsts[:begin]:
                 if len(results[planned.arm]) < turn:
                     continue  # its failure has been reported
-                outcome = ask(planned.trial, {"trials": 1}, store)
+                outcome = ask(planned.trial, 1)
                 if isinstance(outcome, str):
                     say(f"arm '{planned.arm}' cannot be benchmarked: {outcome}")
                 else:
                     results[planned.arm].append(outcome)
             say(f"measured: round {turn + 1} of {ROUNDS}")
     rows = [_row(planned, results[planned.arm]) for planned in firsts if len(results[planned.arm]) == ROUNDS]
-    return write_costs(rows, plan, store)
+    return write_costs(rows, plan, session.store)
 
 
-def benchmark_engines(
-    shapes: Mapping[str, Sequence[Planned]], store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say
-) -> dict[str, EngineBenchmark]:
+def benchmark_engines(shapes: Mapping[str, Sequence[Planned]], session: Session) -> dict[str, EngineBenchmark]:
     """Measure the fastest engine for each shape of trials.
 
     Only engines are compared, because nothing else paid off: see BENCHMARKS.md on parts of a batch, more trials
@@ -90,23 +87,22 @@ def benchmark_engines(
 
     Args:
         shapes: trials by :func:`vitlab.plan.engine_choice.shape`.
-        store: the store of the trials.
-        run: the run settings.
-        plugins: files of components.
-        say: called with a sentence for each result.
+        session: the run; each result is shown in a sentence.
     """
     benchmarks = {}
-    with _bench(run, plugins) as ask:
+    with _bench(session) as ask:
         for shape, trials in shapes.items():
             together = max(2, min(MAX_TOGETHER, len(trials)))
-            outcome = ask(trials[0].trial, {"trials": together}, store)
+            outcome = ask(trials[0].trial, together)
             if isinstance(outcome, str):
                 raise UserError(f"arm '{trials[0].arm}' cannot be benchmarked: {outcome}")
             speeds = outcome["speeds"]
             benchmarks[shape] = EngineBenchmark(
                 max(speeds, key=speeds.__getitem__), together, speeds, outcome["reasons"]
             )
-            say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {benchmarks[shape].summary}")
+            session.watch.say(
+                f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {benchmarks[shape].summary}"
+            )
     return benchmarks
 
 
@@ -121,7 +117,7 @@ class Done:
     failure: str = ""
 
 
-def run(job: Job, stop: Callable[[], bool]) -> list[Done | None]:
+def execute(job: Job, stop: Callable[[], bool]) -> list[Done | None]:
     """Measure the trial of a job as requested in its folder and write the results there.
 
     Returns:
@@ -241,8 +237,8 @@ def _circumstances(trial: Trial, settings: Settings, device: torch.device) -> di
 
 # -- the driver's side ------------------------------------------------------------------------------------------------
 
-Ask = Callable[[Trial, Mapping[str, Any], Store], Mapping[str, Any] | str]
-"""Function that measures a trial in its own process and returns the results, or the reason for failure."""
+Ask = Callable[[Trial, int], Mapping[str, Any] | str]
+"""Function that measures so many copies of a trial, in a process of their own, and returns the results, or why not."""
 
 
 class _BenchmarkExecutor(Local):
@@ -252,21 +248,21 @@ class _BenchmarkExecutor(Local):
 
 
 @contextmanager
-def _bench(run: RunSpec, plugins: Sequence[str | Path]) -> Iterator[Ask]:
+def _bench(session: Session) -> Iterator[Ask]:
     """Yield a function that measures trials in a temporary folder."""
-    executor = _BenchmarkExecutor(run.model_copy(update={"workers": 1}))
+    executor = _BenchmarkExecutor(session.run.model_copy(update={"workers": 1}))
     with tempfile.TemporaryDirectory(prefix="vitlab-measure-") as scratch:
         trials, numbers = Path(scratch) / "trials", iter(range(1 << 30))
 
-        def ask(trial: Trial, what: Mapping[str, Any], store: Store) -> Mapping[str, Any] | str:
+        def ask(trial: Trial, together: int) -> Mapping[str, Any] | str:
             for name in trial.needs.values():  # the worker looks for it two folders above
                 key, code = name.split("/")
                 (trials / key).mkdir(parents=True, exist_ok=True)
                 if not (trials / name).exists():
-                    (trials / name).symlink_to(store.trial(key, code).path, target_is_directory=True)
+                    (trials / name).symlink_to(session.store.trial(key, code).path, target_is_directory=True)
             folder = trials / "measured" / str(next(numbers))
-            write_json(folder / REQUEST, dict(what))
-            executor.submit(_job(trial, folder, run, plugins))
+            write_json(folder / REQUEST, {"trials": together})
+            executor.submit(_job(trial, folder, session))
             while not (ends := executor.poll(timeout_s=1.0)):
                 pass
             return read_json(folder / RESULTS) if ends[0].ending == Ending.DONE else ends[0].detail or ends[0].ending
@@ -277,13 +273,14 @@ def _bench(run: RunSpec, plugins: Sequence[str | Path]) -> Iterator[Ask]:
             executor.cancel(grace_s=1.0)
 
 
-def _job(trial: Trial, folder: Path, run: RunSpec, plugins: Sequence[str | Path]) -> Job:
+def _job(trial: Trial, folder: Path, session: Session) -> Job:
+    run = session.run
     settings = Settings(
         threads=run.threads,
         device=run.device,
         deterministic=run.deterministic,
         keep="none",
-        plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
+        plugins=session.plugin_files,
     )
     return Job((JobTrial(f"measuring {trial.key[:8]}", folder, trial),), settings)
 

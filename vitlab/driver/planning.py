@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab import registry
 from vitlab.driver import trust
+from vitlab.driver.session import Session
 from vitlab.errors import DataError, Problem, SpecError, VitlabError
 from vitlab.plan.engine_choice import without_benchmark
 from vitlab.plan.plan_file import read_decisions
@@ -24,8 +25,6 @@ from vitlab.store.result import TrialResult
 if TYPE_CHECKING:
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
-
-Say = Callable[[str], None]
 
 
 def plan_study(
@@ -67,19 +66,16 @@ def plan_study(
     raise SpecError(attribute_to_changes(problems, changes, mistakes))
 
 
-def with_decisions(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say) -> Plan:
+def with_decisions(plan: Plan, session: Session) -> Plan:
     """Return the plan with the decisions that are due: tunings, looks, and engine benchmarks.
 
     Args:
         plan: the plan of a study, with its registration.
-        store: the store of its trials.
-        run: the run settings; engines are measured, which takes a while, if ``engine`` is ``measured``.
-        plugins: files of components.
-        say: called with a sentence for each benchmark.
+        session: the run; engines are measured, which takes a while, if its ``engine`` is ``measured``.
     """
 
     def result_of(trial: Trial) -> TrialResult | None:
-        return store.trial(trial.key, trial.code).result()
+        return session.folder(trial).result()
 
     decided = replace(
         plan, tuning=tuple(decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
@@ -87,14 +83,14 @@ def with_decisions(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str
     if plan.looks is not None:
         from vitlab.report.escalation import with_open_arms
 
-        decided = replace(decided, looks=with_open_arms(plan, store))
-    if run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
+        decided = replace(decided, looks=with_open_arms(plan, session.store))
+    if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         trials = [*plan.trials, *plan.pending]
-        missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
+        missing = [item for item in trials if not session.folder(item.trial).done()]
         if shapes := without_benchmark(missing, plan.probes):
             from vitlab.driver.benchmark import benchmark_engines
 
-            decided = replace(plan, probes={**plan.probes, **benchmark_engines(shapes, store, run, plugins, say)})
+            decided = replace(plan, probes={**plan.probes, **benchmark_engines(shapes, session)})
     return decided
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitlab.driver.remaining import RemainingTime, TrialProgress, trial_name
-from vitlab.driver.scheduler import Watch
+from vitlab.driver.session import Watch
 from vitlab.errors import count
 from vitlab.plan.values import Plan, Planned
 from vitlab.store.folders import Store

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.driver.planning import plan_study, read_data
-from vitlab.driver.scheduler import Watch, execute, with_prerequisites
+from vitlab.driver.scheduler import Schedule
+from vitlab.driver.session import Session, Watch, name_of
+from vitlab.driver.stages import with_prerequisites
 from vitlab.errors import TrialFailed, count
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
 from vitlab.spec import read_study
 from vitlab.spec.trial import SOURCES, TEST_SET_OPTIONS
 from vitlab.store.folders import OUT, Store
-from vitlab.trackers import Untracked
 
 CORRUPTED_IMAGES = 32
 """Test images of each corruption in a smoke test."""
@@ -33,7 +34,6 @@ def smoke(
     Raises:
         TrialFailed: if any combination fails.
     """
-    watch = watch or Watch()
     # Matching and tuning do not affect whether components run.
     base = read_study(file, changes)[1].data.get("base")
     short = {**changes, **_two_steps(base), "seeds": 1, "match": None, "tune": None}
@@ -41,23 +41,24 @@ def smoke(
     store = Store(Path(out).resolve())
     if read_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
-    by_name = {
-        f"{trial.key}/{trial.code}": trial
-        for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))
-    }
+    by_name = {name_of(trial): trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_components(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.trial(item.trial.key, item.trial.code).done()]
     to_train = with_prerequisites(plan, missing, store)
-    watch.on_plan(plan, to_train, store)
+    session = Session(store, study.run, plugins, watch or Watch())
+    session.watch.on_plan(plan, to_train, store)
     if repeated := len(plan.trials) - len(distinct):
         verb, left_out = ("has", "is") if repeated == 1 else ("have", "are")
-        watch.say(f"{count(repeated, 'trial')} {verb} the same components as another and {left_out} left out.")
+        session.watch.say(f"{count(repeated, 'trial')} {verb} the same components as another and {left_out} left out.")
+    schedule = Schedule.of(to_train, session)
     try:
-        failed = execute(to_train, store, study.run, plugins, Untracked(), watch)
+        schedule.complete()
     finally:
-        watch.close()
-    if failed:
-        raise TrialFailed(f"{failed} of {len(distinct)} combinations of components failed; the lines above say why")
+        session.watch.close()
+    if schedule.failed:
+        raise TrialFailed(
+            f"{schedule.failed} of {len(distinct)} combinations of components failed; the lines above say why"
+        )
     return len(distinct)
 
 

@@ -22,33 +22,25 @@ The driver decides on retries, according to ``run.retries``; see :class:`vitlab.
 
 from __future__ import annotations
 
-import importlib
 import os
-import threading
-import time
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.registry import Slot
 from vitlab.registry.tracebacks import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, Busy, end_orphan, process
+from vitlab.store.locks import DRIVER, process
 from vitlab.store.result import Ending
 
 Stage = Literal["tries", "begun", "waits"]
 """Stage of an attempt: its time limit begins, its first step is done, or it waits for another process that holds the
 trial's lease."""
 
-POLL_S = 0.5  #: polling interval while another process holds a trial's lease
-OVERDUE_S = 30.0  #: time for the checkpoint after the time limit
 FROZEN_S = 45.0  #: time after the time limit at which a silent (stopped or stuck) worker is killed by its driver
 START_S = 300.0  #: time limit for a worker's start: importing torch from a slow file system takes minutes
 GONE_S = 45.0  #: time after the driver's death at which its workers have exited (see ``worker.ORPHAN_S``)
@@ -77,8 +69,8 @@ class Executor(ABC):
     """
 
     runner: ClassVar[str] = "vitlab.runner.run"
-    """Module whose ``run`` runs a job.  Pass it on as it is: the worker imports it, and tests replace it.  Optional; by
-    default :func:`vitlab.runner.run.run`."""
+    """Module whose ``execute`` executes a job.  Pass it on as it is: the worker imports it, and tests replace it.
+    Optional; by default :func:`vitlab.runner.run.execute`."""
 
     in_driver: ClassVar[bool] = False
     """True if trials run in the driver's process.  Optional; by default False."""
@@ -150,125 +142,7 @@ class Executor(ABC):
 executor = Slot("executor", Executor)  # type: ignore[type-abstract]  # the abstract class itself is never built
 
 
-class AttemptClock:
-    """Time limit and progress of an attempt, updated by the ``stop`` callback that runs before every step."""
-
-    def __init__(self, stop: Callable[[], bool], timeout_s: float | None, begun: Callable[[], None]) -> None:
-        self.late = False  #: True if the time limit is exceeded
-        self._stop, self._begun = stop, begun
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
-        self._steps = -1
-
-    def stop(self) -> bool:
-        """Count a step and return True if the attempt has to stop."""
-        self._steps += 1
-        if self._steps == 1:
-            self._begun()
-        self.late = self._end is not None and time.monotonic() > self._end
-        return self.late or self._stop()
-
-
-def attempt(
-    job: Job,
-    runner: str,
-    stop: Callable[[], bool],
-    report: Callable[[Stage], None] = lambda stage: None,
-    overdue: Callable[[], None] | None = None,
-) -> tuple[Ending, str]:
-    """Run a job in this process and return how it ended, with one sentence of detail.
-
-    If another study is training the same trial, this waits for its result and trains only what is missing.  An ended
-    trial is retrained if its weights are required and were not kept.  An exception of the trial is returned as one
-    sentence and stored with its traceback in ``failure.json``.
-
-    Args:
-        job: the job to run.
-        runner: see ``Executor.runner``.
-        stop: called before every step, so it returns at once; True stops the trial, which writes a checkpoint.  The
-            ending is then ``stopped``.
-        report: called with each stage; after the first step the trial holds all the memory that it needs.
-        overdue: called in another thread if a trial has not stopped :data:`OVERDUE_S` after its time limit.  It reports
-            ``Ending.TIMEOUT`` with :func:`overdue_message`, and ends the process; without it such a trial runs on.
-    """
-
-    @contextmanager
-    def clock() -> Iterator[AttemptClock]:
-        watchdog = threading.Timer((job.timeout_s or 0.0) + OVERDUE_S, overdue or (lambda: None))
-        watchdog.daemon = True
-        if job.timeout_s is not None and overdue is not None:
-            watchdog.start()
-        report("tries")
-        try:
-            yield AttemptClock(stop, job.timeout_s, lambda: report("begun"))
-        finally:
-            watchdog.cancel()
-
-    try:
-        return _run_to_end(job, importlib.import_module(runner), clock, stop, report)
-    except Refused as error:
-        return Ending.REFUSED, one_sentence(error)
-    except (Exception, SystemExit) as error:  # an exception of a trial or plugin ends only this job
-        sentence = one_sentence(error)
-        ending = _ending_of(error)
-        with suppress(OSError):  # such as a full disk; the driver is informed all the same
-            TrialFolder(job.folder).fail(sentence, traceback.format_exc(), ending)
-        return ending, sentence
-
-
-def overdue_message() -> str:
-    """Return the detail of a job that did not stop after its time limit."""
-    return f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
-
-
-def _run_to_end(
-    job: Job,
-    module: Any,
-    clock: Callable[[], AbstractContextManager[AttemptClock]],
-    stop: Callable[[], bool],
-    report: Callable[[Stage], None],
-) -> tuple[Ending, str]:
-    """Run a job until each of its trials has ended; if one failed, the job's ending is that of the first failure."""
-    results: dict[Path, Any] = {}  # of ended trials: results and errors
-    while True:
-        for item in job.trials:
-            if item.folder not in results and _is_complete(TrialFolder(item.folder), job.settings.keep):
-                results[item.folder] = TrialFolder(item.folder).result()
-        remaining = tuple(item for item in job.trials if item.folder not in results)
-        if not remaining:
-            break
-        with clock() as attempt_clock:
-            outcomes = module.run(replace(job, trials=remaining), attempt_clock.stop)
-        locked: list[Path] = []
-        for item, outcome in zip(remaining, outcomes, strict=True):
-            if isinstance(outcome, Busy):
-                locked.append(item.folder)
-            elif outcome is not None:
-                results[item.folder] = outcome
-        if attempt_clock.late and len(results) < len(job.trials):
-            return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
-        if len(results) + len(locked) < len(job.trials):
-            return Ending.STOPPED, ""
-        if locked:  # another process trains them; this one trains what remains
-            report("waits")
-            wait_for_lease(TrialFolder(locked[0]), stop)
-            if stop():
-                return Ending.STOPPED, ""
-    for outcome in results.values():
-        if isinstance(outcome, Exception):
-            return _ending_of(outcome), one_sentence(outcome)
-    failures = [result.failure for result in results.values() if result.failure]
-    failed = any(result.status == Ending.FAILED for result in results.values())
-    return Ending.FAILED if failed else Ending.DONE, failures[0] if failures else ""
-
-
-def _ending_of(error: BaseException) -> Ending:
-    """Return how an attempt that raised this error ended."""
-    if isinstance(error, OutOfMemory | MemoryError):
-        return Ending.OOM
-    return Ending.LOST if isinstance(error, ProcessLost) else Ending.ERROR
-
-
-def _is_complete(folder: TrialFolder, keep: str) -> bool:
+def is_complete(folder: TrialFolder, keep: str) -> bool:
     """Return True if a trial needs no training: it has ended, and its weights exist if they are to be kept."""
     result = folder.result()
     return result is not None and (keep == "none" or result.status != Ending.DONE or folder.has_weights())
@@ -282,7 +156,7 @@ def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     endings: list[tuple[Path, Ending, str]] = []
     for folder in map(TrialFolder, job.folders):
         failure = folder.failure()
-        if _is_complete(folder, job.settings.keep):
+        if is_complete(folder, job.settings.keep):
             endings.append((folder.path, Ending.DONE, ""))
         elif failure is not None and job_end.ending != Ending.REFUSED:  # otherwise it belongs to an earlier attempt
             endings.append((folder.path, folder.kind(), failure))
@@ -291,17 +165,6 @@ def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
                 (folder.path, Ending.LOST if job_end.ending == Ending.DONE else job_end.ending, job_end.detail)
             )
     return endings
-
-
-def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
-    """Wait until no process holds the trial's lease, or until ``stop`` returns True."""
-    since = time.monotonic()
-    while True:
-        time.sleep(POLL_S)
-        if stop() or not folder.is_locked():
-            return
-        if time.monotonic() - since > GONE_S:
-            end_orphan(folder.lock)
 
 
 def one_sentence(error: BaseException) -> str:

@@ -20,8 +20,8 @@ STEPS = 2  #: steps of a job ``stop`` before it waits
 PATIENCE_S = 300.0  #: time after which a job ends that nobody stops
 
 
-def run(job: Job, stop: Callable[[], bool]) -> Any:
-    """Run a job of the contract test, as :func:`vitlab.runner.run.run` does.
+def execute(job: Job, stop: Callable[[], bool]) -> Any:
+    """Execute a job of the contract test, as :func:`vitlab.runner.run.execute` does.
 
     ``raise`` raises an exception; ``kill`` waits to be killed, without a training; ``stop`` trains some steps and waits
     to be stopped; ``train`` trains to the end.
@@ -31,7 +31,7 @@ def run(job: Job, stop: Callable[[], bool]) -> Any:
         raise RuntimeError(FAILURE)
     if job.name == "kill":
         return _wait(stop, [None] * len(job.trials))
-    from vitlab.runner.run import run as train
+    from vitlab.runner.run import execute as train
 
     steps = 0
 

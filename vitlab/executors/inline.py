@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from vitlab.executors.base import Executor, JobEnd, attempt, executor
+from vitlab.executors.base import Executor, JobEnd, executor
+from vitlab.executors.worker import run_job
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.result import Ending
@@ -56,7 +57,7 @@ class Inline(Executor):
             self._stop.clear()
             with _ctrl_c_sets(self._stop):
                 job = self._jobs.popleft()
-                self._ends.append(JobEnd(job, *attempt(job, self.runner, self._stop.is_set)))
+                self._ends.append(JobEnd(job, *run_job(job, self.runner, self._stop.is_set)))
             if self._stop.is_set():
                 raise KeyboardInterrupt
         ends, self._ends = self._ends, []

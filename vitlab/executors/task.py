@@ -14,8 +14,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.executors import base, worker
-from vitlab.executors.base import Stage, attempt
+from vitlab.executors import worker
+from vitlab.executors.base import Stage
 from vitlab.executors.mirror import FileChunk, FileSender, relocate
 from vitlab.runner.job import Job
 from vitlab.store.files import write_bytes
@@ -108,12 +108,12 @@ def stream(
 
         def run() -> None:
             endings.append(
-                attempt(
+                worker.run_job(
                     job,
                     runner,
                     stop.is_set,
                     stages.put,
-                    overdue=lambda: endings.append((Ending.TIMEOUT, base.overdue_message())),
+                    overdue=lambda: endings.append((Ending.TIMEOUT, worker.overdue_message())),
                 )
             )
 

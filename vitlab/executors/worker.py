@@ -10,6 +10,7 @@ exit code.  Meanwhile it sends its stages: see :data:`vitlab.executors.base.Stag
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -17,18 +18,25 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from vitlab.executors.base import Stage, attempt, overdue_message
-from vitlab.runner.job import Job
+from vitlab.errors import OutOfMemory, ProcessLost, Refused
+from vitlab.executors import base
+from vitlab.executors.base import Stage, is_complete, one_sentence
+from vitlab.runner.job import Job, JobTrial
 from vitlab.store.files import open_in_place
-from vitlab.store.locks import DRIVER, is_alive
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import DRIVER, Busy, end_orphan, is_alive
 from vitlab.store.result import Ending
 
+POLL_S = 0.5  #: polling interval while another process holds a trial's lease
+OVERDUE_S = 30.0  #: time for the checkpoint after the time limit
 ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver
 ORPHANED = 75  #: exit code of a worker that reached this time
 WATCH_S = 1.0  #: interval at which a worker checks whether its driver is alive
@@ -63,6 +71,140 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
         lambda ending, detail: driver.send_bytes(json.dumps([ending, detail]).encode()),
         report_stage,
     )
+
+
+class _Clock:
+    """Time limit and progress of an attempt, updated by the ``stop`` callback that runs before every step."""
+
+    def __init__(
+        self,
+        stop: Callable[[], bool],
+        timeout_s: float | None,
+        report: Callable[[Stage], None],
+        overdue: Callable[[], None] | None,
+    ) -> None:
+        self.late = False  #: True if the time limit is exceeded
+        self._stop, self._report = stop, report
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._steps = -1
+        self._watchdog: threading.Timer | None = None
+        if timeout_s is not None and overdue is not None:
+            self._watchdog = threading.Timer(timeout_s + OVERDUE_S, overdue)
+            self._watchdog.daemon = True
+
+    def __enter__(self) -> _Clock:
+        if self._watchdog is not None:
+            self._watchdog.start()
+        self._report("tries")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def stop(self) -> bool:
+        """Count a step and return True if the attempt has to stop."""
+        self._steps += 1
+        if self._steps == 1:
+            self._report("begun")
+        self.late = self._end is not None and time.monotonic() > self._end
+        return self.late or self._stop()
+
+
+def run_job(
+    job: Job,
+    runner: str,
+    stop: Callable[[], bool],
+    report: Callable[[Stage], None] = lambda stage: None,
+    overdue: Callable[[], None] | None = None,
+) -> tuple[Ending, str]:
+    """Run a job in this process until each of its trials has ended, and return how, with one sentence of detail.
+
+    If another study is training the same trial, this waits for its result and trains only what is missing.  An ended
+    trial is retrained if its weights are required and were not kept.  An exception of the trial is returned as one
+    sentence and stored with its traceback in ``failure.json``.
+
+    Args:
+        job: the job to run.
+        runner: see ``Executor.runner``.
+        stop: called before every step, so it returns at once; True stops the trial, which writes a checkpoint.  The
+            ending is then ``stopped``.
+        report: called with each stage; after the first step the trial holds all the memory that it needs.
+        overdue: called in another thread if a trial has not stopped :data:`OVERDUE_S` after its time limit.  It reports
+            ``Ending.TIMEOUT`` with :func:`overdue_message`, and ends the process; without it such a trial runs on.
+    """
+    results: dict[Path, Any] = {}  #: of ended trials: results and errors
+    try:
+        module = importlib.import_module(runner)
+        while remaining := _remaining(job, results):
+            with _Clock(stop, job.timeout_s, report, overdue) as clock:
+                outcomes = module.execute(replace(job, trials=remaining), clock.stop)
+            folders = [item.folder for item in remaining]
+            ended = dict(zip(folders, outcomes, strict=True))
+            locked = [folder for folder, outcome in ended.items() if isinstance(outcome, Busy)]
+            results |= {
+                folder: outcome
+                for folder, outcome in ended.items()
+                if outcome is not None and not isinstance(outcome, Busy)
+            }
+            if clock.late and len(results) < len(job.trials):
+                return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
+            if len(results) + len(locked) < len(job.trials):
+                return Ending.STOPPED, ""
+            if locked:  # another process trains them; this one trains what remains
+                report("waits")
+                _wait_for_lease(TrialFolder(locked[0]), stop)
+                if stop():
+                    return Ending.STOPPED, ""
+    except Refused as error:
+        return Ending.REFUSED, one_sentence(error)
+    except (Exception, SystemExit) as error:  # an exception of a trial or plugin ends only this job
+        sentence, ending = one_sentence(error), _ending_of(error)
+        with suppress(OSError):  # such as a full disk; the driver is informed all the same
+            TrialFolder(job.folder).fail(sentence, traceback.format_exc(), ending)
+        return ending, sentence
+    return _ending_of_all(list(results.values()))
+
+
+def overdue_message() -> str:
+    """Return the detail of a job that did not stop after its time limit."""
+    return f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
+
+
+def _remaining(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
+    """Return the trials of a job that have not ended, and add the results of those that another process has trained."""
+    for item in job.trials:
+        if item.folder not in results and is_complete(TrialFolder(item.folder), job.settings.keep):
+            results[item.folder] = TrialFolder(item.folder).result()
+    return tuple(item for item in job.trials if item.folder not in results)
+
+
+def _wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
+    """Wait until no process holds the trial's lease, or until ``stop`` returns True."""
+    since = time.monotonic()
+    while True:
+        time.sleep(POLL_S)
+        if stop() or not folder.is_locked():
+            return
+        if time.monotonic() - since > base.GONE_S:
+            end_orphan(folder.lock)
+
+
+def _ending_of(error: BaseException) -> Ending:
+    """Return how an attempt that raised this error ended."""
+    if isinstance(error, OutOfMemory | MemoryError):
+        return Ending.OOM
+    return Ending.LOST if isinstance(error, ProcessLost) else Ending.ERROR
+
+
+def _ending_of_all(outcomes: Sequence[Any]) -> tuple[Ending, str]:
+    """Return the ending of a job with these results and errors: that of its first failure, if there is any."""
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            return _ending_of(outcome), one_sentence(outcome)
+    failures = [result.failure for result in outcomes if result.failure]
+    failed = any(result.status == Ending.FAILED for result in outcomes)
+    return Ending.FAILED if failed else Ending.DONE, failures[0] if failures else ""
 
 
 def run_job_and_exit(
@@ -104,7 +246,7 @@ def run_job_and_exit(
         sys.stderr.flush()
         os._exit(0)  # without waiting for threads that a plugin may have started
 
-    ending, detail = attempt(
+    ending, detail = run_job(
         job,
         runner,
         lambda: preempted.is_set() or orphaned.is_set() or stop(),

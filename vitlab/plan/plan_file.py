@@ -39,11 +39,16 @@ def read_decisions(store: Store, study: Study) -> Decisions:
     return decisions if study.run.engine == "measured" else replace(decisions, benchmarks={})
 
 
-def write_plan(plan: Plan, store: Store) -> Plan:
-    """Write the plan and return it with the analysis registered at the first run."""
+def registered(plan: Plan, store: Store) -> Plan:
+    """Return the plan with the analysis registered at the first run."""
     file = store.study(plan.study) / "plan.json"
-    plan = with_registration(plan, plan_data(file), lambda *trial: store.trial(*trial).done())
-    write_json(file, plan.to_json())
+    return with_registration(plan, plan_data(file), lambda *trial: store.trial(*trial).done())
+
+
+def write_plan(plan: Plan, store: Store) -> Plan:
+    """Write the plan and return it as :func:`registered` does."""
+    plan = registered(plan, store)
+    write_json(store.study(plan.study) / "plan.json", plan.to_json())
     return plan
 
 

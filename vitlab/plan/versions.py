@@ -24,7 +24,7 @@ from typing import Any
 from vitlab.errors import SpecError, UserError
 from vitlab.identity.key import key_of
 from vitlab.imports import INSTALLED
-from vitlab.plan.plan_file import write_plan
+from vitlab.plan.plan_file import plan_data, registered, write_plan
 from vitlab.plan.values import Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, RunSpec, read_study
@@ -150,24 +150,16 @@ def begin_run(
     If the last run was of another version of the study, that version is kept, and ``say`` is called with the
     differences.
     """
-    folder, source = store.study(plan.study), Path(file).resolve()
-    latest, time_s = keep(folder, plan.version), time.time()
+    folder, time_s = store.study(plan.study), time.time()
+    around = _circumstances(folder, file, plugins)
+    latest = keep(folder, plan.version)
     plan = write_plan(plan, store)
-    write_bytes(folder / "study.yaml", source.read_bytes())
+    write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", without_secrets(changes))
-    if latest is not None and source.is_relative_to(store.root / "studies"):  # a stored copy, run again
-        source = Path(latest.run.get("file", source))
-    circumstances = {
-        "time": time_s,
-        "file": str(source),
-        "folder": str(Path.cwd()),
-        "plugins": [str(Path(plugin).resolve()) for plugin in plugins],
-        "commit": commit_of(source.parent),
-    }
-    record_run(folder, plan.version, circumstances)
+    record_run(folder, plan.version, {"time": time_s, **around})
     if latest is not None and latest.name != plan.version:
         previous = latest.run.get("file", "")
-        place = f" from {previous}," if previous and previous != str(source) else ""
+        place = f" from {previous}," if previous and previous != around["file"] else ""
         now = content_of(folder / "study.yaml", changes)
         differ = "" if latest.content is None else f": {differences(latest.content, now)}"
         say(
@@ -175,6 +167,35 @@ def begin_run(
             "'vitlab studies' lists them."
         )
     return plan
+
+
+def is_recorded(
+    plan: Plan, store: Store, file: str | Path, changes: Mapping[str, Any], plugins: Sequence[str | Path]
+) -> bool:
+    """Return True if the files of a study are those that :func:`begin_run` would write, but for the time of the run."""
+    folder = store.study(plan.study)
+    try:
+        same_file = (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
+    except OSError:
+        return False
+    run = read_json(folder / "run.json", mapping) or {}
+    around = {"version": plan.version, "time": run.get("time"), **_circumstances(folder, file, plugins)}
+    written = [registered(plan, store).to_json(), without_secrets(changes), around]
+    stored = [plan_data(folder / "plan.json"), read_json(folder / "changes.json"), run]
+    return same_file and stored == json.loads(json.dumps(written))
+
+
+def _circumstances(folder: Path, file: str | Path, plugins: Sequence[str | Path]) -> dict[str, Any]:
+    """Return the ``file, folder, plugins, commit`` of a run of the study that is stored in ``folder``."""
+    source = Path(file).resolve()
+    if source.is_relative_to(folder.parent):  # a stored copy, run again
+        source = Path((read_json(folder / "run.json", mapping) or {}).get("file", source))
+    return {
+        "file": str(source),
+        "folder": str(Path.cwd()),
+        "plugins": [str(Path(plugin).resolve()) for plugin in plugins],
+        "commit": commit_of(source.parent),
+    }
 
 
 def record_run(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:

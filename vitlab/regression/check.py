@@ -11,7 +11,7 @@ from typing import Any
 from vitlab import lab, registry
 from vitlab._version import __version__
 from vitlab.driver.planning import costs
-from vitlab.driver.scheduler import Watch
+from vitlab.driver.session import Watch
 from vitlab.errors import TrialFailed, UserError, count
 from vitlab.identity.code import requirements_of
 from vitlab.plan.values import Plan

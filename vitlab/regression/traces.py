@@ -22,7 +22,7 @@ from vitlab.engines import supported_engine
 from vitlab.engines.base import EngineFailed
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.runner.job import Job, JobTrial, Settings
-from vitlab.runner.run import begin_trial, run
+from vitlab.runner.run import begin_trial, execute
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store
 from vitlab.training.evaluation import evaluation_batches
@@ -67,7 +67,7 @@ def trace(
         for prerequisite in _prerequisites(planned.trial, trials):
             short = shorten(prerequisite, steps, precision)
             folder = store.trial(short.key, short.code).path
-            [outcome] = run(Job((JobTrial(short.key, folder, replace(short, code="")),), settings))
+            [outcome] = execute(Job((JobTrial(short.key, folder, replace(short, code="")),), settings))
             if isinstance(outcome, Exception):
                 raise outcome
         short = shorten(planned.trial, steps, precision)

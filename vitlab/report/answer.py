@@ -31,6 +31,8 @@ class Answer:
     failed: int  #: without a result after this run
     tracker: str  #: display name of the tracker; empty if the study has none
     link: str | None  #: address of the study in the tracker; None if it could not be reached
+    elsewhere: int = 0  #: trained by other runs meanwhile
+    start_command: str = ""  #: command that serves the address; empty if it is served already
 
     @property
     def folder(self) -> Path:

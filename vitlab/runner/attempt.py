@@ -86,7 +86,7 @@ class Attempt:
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
 
     def train(self, stop: Callable[[], bool], note: str = "") -> TrialResult | None:
-        """Train in the loop engine; see :func:`vitlab.runner.run.run`.  ``note`` goes to the journal."""
+        """Train in the loop engine; see :func:`vitlab.runner.run.execute`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
         (outcome,) = train([training], stop=stop, every_s=self.settings.every_s)
         return None if outcome is None else self.finish(self.write_outputs(training, outcome))
@@ -154,6 +154,7 @@ class Attempt:
             step=training.step,
             effective_batch_size=training.batch_images,
             numerics=self._numerics(),
+            **({"driver": driver} if (driver := self.settings.driver) else {}),
             **({"note": note} if note else {}),
         )
 

@@ -22,6 +22,7 @@ class Settings:
     processes: int = 1  #: processes per trial, each with its share of every batch
     micro_batch_size: int | None = None  #: images that a process computes at a time; None for all
     activation_checkpointing: str = "none"  #: none or blocks
+    driver: str = ""  #: process that asked for the training, see :func:`vitlab.store.locks.process`; for the journal
     engine: str = "loop"  #: loop or compiled, or vmap or batch_last to train the trials of a job together
 
 

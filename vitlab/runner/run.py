@@ -90,7 +90,7 @@ def _check_trial(trial: Trial) -> None:
         raise Refused(sentence)
 
 
-def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
+def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
     """Train the trials of a job, resume them, or return their stored results; write to their folders alone.
 
     The trials are trained together by the engine ``job.settings.engine``, or one after another by ``loop``.  An engine
@@ -133,14 +133,14 @@ def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult 
                 attempts.append(Attempt(item.trial, folder, settings, device))
         contexts.enter_context(torch_settings(settings, device))
         try:
-            _train(attempts, settings.engine, stop)
+            _train_attempts(attempts, settings.engine, stop)
         except Exception as error:
             memory_ran_out = out_of_memory(error) and len(attempts) > 1
             for attempt in attempts:
                 if attempt.outcome is None and not memory_ran_out:
                     attempt.end(error)
     if memory_ran_out:  # only here, where the error and its tensors are gone
-        return [outcome for half in job.split(job.folders) for outcome in run(half, stop)]
+        return [outcome for half in job.split(job.folders) for outcome in execute(half, stop)]
     outcomes |= {attempt.folder.path: attempt.outcome for attempt in attempts}
     return list(outcomes.values())
 
@@ -200,8 +200,41 @@ def _load_plugins(settings: Settings) -> None:
         load_file(plugin)
 
 
-def _train(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool], note: str = "") -> None:
-    """Train attempts by an engine or its fallback, together unless that trains one trial at a time."""
+def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
+    """Train attempts by an engine: together, or one after another if it trains one trial at a time.
+
+    Those at which an engine fails in its first step are trained by its fallback.
+    """
+    rounds: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
+    for some, name, note in rounds:  # grows by fallbacks
+        started = _begin(some, name, note)
+        alone = any(issubclass(attempt.engine_type, Loop) for attempt, _ in started)
+        for batch in [[each] for each in started] if alone else [started] if started else []:
+            first = batch[0][0]
+            trainings = [training for _, training in batch]
+            try:
+                outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
+            except EngineFailed as failed:
+                cause = failed.__cause__
+                assert cause is not None
+                if not out_of_memory(cause):
+                    reason = f"engine {first.engine_type.name} failed: {sentence_of(cause, first.trial)}"
+                    fallback = f"trained by engine {failed.fallback}, for {reason}"
+                    rounds.append(([attempt for attempt, _ in batch], failed.fallback, fallback))
+                elif alone and isinstance(cause, Exception):
+                    first.end(cause)
+                else:
+                    raise cause from None
+            except Exception as error:
+                if not alone:
+                    raise
+                first.end(error)
+            else:
+                _write_results(batch, outcomes)
+
+
+def _begin(attempts: Sequence[Attempt], engine: str, note: str) -> list[tuple[Attempt, Training]]:
+    """Return the trainings of attempts before their next step; an attempt whose training cannot begin is ended."""
     started: list[tuple[Attempt, Training]] = []
     for attempt in attempts:
         try:
@@ -210,39 +243,16 @@ def _train(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool], n
             if out_of_memory(error):
                 raise
             attempt.end(error)
-    if any(issubclass(attempt.engine_type, Loop) for attempt, _ in started):
-        for attempt, training in started:
-            try:
-                _train_or_fall_back([(attempt, training)], stop)
-            except Exception as error:
-                attempt.end(error)
-    elif started:
-        _train_or_fall_back(started, stop)
+    return started
 
 
-def _train_or_fall_back(started: Sequence[tuple[Attempt, Training]], stop: Callable[[], bool]) -> None:
-    """Train attempts by their engine, and by its fallback if it fails at its first step."""
-    try:
-        _train_together(started, stop)
-    except EngineFailed as failed:
-        cause = failed.__cause__
-        assert cause is not None
-        if out_of_memory(cause):
-            raise cause from None
-        first = started[0][0]
-        reason = f"engine {first.engine_type.name} failed: {sentence_of(cause, first.trial)}"
-        note = f"trained by engine {failed.fallback}, for {reason}"
-        _train([attempt for attempt, _ in started], failed.fallback, stop, note)
-
-
-def _train_together(started: Sequence[tuple[Attempt, Training]], stop: Callable[[], bool]) -> None:
-    attempts, trainings = zip(*started, strict=True)
-    outcomes = train(trainings, attempts[0].engine_type, stop=stop, every_s=attempts[0].settings.every_s)
+def _write_results(batch: Sequence[tuple[Attempt, Training]], outcomes: Sequence[Outcome | None]) -> None:
+    """Write the results of trainings that have ended; those that were stopped have no outcome."""
     outputs: list[tuple[Attempt, TrialResult]] = []
-    for attempt, training, outcome in zip(attempts, trainings, outcomes, strict=True):
+    for (attempt, training), outcome in zip(batch, outcomes, strict=True):
         if outcome is not None:
             with _isolated(attempt):
-                outputs.append((attempt, attempt.write_outputs(training, outcome, len(started))))
+                outputs.append((attempt, attempt.write_outputs(training, outcome, len(batch))))
 
     def finish(output: tuple[Attempt, TrialResult]) -> None:
         attempt, result = output

@@ -5,7 +5,7 @@ replays the journals into one, so an unreachable tracker delays and loses nothin
 new tracker.
 
 A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
-defines two methods; four more have defaults:
+defines two methods; three more have defaults:
 
 ===========================  =========================================================================================
 ``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
@@ -13,7 +13,6 @@ defines two methods; four more have defaults:
 ``begin(marks)``             prepare a delivery, such as by listing what is stored; default: nothing
 ``holds(mark)``              return whether everything up to a mark is still stored; default: True
 ``drop(mark)``               handle a trial that left the study; default: keep it
-``files()``                  files that change if what is stored does; default: None, so that no answer is stored
 ===========================  =========================================================================================
 
 Exactly-once delivery: mark and journal offset are committed together, after ``write``.  If a driver dies in between,
@@ -112,9 +111,13 @@ class Tracker(ABC):
             The address to open, or a command that shows it.
         """
 
-    def files(self) -> Sequence[Path] | None:
-        """Return the files whose change shows that delivered runs have changed; None if no file shows it."""
-        return None
+    def place(self) -> str:
+        """Return the name of the destination; deliveries are recorded per destination."""
+        return self.title
+
+    def start_command(self) -> str:
+        """Return the command that serves the address that :meth:`close` returns; empty if it is served already."""
+        return ""
 
     def undelivered(self) -> int | None:
         """Return the number of trials that have begun and are not completely delivered; None if it is not recorded."""
@@ -227,10 +230,6 @@ class Untracked(Tracker):
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Do nothing."""
         return None
-
-    def files(self) -> Sequence[Path]:
-        """Return no files."""
-        return ()
 
     def update(self) -> None:
         """Do nothing."""

@@ -106,12 +106,9 @@ class MlflowTracker(Replay):
         self._verifies = True
         return self.close(report)
 
-    def files(self) -> list[Path] | None:
-        """Return the database and the folder of the trials' artifacts; None for a server."""
-        database, artifacts = self.address.database, self.address.artifacts
-        if database is None or artifacts is None:
-            return None
-        return [database, database.with_name(f"{database.name}-wal"), artifacts / self.plan.study / "trials"]
+    def start_command(self) -> str:
+        """Return ``vitlab ui`` for the database in the output folder; empty for a server."""
+        return "vitlab ui" if self.address.embedded else ""
 
     def place(self) -> str:
         """Return the unique name of the destination, by which deliveries are recorded."""

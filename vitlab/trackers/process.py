@@ -113,9 +113,13 @@ class RemoteTracker(Tracker):
         """Deliver in this process."""
         return self.tracker.deliver(final=final, until=until, report=report)
 
-    def files(self) -> Sequence[Path] | None:
-        """Return the files of the tracker."""
-        return self.tracker.files()
+    def place(self) -> str:
+        """Return the place of the tracker."""
+        return self.tracker.place()
+
+    def start_command(self) -> str:
+        """Return the command of the tracker."""
+        return self.tracker.start_command()
 
     def undelivered(self) -> int | None:
         """Return the number of the tracker, from its record."""

@@ -140,10 +140,6 @@ class Replay(Tracker):
     def drop(self, mark: Cursor) -> None:
         """Handle a trial that left the study, because of another design, other code or a new training."""
 
-    def place(self) -> str:
-        """Return the name of the destination; deliveries are recorded per destination."""
-        return self.title
-
     # -- delivery -----------------------------------------------------------------------------------------------------
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:

@@ -227,7 +227,7 @@ def test_stopped_resumed_and_retrained_trials(untold: Path) -> None:
     shutil.rmtree(folder.path)
     counter = itertools.count()
     trial = JobTrial("position=none/s1", folder.path, plan.find("position=none", 1))
-    assert runner.run(Job((trial,)), lambda: next(counter) >= 3) == [None]
+    assert runner.execute(Job((trial,)), lambda: next(counter) >= 3) == [None]
     with (folder.path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 1, "kind": "metr')
     tracker(untold).close()
