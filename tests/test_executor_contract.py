@@ -19,7 +19,7 @@ from job_helpers import HERE, PATIENCE_S, alive, ends, job, until
 
 from vitlab.cli.new import write_plugin
 from vitlab.errors import UserError
-from vitlab.executors import Executor, Inline, Job, JobEnd, Local, base, command, executor, worker
+from vitlab.executors import Executor, Inline, Job, JobEnd, Local, command, executor, worker
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json, write_json
 from vitlab.store.result import Ending
@@ -306,7 +306,7 @@ def test_worker_command_ends_with_its_driver(tmp_path: Path) -> None:
 
 
 def test_trial_that_ignores_its_time_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "OVERDUE_S", 0.2)
+    monkeypatch.setattr(worker, "OVERDUE_S", 0.2)
     work = replace(job(tmp_path, "ignore"), timeout_s=0.1)
     child = os.fork()
     if child == 0:

@@ -17,15 +17,15 @@ class Display:
     """Replacement of ``IPython.display.display`` in a kernel, with all updates."""
 
     def __init__(self) -> None:
-        self.shown: list[Any] = []
+        self.shown: list[dict[str, str]] = []
 
     def display(self, item: Any, *, display_id: bool) -> Display:
         assert display_id
-        self.shown.append(item)
+        self.update(item)
         return self
 
     def update(self, item: Any) -> None:
-        self.shown.append(item)
+        self.shown.append(item._repr_mimebundle_([], []))
 
 
 @pytest.fixture
@@ -60,16 +60,16 @@ def test_notebook_has_one_updated_output(
     view.on_start(plan.trials[2])
     view.on_end(plan.trials[0], "done", "")
     view.on_end(plan.trials[2], "failed", "out of <memory>\nat line 3")
-    monkeypatch.setattr(progress, "NOTEBOOK_REFRESH_S", -1.0)
+    monkeypatch.setattr(view, "refresh_s", -1.0)
     view.tick()
     view.close()
     first, running, last = notebook.shown
-    assert "0 of 4 trials" in repr(first) and "2 of 4 trials" in repr(running)
-    html = running._repr_html_()
-    assert "baseline s1" in html and "epoch 2.5" in html and "val/accuracy 0.25" in html and "estimating" in html
-    assert '<progress max="4" value="2.25">' in html and "baseline s0" not in html
-    assert "baseline s1" not in last._repr_html_() and "2 of 4 trials" in repr(last)
-    assert capsys.readouterr().out == "<b> s0 failed: out of <memory>\n"
+    assert "0 of 4 trials" in first["text/plain"] and "2 of 4 trials" in running["text/plain"]
+    html = running["text/html"]
+    assert "baseline s1" in html and "val/accuracy 0.25" in html and "baseline s0" not in html and "━" in html
+    assert "baseline s1" not in last["text/html"] and "2 of 4 trials" in last["text/plain"]
+    head, failure = capsys.readouterr().out.splitlines()
+    assert head == "positions: 2 arms, 4 trials; 4 to train" and failure == "<b> s0 failed: out of <memory>"
 
 
 def test_notebook_escapes_names(notebook: Display, tmp_path: Path) -> None:
@@ -77,4 +77,5 @@ def test_notebook_escapes_names(notebook: Display, tmp_path: Path) -> None:
     view = progress.NotebookView()
     view.on_plan(plan, plan.trials, store)
     view.on_start(plan.trials[1])
-    assert "&lt;b&gt; s0" in view._draw()._repr_html_() and "<b>" not in view._draw()._repr_html_()
+    html = view._bars._repr_mimebundle_([], [])["text/html"]
+    assert "&lt;b&gt; s0" in html and "<b>" not in html

@@ -6,6 +6,7 @@ import heapq
 import io
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ import synthetic_studies
 from rich.console import Console
 
 from vitlab.driver import progress
-from vitlab.driver.remaining import RemainingTime, TrialProgress
 from vitlab.plan.values import Plan, Planned
 from vitlab.store.folders import Store
 
@@ -70,81 +70,53 @@ class Run:
         return sorted(events, key=lambda event: event[0])
 
 
-@pytest.mark.parametrize(
-    ("sizes", "seconds", "slots", "evaluations"),
-    [
-        ([1] * 40, {"baseline": 25.0, "none": 25.0}, 2, 10),  # many short trials
-        ([5, 5, 5, 5], {"baseline": 20.0, "none": 40.0}, 2, 10),  # batches; the last run when places are free
-        ([10, 10, 10], {"baseline": 30.0, "none": 30.0}, 2, 10),  # one batch alone at the end
-        ([20], {"baseline": 30.0, "none": 30.0}, 1, 20),  # a single batch
-        ([1] * 6, {"baseline": 400.0, "none": 200.0}, 4, 5),  # fewer waiting than places
-    ],
-)
+@pytest.mark.parametrize(("sizes", "slots"), [([1] * 40, 2), ([20] * 2, 1), ([5] * 8, 2)])
 def test_remaining_time_is_right_within_a_third_from_the_second_minute_on(
-    tmp_path: Path, sizes: Sequence[int], seconds: Mapping[str, float], slots: int, evaluations: int
+    tmp_path: Path, sizes: Sequence[int], slots: int
 ) -> None:
     """The reference is the schedule by which the journals are written, not a rule of the estimate."""
-    n = sum(sizes) // 2
-    plan, store = synthetic_studies.study(tmp_path, {arm: [None] * n for arm in seconds})
-    by_arm = [[item for item in plan.trials if item.arm == arm] for arm in seconds]
-    trials = [item for pair in zip(*by_arm, strict=True) for item in pair] if max(sizes) == 1 else [*plan.trials]
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 20, "none": [None] * 20})
     starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    batches = [trials[a:b] for a, b in itertools.pairwise(starts)]
-    if len(sizes) == 4:  # both arms are among the first
-        batches = [batches[0], batches[2], batches[1], batches[3]]
-    run = Run(batches, seconds, slots, evaluations)
+    run = Run([plan.trials[a:b] for a, b in itertools.pairwise(starts)], {"baseline": 25.0, "none": 25.0}, slots, 10)
     events, end = run.events(), max(end for _, end in run.schedule())
-    estimate = RemainingTime(trials, store)
-    estimate.schedule(batches, slots)
-    assert estimate.seconds(EPOCH) is None, "nothing is measured yet"
+    now = 0.0
+    view = progress._Display(Console(file=io.StringIO(), get_time=lambda: now))
+    view.on_plan(plan, plan.trials, store)
+    view._update()
+    assert view._rest() == "estimating the remaining time"
     checked = 0
-    for second in range(1, int(end), 5):
-        while events and events[0][0] <= second:
+    for now in range(1, int(end), 5):
+        while events and events[0][0] <= now:
             time_s, kind, planned, step = events.pop(0)
             if kind == "submitted":
-                estimate.start(planned)
+                view.on_start(planned)
             elif kind == "start":
                 append(store, planned, time_s, "start", attempt=1, step=0)
             elif kind == "metrics":
                 measure(store, planned, time_s, step)
             else:
-                estimate.end(planned, EPOCH + time_s)
-        estimate.update()
-        remaining = estimate.seconds(EPOCH + second)
-        if second >= 120:
-            truth = end - second
-            assert remaining is not None
-            assert abs(remaining - truth) <= max(truth / 3, 10), (second, remaining, truth)
+                view.on_end(planned, progress.Ending.DONE, "")
+        view._update()
+        if now >= 120:
+            truth, (minutes, seconds) = end - now, re.findall(r"\d+", view._rest())
+            remaining = 60 * int(minutes) + int(seconds)
+            assert abs(remaining - truth) <= max(truth / 3, 10), (now, remaining, truth)
             checked += 1
     assert checked > 20
 
 
-def one(tmp_path: Path) -> tuple[Store, Planned, TrialProgress]:
+def test_share_of_a_resumed_trial(tmp_path: Path) -> None:
+    """What an earlier attempt has measured is not read; the share follows from the step."""
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None]})
     planned = plan.trials[0]
-    folder = store.trial(planned.trial.key, planned.trial.code)
-    measure(store, planned, -1000, 50)  # of an earlier run
-    return store, planned, TrialProgress(folder, planned.trial)
-
-
-def test_progress_of_a_resumed_trial(tmp_path: Path) -> None:
-    """It starts at step 100 of 200 and does one step a second: 200 s in all, 60 s left at step 140."""
-    store, planned, reader = one(tmp_path)
+    measure(store, planned, -1000, 50)
+    reader = progress.TrialProgress(store.trial(planned.trial.key, planned.trial.code), planned.trial)
     reader.update()
-    assert reader.seconds is None and reader.started is None and reader.share == 0
+    assert not reader.has_started and reader.share == 0
     append(store, planned, 0, "start", attempt=2, step=100)
-    reader.update()
-    assert reader.started == EPOCH and reader.remaining(EPOCH + 5) is None
-    measure(store, planned, 20, 120)
-    reader.update()
-    assert reader.seconds == pytest.approx(200) and reader.remaining(EPOCH + 20) == pytest.approx(80)
     measure(store, planned, 40, 140)
     reader.update()
-    assert reader.share == pytest.approx(0.7) and reader.remaining(EPOCH + 50) == pytest.approx(50)
-    assert reader.remaining(EPOCH + 500) == 0
-    append(store, planned, 60, "start", attempt=3, step=100)  # its worker died; the speed is measured anew
-    reader.update()
-    assert reader.seconds is None
+    assert reader.has_started and reader.share == pytest.approx(140 / STEPS)
 
 
 def ended(plan: Plan, *indices: int, store: Store | None = None, value: float = 0.9) -> list[Planned]:
@@ -163,7 +135,6 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 4, "none": [None] * 4})
     lines = progress.PlainLines()
     lines.on_plan(plan, plan.trials, store)
-    lines.on_schedule([plan.trials[:4], plan.trials[4:]], 1)
     for planned in plan.trials[:4]:
         lines.on_start(planned)
     lines.tick()
@@ -209,7 +180,6 @@ def test_live_table_has_bars_metrics_and_differences_so_far(tmp_path: Path, monk
     view = progress.LiveView(Console(file=screen, force_terminal=True, width=100, height=24, color_system=None))
     todo = plan.trials[2:]
     view.on_plan(plan, todo, store)
-    view.on_schedule([todo], 1)
     for planned in todo:
         view.on_start(planned)
     folder = store.trial(todo[3].trial.key, todo[3].trial.code).path
@@ -220,7 +190,9 @@ def test_live_table_has_bars_metrics_and_differences_so_far(tmp_path: Path, monk
         result = synthetic_studies.result_of(planned.trial, {"val/accuracy": value})
         store.trial(planned.trial.key, planned.trial.code).finish(result)
         view.on_end(planned, progress.Ending.DONE, "")
-    monkeypatch.setattr(progress, "REFRESH_S", -1.0)
+    monkeypatch.setattr(view, "refresh_s", -1.0)
+    view.tick()
+    measure(store, todo[4], 12, STEPS // 4, value=0.5)
     view.tick()
     drawn = screen.getvalue()
     view.close()

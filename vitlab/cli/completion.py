@@ -9,20 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    FishComplete,
-    add_completion_class,
-    get_completion_class,
-)
+from click.shell_completion import CompletionItem, get_completion_class
 
 from vitlab.errors import VitlabError
 
@@ -44,71 +36,22 @@ def command(shell: str) -> None:
     """
     from vitlab.cli import cli
 
-    _add_shells()
     shell_class = get_completion_class(shell)
     assert shell_class is not None
-    click.echo(shell_class(cli, {}, "vitlab", VARIABLE).source(), nl=False)
+    source = shell_class(cli, {}, "vitlab", VARIABLE).source()
+    if shell == "bash":  # which otherwise breaks words such as position=none
+        source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//[=:]/}}\n{source}"
+    if shell == "fish":  # click's script cuts names at their first comma
+        source = source.replace('string split ","', 'string split -m 1 ","')
+    click.echo(source, nl=False)
 
 
 def answer() -> None:
     """Print the completions that a shell asks for; nothing after an error, which would appear in the line typed."""
     from vitlab.cli import cli
 
-    _add_shells()
     with suppress(Exception):
         cli.main(prog_name="vitlab", complete_var=VARIABLE, standalone_mode=False)
-
-
-class Bash(BashComplete):
-    """Completion in bash, of words with ``=`` and ``:`` too, at which readline breaks them."""
-
-    source_template: ClassVar[str] = """\
-%(complete_func)s() {
-    local completion
-    COMPREPLY=()
-    while IFS= read -r completion; do
-        case $completion in
-            plain,*) COMPREPLY+=("${completion#plain,}") ;;
-            dir,*) compopt -o dirnames ;;
-            file,*) compopt -o default ;;
-        esac
-    done < <(env COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_COMMAND="${COMP_WORDS[0]}" \\
-        COMP_BREAKS="$COMP_WORDBREAKS" %(complete_var)s=bash_complete "$1")
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the one at it."""
-        line = os.environ["COMP_LINE"]
-        words = _split(line)
-        words = words[words.index(os.environ["COMP_COMMAND"]) + 1 :]
-        incomplete = "" if re.search(r"\s$", line) and not _is_quoted(line) else words.pop()
-        # Readline replaces what follows the last break of an unquoted word.
-        breaks = "".join(character for character in "=:" if character in os.environ["COMP_BREAKS"])
-        self._quoted = _is_quoted(line)
-        match = re.match(f".*[{breaks}]", incomplete) if breaks and not self._quoted else None
-        self._offset = match.end() if match else 0
-        return words, incomplete
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Return the line of an item: its type, and the part of it that replaces the word at the cursor."""
-        value = item.value[self._offset :]
-        if not self._quoted:
-            value = re.sub(r"([^\w@%+=:,./-])", r"\\\1", value)
-        return f"{item.type},{value}"
-
-
-class Fish(FishComplete):
-    """Completion in fish, of values with commas and their descriptions too, which click's script cuts there."""
-
-    source_template: ClassVar[str] = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
-
-
-def _add_shells() -> None:
-    """Have click use the classes of this module."""
-    add_completion_class(Bash)
-    add_completion_class(Fish)
 
 
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -163,7 +106,10 @@ def complete_arm(context: click.Context, parameter: click.Parameter, incomplete:
 
 
 def _items(values: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(value) for value in dict.fromkeys(values) if value.startswith(incomplete)]
+    matching = [value for value in dict.fromkeys(values) if value.startswith(incomplete)]
+    if os.environ.get(VARIABLE) == "bash_complete":  # the other shells quote what they insert
+        matching = [re.sub(r"([^\w@%+=:,./-])", r"\\\1", value) for value in matching]
+    return [CompletionItem(value) for value in matching]
 
 
 def _components(slot: str, incomplete: str) -> list[CompletionItem]:
@@ -195,20 +141,3 @@ def _files(incomplete: str) -> list[str]:
             if path.name.startswith(start) and (start or not path.name.startswith(".")):
                 files += sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
     return [str(file) for file in files if file.suffix in (".yaml", ".yml")][:MAX_FILES]
-
-
-def _split(line: str) -> list[str]:
-    """Return the words of an incomplete line, whose last quotation may be open."""
-    for end in ("", "'", '"'):
-        with suppress(ValueError):
-            return shlex.split(line + end)
-    return line.split()
-
-
-def _is_quoted(line: str) -> bool:
-    """Return True if the end of the line is inside a quotation."""
-    try:
-        shlex.split(line)
-    except ValueError:
-        return True
-    return False

@@ -1,35 +1,34 @@
-"""Progress display of a run: a live table in a terminal, an updating display in a notebook, plain lines elsewhere."""
+"""Progress display of a run: bars in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Sequence
-from html import escape
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from vitlab.driver.remaining import RemainingTime, TrialProgress, trial_name
 from vitlab.driver.session import Watch
 from vitlab.errors import count
+from vitlab.identity.trial import Trial
 from vitlab.plan.values import Plan, Planned
-from vitlab.store.folders import Store
+from vitlab.spec.trial import LENGTHS
+from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
 
 REFRESH_S = 0.5
 SILENCE_S = 60.0  #: time without a line after which a plain line tells the remaining time
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
-MAX_ROWS = 20  #: maximum number of running trials that a notebook lists
+SPEED_S = 24 * 3600.0  #: the remaining time follows from the speed over this time
 MAX_ARMS = 4  #: maximum number of arms that a line names
 MAX_CACHED = 200  #: maximum number of earlier results that are read for the display
+COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
+"""Unit of a training's length to the field of a measurement that counts it."""
 
 
 def watch_on() -> Watch:
@@ -45,35 +44,118 @@ def in_notebook() -> bool:
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
+class TrialProgress:
+    """A reader of a running trial's journal, from where it ended when the reader was made."""
+
+    def __init__(self, folder: TrialFolder, trial: Trial) -> None:
+        self._folder = folder
+        _, self._offset = folder.events()
+        self._unit = next(unit for unit in LENGTHS if getattr(trial.spec.train, unit) is not None)
+        self._length = float(getattr(trial.spec.train, self._unit))
+        self.has_started = False
+        self.latest: Mapping[str, Any] = {}  #: the last measurement: ``step, epoch, images, metrics``
+
+    def update(self) -> None:
+        """Read the lines that have been appended to the journal."""
+        events, self._offset = self._folder.events(self._offset)
+        for event in events:
+            self.has_started |= event.kind == "start"
+            if event.kind == "metrics":
+                self.latest = event.body
+
+    @property
+    def share(self) -> float:
+        """Share of the training that has been measured, from 0 to 1."""
+        reached = self.latest.get(COUNTED[self._unit], 0)
+        return min(1.0, reached / self._length) if self._length and isinstance(reached, int | float) else 0.0
+
+
+class _Bars(Progress):
+    """Bars of all trials together and of each running one, with lines below them that fit on the screen."""
+
+    lines: Sequence[str] = ()
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+        )
+        self._height = console.height
+        super().__init__(*columns, console=console, auto_refresh=False, transient=True, speed_estimate_period=SPEED_S)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the bars and the lines; bars that do not fit are counted."""
+        room = max(2, self._height - len(self.lines) - 3)
+        yield self.make_tasks_table(self.tasks[:room])
+        if len(self.tasks) > room:
+            yield Text(f"... and {len(self.tasks) - room} more")
+        yield from (Text(line, style="dim") for line in self.lines)
+
+
 class _Display(Watch):
     """Base of the displays, which counts trials and estimates the remaining time."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bars = _Bars(self._console)
         self._done = self._total = 0
-        self._time = RemainingTime((), Store(Path()))
+        self._moved = 0.0  #: when the bar of all trials moved last
+        self._running: dict[str, tuple[TaskID, TrialProgress]] = {}
+        self._first_with: dict[str, str] = {}  #: sentence of a failure to the first trial that it ended
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        self._plan, self._store = plan, store
         self._done, self._total = 0, len(todo)
-        self._time = RemainingTime(todo, store, len(plan.pending))
-
-    def on_schedule(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
-        self._time.schedule(batches, slots)
+        self._running.clear()
+        self._bars = _Bars(self._console)
+        self._all = self._bars.add_task(plan.study, total=max(1, len(todo) + len(plan.pending)), text="")
+        skipped = sum(1 for arm in plan.arms if arm.skip)
+        self.say(
+            f"{plan.study}: {size_of(plan, todo, store)}" + (f", {count(skipped, 'arm')} skipped" if skipped else "")
+        )
 
     def on_start(self, planned: Planned) -> None:
-        self._time.start(planned)
+        folder = self._store.trial(planned.trial.key, planned.trial.code)
+        task = self._bars.add_task(trial_name(planned), total=1.0, text="starting")
+        self._running[trial_name(planned)] = task, TrialProgress(folder, planned.trial)
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
+        if (running := self._running.pop(trial_name(planned), None)) is not None:
+            self._bars.remove_task(running[0])
         if ending in (Ending.DONE, Ending.FAILED):
             self._done += 1
-            self._time.end(planned, time.time())
+
+    def _update(self) -> None:
+        """Read what has been appended to the journals of running trials, and move the bars."""
+        for task, progress in self._running.values():
+            progress.update()
+            if progress.has_started or progress.latest:
+                value = progress.latest.get("metrics", {}).get(self._plan.analysis.metric)
+                metric = "" if value is None else f"   {self._plan.analysis.metric} {value:.4g}"
+                self._bars.update(task, completed=progress.share, text=f"{100 * progress.share:3.0f} %{metric}")
+        shares = sum(progress.share for _, progress in self._running.values())
+        if self._done + shares > self._bars.tasks[0].completed:
+            self._moved = self._bars.get_time()
+        self._bars.update(self._all, completed=self._done + shares)
+        self._bars.update(self._all, text=f"{self._done} of {self._total} trials   {self._rest()}")
 
     def _rest(self) -> str:
         """Return the remaining time in words; empty once all trials have ended."""
         if self._done >= self._total:
             return ""
-        self._time.update()
-        seconds = self._time.seconds(time.time())
-        return "estimating the remaining time" if seconds is None else f"{_duration(seconds)} left"
+        seconds = self._bars.tasks[0].time_remaining
+        if seconds is None:
+            return "estimating the remaining time"
+        return f"{_duration(max(0.0, seconds - (self._bars.get_time() - self._moved)))} left"
+
+    def _ending_of(self, planned: Planned, ending: Ending, detail: str) -> str:
+        """Return a line for an ending; a sentence that an earlier trial ended with is not repeated."""
+        name, sentence = trial_name(planned), detail.partition("\n")[0]
+        first = self._first_with.setdefault(sentence, name)
+        if not sentence:
+            return f"{name} {ending}"
+        return f"{name} {ending}: {sentence}" if first == name else f"{name} {ending}, for the same reason as {first}"
 
 
 class PlainLines(_Display):
@@ -88,11 +170,6 @@ class PlainLines(_Display):
         """Print the size of the plan and start counting."""
         super().on_plan(plan, todo, store)
         self._printed = time.monotonic()
-        skipped = sum(1 for arm in plan.arms if arm.skip)
-        click.echo(
-            f"{plan.study}: {size_of(plan, todo, store)}" + (f", {count(skipped, 'arm')} skipped" if skipped else ""),
-            err=True,
-        )
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Print a line for a trial that did not end well; the others are printed together."""
@@ -102,10 +179,11 @@ class PlainLines(_Display):
             return
         self._flush()
         super().on_end(planned, ending, detail)
-        self._print(f"{trial_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
+        self._print(self._ending_of(planned, ending, detail))
 
     def tick(self) -> None:
         """Print the line of the trials that have ended since the last call, or one after a silence."""
+        self._update()
         self._flush()
         if time.monotonic() - self._printed > SILENCE_S and self._done < self._total:
             self._print("running")
@@ -125,157 +203,94 @@ class PlainLines(_Display):
             self._print(f"{_names(ended)} {Ending.DONE}")
 
     def _print(self, text: str) -> None:
-        rest, self._printed = self._rest(), time.monotonic()
+        self._update()
+        self._printed = time.monotonic()
+        rest = self._rest()
         click.echo(f"[{self._done}/{self._total}] {text}" + (f"  ({rest})" if rest else ""), err=True)
 
 
 class _Board(_Display):
-    """Base of redrawn displays, which list running trials."""
+    """Base of the displays with bars, which also show the differences of arms so far."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._running: dict[str, TrialProgress] = {}
+    refresh_s = REFRESH_S
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
         self._refreshed = 0.0
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         super().on_plan(plan, todo, store)
-        self._plan, self._store = plan, store
-        self._running.clear()
         self._so_far = SoFar(plan, store, todo)
-
-    def on_start(self, planned: Planned) -> None:
-        self._running[trial_name(planned)] = self._time.start(planned)
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         super().on_end(planned, ending, detail)
-        self._running.pop(trial_name(planned), None)
         if ending == Ending.DONE:
             self._so_far.add(planned)
         else:
-            self.say(f"{trial_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
-
-    def _progress(self) -> float:
-        """Return the number of trials that have ended, plus the share of each running one."""
-        return self._done + sum(progress.share for progress in self._running.values())
-
-    def _metric(self, progress: TrialProgress) -> str:
-        """Return the latest value of the study's metric; empty before there is one."""
-        metric = self._plan.analysis.metric
-        value = progress.latest.get("metrics", {}).get(metric)
-        return "" if value is None else f"{metric} {value:.4g}"
-
-
-class LiveView(_Board):
-    """Table redrawn in place: a bar for each running trial, its metric, and the differences of arms so far."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__()
-        self._console = console or Console(stderr=True)
-        self._live: Live | None = None
-
-    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        """Print the size of the plan and start the live table."""
-        super().on_plan(plan, todo, store)
-        self._console.print(f"[bold]{plan.study}[/]  {size_of(plan, todo, store)}")
-        if todo:
-            self._live = Live(self._draw(), console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+            self.say(self._ending_of(planned, ending, detail))
 
     def tick(self) -> None:
-        """Redraw the table when it is due."""
-        if self._live and time.monotonic() - self._refreshed > REFRESH_S:
-            self._live.update(self._draw(), refresh=True)
+        """Redraw the bars when they are due."""
+        if time.monotonic() - self._refreshed > self.refresh_s:
+            self._update()
+            self._bars.lines = self._so_far.lines(max(0, self._console.height // 2 - 2))
+            self._draw()
             self._refreshed = time.monotonic()
 
     def say(self, sentence: str) -> None:
-        """Print the sentence above the table."""
+        """Print the sentence above the bars."""
         self._console.print(Text(sentence))
 
-    def close(self) -> None:
-        """Stop the live table."""
-        if self._live:
-            self._live.stop()
-            self._live = None
+    def _draw(self) -> None:
+        raise NotImplementedError
 
-    def _draw(self) -> Group:
-        rest = self._rest()  # reads the journals
-        head = Table.grid(padding=(0, 2))
-        head.add_row(
-            ProgressBar(total=max(self._total, 1), completed=self._progress(), width=40),
-            f"{self._done} of {self._total} trials",
-            rest,
-        )
-        differences = self._so_far.lines(max(0, self._console.height // 2 - 2))
-        room = max(1, self._console.height - len(differences) - 4)
-        rows = Table.grid(padding=(0, 2))
-        listed = list(self._running.items())
-        for name, progress in listed if len(listed) <= room else listed[: room - 1]:
-            bar = ProgressBar(total=1.0, completed=progress.share, width=20)
-            share = f"{100 * progress.share:.0f} %" if progress.started is not None else "starting"
-            rows.add_row(Text(name), bar, Text(share, justify="right"), self._metric(progress))
-        if len(listed) > room:
-            rows.add_row(f"... and {len(listed) - room + 1} more")
-        return Group(head, rows, *(Text(line, style="dim") for line in differences))
+
+class LiveView(_Board):
+    """Bars that are redrawn in place in a terminal."""
+
+    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        """Print the size of the plan and show the bars."""
+        super().on_plan(plan, todo, store)
+        if todo:
+            self._bars.start()
+
+    def close(self) -> None:
+        """Remove the bars."""
+        self._bars.stop()
+
+    def _draw(self) -> None:
+        self._bars.refresh()
 
 
 class NotebookView(_Board):
     """Output of a notebook cell, updated in place; messages are printed below it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._handle: Any = None
+    refresh_s = NOTEBOOK_REFRESH_S
+    _handle: Any = None
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        """Show the table in the notebook's output cell."""
+        """Show the bars in the notebook's output cell."""
         super().on_plan(plan, todo, store)
-        self._head = f"{plan.study}: {size_of(plan, todo, store)}"
-        self._handle = sys.modules["IPython"].display.display(self._draw(), display_id=True)
-
-    def tick(self) -> None:
-        """Redraw the table when it is due."""
-        if self._handle is not None and time.monotonic() - self._refreshed > NOTEBOOK_REFRESH_S:
-            self._handle.update(self._draw())
-            self._refreshed = time.monotonic()
+        if todo:
+            self._update()
+            self._handle = sys.modules["IPython"].display.display(self._bars, display_id=True)
 
     def say(self, sentence: str) -> None:
         """Print the sentence."""
         print(sentence)
 
     def close(self) -> None:
-        """Draw the table a last time."""
+        """Draw the bars a last time."""
+        for task, _ in self._running.values():
+            self._bars.remove_task(task)
+        self._running.clear()
+        self._update()
+        self._draw()
+        self._handle = None
+
+    def _draw(self) -> None:
         if self._handle is not None:
-            self._running.clear()
-            self._handle.update(self._draw())
-            self._handle = None
-
-    def _draw(self) -> _Page:
-        progress, rest = f"{self._done} of {self._total} trials", self._rest()
-        rows = [(name, *self._cells(item)) for name, item in list(self._running.items())[:MAX_ROWS]]
-        if len(self._running) > MAX_ROWS:
-            rows.append((f"... and {len(self._running) - MAX_ROWS} more", "", ""))
-        text = ", ".join(filter(None, (f"{self._head}: {progress}", rest)))
-        cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        bar = f'<progress max="{max(self._total, 1)}" value="{self._progress():g}"></progress>'
-        html = f"<div>{escape(self._head)}<br>{bar} {escape(', '.join(filter(None, (progress, rest))))}"
-        return _Page(text, f"{html}<table>{cells}</table></div>")
-
-    def _cells(self, progress: TrialProgress) -> tuple[str, str]:
-        if not progress.latest:
-            return "starting", ""
-        return f"epoch {progress.latest['epoch']:.3g}", self._metric(progress)
-
-
-class _Page:
-    """Display with a text and an HTML form."""
-
-    def __init__(self, text: str, html: str) -> None:
-        self._text, self._html = text, html
-
-    def __repr__(self) -> str:
-        return self._text
-
-    def _repr_html_(self) -> str:
-        return self._html
+            self._handle.update(self._bars)
 
 
 class SoFar:
@@ -359,8 +374,10 @@ def _duration(seconds: float) -> str:
 
 def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     """Return the size of a plan in words; ``todo`` may contain prerequisites, which belong to no arm."""
-    identities = {_identity(planned) for planned in todo}
-    others = [store.trial(item.trial.key, item.trial.code) for item in plan.trials if _identity(item) not in identities]
+    identities = {trial_name(planned) for planned in todo}
+    others = [
+        store.trial(item.trial.key, item.trial.code) for item in plan.trials if trial_name(item) not in identities
+    ]
     trained = sum((folder.path / "result.json").exists() for folder in others)
     resumed = sum(store.trial(item.trial.key, item.trial.code).checkpoint.exists() for item in todo)
     parts = [f"{len(todo)} to train" if todo else "nothing to train"]
@@ -371,5 +388,6 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     return f"{count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; {', '.join(parts)}"
 
 
-def _identity(planned: Planned) -> tuple[str, int]:
-    return planned.arm, planned.seed
+def trial_name(planned: Planned) -> str:
+    """Return the name of a trial in displays: its arm and seed."""
+    return f"{planned.arm} s{planned.seed}"

@@ -135,8 +135,6 @@ class Schedule:
         elsewhere = {folder for job in running for folder in job.folders}
         rest = [item for folder, item in planned.items() if folder not in elsewhere]
         waiting = [job(*group) for group in group_trials(rest, executor.slots, run.effective_engine, _work, probes)]
-        batches = [[planned[folder] for folder in job.folders] for job in (*running, *waiting)]
-        session.watch.on_schedule(batches, executor.slots)
         return cls(executor, planned, session, waiting, running)
 
     def complete(self) -> None:

@@ -20,9 +20,6 @@ class Watch:
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Handle the plan; ``todo`` are the trials to train."""
 
-    def on_schedule(self, batches: Sequence[Sequence[Planned]], slots: int) -> None:
-        """Handle the trials that are trained together, in batches of which ``slots`` run at a time."""
-
     def on_start(self, planned: Planned) -> None:
         """Handle the submission of a trial to a worker."""
 
