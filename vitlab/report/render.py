@@ -139,6 +139,13 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
         return None
 
 
+def is_current(plan: Plan, store: Store) -> bool:
+    """Return True if the stored report is up to date in every format, without pandas."""
+    folder = folder_of(store.study(plan.study), plan.version) / "report"
+    files = [form.file for form in FORMATS.values() if form.file]
+    return all((folder / name).is_file() for name in files) and read_report(plan, store, "json") is not None
+
+
 def answers(results: StudyResults) -> list[str]:
     """Return one sentence per comparison."""
     from vitlab.report.comparison import summary
