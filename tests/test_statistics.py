@@ -104,17 +104,6 @@ def test_holm_equals_statsmodels():
             assert st.adjust_p_values(list(p), share) == pytest.approx(list(expected), rel=1e-14, nan_ok=True)
 
 
-def test_pairs_for_half_width_are_fewest():
-    def half(n: int, sd: float, alpha: float) -> float:
-        low, high = stats.t.interval(1 - alpha, n - 1, scale=sd / math.sqrt(n))
-        return float(high - low) / 2
-
-    for sd, alpha, width in ((1.0, 0.05, 0.3), (0.02, 0.05 / 3, 0.01), (1.0, 0.01, 0.9)):
-        n = round(st.pairs_for_half_width(width, sd / math.sqrt(5), 4, 5, alpha))
-        assert half(n, sd, alpha) <= width < half(n - 1, sd, alpha)
-    assert math.isnan(st.pairs_for_half_width(1e-4, 1.0, 4, 5)) and math.isnan(st.pairs_for_half_width(1.0, 0.0, 4, 5))
-
-
 def test_pareto_front_equals_brute_force():
     random = np.random.default_rng(8)
     for _ in range(50):

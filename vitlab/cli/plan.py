@@ -46,6 +46,11 @@ from vitlab.report.terminal import fitted_table
     is_flag=True,
     help="Say what the study will be able to detect, by the spread of earlier trainings in the output folder.",
 )
+@click.option(
+    "--width",
+    metavar="AMOUNT",
+    help="With --power, add the seeds for intervals of this half-width, such as '1 point' or 0.01.",
+)
 @click.option("--full", is_flag=True, help="Print every arm's resolved spec, defaults included.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
@@ -56,6 +61,7 @@ def command(
     cost: bool,
     device_tflops: float,
     power: bool,
+    width: str | None,
     full: bool,
     form: str,
 ) -> None:
@@ -63,6 +69,8 @@ def command(
     from vitlab.driver.planning import plan_study
     from vitlab.store.folders import Store
 
+    if width is not None and not power:
+        raise click.UsageError("--width needs --power")
     study, plan = plan_study(study_file(file, out), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
@@ -71,10 +79,11 @@ def command(
         for planned in (*plan.trials, *rivals)
     }
     costs = _costs(plan, device_tflops) if cost else {}
+    forecast = _forecast(plan, store, width) if power else None
     if form == "json":
         data = plan.to_json()
-        if power:
-            data["power"] = _forecast(plan, store).to_json()
+        if forecast is not None:
+            data["power"] = forecast.to_json()
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
             trial["cached"] = cached[trial["arm"], trial["seed"]]
@@ -83,18 +92,42 @@ def command(
         click.echo(json.dumps(data, indent=1))
         return
     _table(plan, cached, costs, device_tflops, study.run.engine == "measured")
-    if power:
-        for sentence in _forecast(plan, store).sentences(plan):
+    if forecast is not None:
+        for sentence in forecast.sentences(plan):
             click.echo(sentence)
     if full:
         for arm, spec in plan.to_json()["specs"].items():
             click.echo(f"\n# {arm}\n{json.dumps(spec, indent=1)}")
 
 
-def _forecast(plan: Any, store: Any) -> Any:
-    from vitlab.report.power import forecast
+def _forecast(plan: Any, store: Any, width: str | None) -> Any:
+    """Return what the study will be able to detect, and the seeds for intervals of a half-width, if one is given.
 
-    return forecast(plan, store)
+    Raises:
+        UserError: for a width that no interval of the metric has.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from vitlab.errors import UserError
+    from vitlab.report.phrasing import Scale
+    from vitlab.report.power import forecast
+    from vitlab.spec.choice import Amount
+    from vitlab.spec.yaml import read_value
+
+    if width is None:
+        return forecast(plan, store)
+    metric = plan.analysis.metric
+    facts, is_share = plan.facts(metric), Scale.of(metric, plan.units).is_share
+    low, high = (None, None) if facts is None else facts.bounds
+    try:
+        half_width = TypeAdapter(Amount).validate_python(read_value(width))
+    except (ValidationError, ValueError):
+        half_width = 0.0
+    too_wide = low is not None and high is not None and half_width >= high - low
+    if half_width <= 0 or too_wide or ("point" in width and not is_share):
+        allowed = "0.01 or '1 point'" if is_share else "2.5"
+        raise UserError(f"--width {width}: write a number above 0 in units of {metric}, such as {allowed}")
+    return forecast(plan, store, half_width)
 
 
 def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:

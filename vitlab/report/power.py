@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from vitlab import statistics
-from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, judge
+from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge
 from vitlab.errors import UserError, count
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan, Trial
@@ -27,8 +27,20 @@ MIN_DF = 4  #: with fewer degrees of freedom the spread is not known even roughl
 SIMILAR_LENGTH = 2.0  #: trainings are alike if one is at most this many times as long as the other
 SEED_COUNTS = (3, 5, 8, 10, 15, 20, 30)  #: numbers of seeds that are listed beside the planned one
 CHANCE = 0.8  #: power at which a difference counts as detectable
-STUDIES = 1000  #: simulated for comparisons that share their variance
-MAX_SIMULATED = 30  #: comparisons; of more, the forecast is that of own variances, which detect less
+STUDIES = 1000  #: simulated
+MAX_VALUES = 300_000  #: of all simulated studies together; of more, fewer studies are simulated
+MAX_SIMULATED = 30  #: comparisons of a simulated study; more are corrected for, and behave alike
+MAX_SEEDS = 1000  #: the search for a number of seeds ends here
+
+
+@dataclass(frozen=True)
+class Width:
+    """Seeds for intervals of a given width; None for more than ``MAX_SEEDS``."""
+
+    half_width: float  #: in units of the metric
+    seeds: int | None
+    seeds_low: int | None  #: if seeds scatter by the lower end of what is known
+    seeds_high: int | None
 
 
 @dataclass(frozen=True)
@@ -44,18 +56,19 @@ class Forecast:
     family: int  #: comparisons of the planned study
     detectable: tuple[tuple[int, float], ...]
     """Number of seeds, and the difference that is found four times in five."""
+    width: Width | None = None  #: if one was asked for
 
     def sentences(self, plan: Plan) -> list[str]:
         """Return the forecast in words."""
         scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
         low, high = self.sd_low / self.sd, self.sd_high / self.sd
-        planned = max(2, _planned_seeds(plan))
+        planned = max(MIN_SEEDS, _planned_seeds(plan))
         at = dict(self.detectable)[planned]
         decimals = scale.decimals([at * (high - low) / 2])
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
         others = [] if plan.looks else [pair for pair in self.detectable if pair[0] != planned]
         listed = ", ".join(f"{scale.number(value, decimals)} with {seeds}" for seeds, value in others)
-        return [
+        lines = [
             f"{count(self.comparisons, 'earlier comparison')} {self.kind} ({', '.join(self.studies)}): differences "
             f"scatter between seeds by {scale.amount(self.sd, decimals)} ({interval} "
             f"{scale.end(self.sd_low, decimals)} to {scale.end(self.sd_high, decimals)}).",
@@ -63,14 +76,22 @@ class Forecast:
             f"({scale.end(at * low, decimals)} to {scale.end(at * high, decimals)}) is found four times in five, after "
             f"correction for {count(self.family, 'comparison')}{'; ' * bool(listed)}{listed}.",
         ]
+        if self.width is not None:
+            ends = [f"more than {MAX_SEEDS:,}" if n is None else f"{n:,}" for n in astuple(self.width)[1:]]
+            width = scale.amount(self.width.half_width, scale.decimals([self.width.half_width]))
+            lines.append(
+                f"For intervals that reach {width} to either side, {ends[0]} seeds are needed ({ends[1]} to {ends[2]}, "
+                "by how far the spread is known)."
+            )
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return the forecast as plain data."""
         return asdict(self)
 
 
-def forecast(plan: Plan, store: Store) -> Forecast:
-    """Return what a plan will be able to detect.
+def forecast(plan: Plan, store: Store, half_width: float | None = None) -> Forecast:
+    """Return what a plan will be able to detect, and the seeds for intervals of a half-width, if one is given.
 
     Spread is taken from trials of the plan itself if enough have ended; otherwise from studies on the same data with
     the same type of model and a similar length of training, or else from all on the same data.
@@ -97,7 +118,7 @@ def forecast(plan: Plan, store: Store) -> Forecast:
                 distinct.append(item)
         df = sum(item.df for item in distinct)
         if df >= MIN_DF:
-            return _forecast(plan, kind, distinct, family)
+            return _forecast(plan, kind, distinct, family, half_width)
     raise UserError(
         "too few earlier trainings on this data tell how seeds scatter: two arms with 5 seeds are enough, or three "
         "with 3; train these first, such as by 'vitlab run' with --set seeds=5"
@@ -118,7 +139,7 @@ class _Spread:
     overlap: float = 0.0  #: see :class:`vitlab.comparison.arrays.Design`
 
 
-def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
+def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int, half_width: float | None) -> Forecast:
     df = np.array([item.df for item in spreads], dtype=float)
     variances = np.array([item.variance for item in spreads])
     sd = math.sqrt(float((df * variances).sum() / df.sum()))
@@ -136,45 +157,56 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
         between = max(0.0, float(logs.var(ddof=1) - (polygamma(1, single_df / 2) / 4).mean()))
         error += between / len(logs)
     reach = math.exp(statistics.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))
-    counts = sorted({*SEED_COUNTS, max(2, _planned_seeds(plan))})
+    one_baseline = len({arm.baseline for arm in plan.arms} - {None}) == 1
+    variance = plan.analysis.variance if one_baseline else "own"
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
-    shares = plan.analysis.variance == "shared" and len({arm.baseline for arm in plan.arms} - {None}) == 1
-    overlap = max(item.overlap for item in spreads)
-    detectable = [
-        (n, sd * detectable_in_sd(n, family, alpha, plan.analysis.correction, shares) * math.sqrt(1 + n * overlap))
-        for n in counts
-        if n > 1
-    ]
+    rules = family, alpha, plan.analysis.correction, variance, max(item.overlap for item in spreads)
+    counts = sorted({*SEED_COUNTS, max(MIN_SEEDS, _planned_seeds(plan))})
+    detectable = tuple((n, sd * simulate(n, *rules)[0]) for n in counts)
+    width = None
+    if half_width is not None:
+        width = Width(half_width, *(_seeds_for(half_width / end, rules) for end in (sd, sd / reach, sd * reach)))
     studies = tuple(dict.fromkeys(item.study for item in spreads))
     comparisons = sum(len(item.variances) for item in spreads)
-    return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, tuple(detectable))
+    return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, detectable, width)
 
 
-def detectable_in_sd(n: int, family: int, alpha: float, correction: Correction, shares: bool) -> float:
-    """Return the difference that is found four times in five, in standard deviations of a difference.
-
-    Args:
-        n: number of seeds.
-        family: number of comparisons.
-        alpha: family-wise level.
-        correction: correction for the family.
-        shares: whether comparisons share their variance, as far as they are enough.
-    """
-    if shares and 2 <= family <= MAX_SIMULATED and n >= MIN_SEEDS:
-        return _shared(n, family, alpha, correction)
-    level = alpha if correction == "none" else alpha / family
-    return statistics.detectable_difference(1 / math.sqrt(n), n - 1, level, CHANCE)
+Rules = tuple[int, float, Correction, Variance, float]
+"""Comparisons of the family, its level, correction and variance, and the overlap of splits, see :func:`simulate`."""
 
 
 @lru_cache
-def _shared(n: int, family: int, alpha: float, correction: Correction) -> float:
-    """Return :func:`detectable_in_sd` of comparisons that share their variance, from simulated studies."""
-    values = np.random.default_rng(1).standard_normal((STUDIES, family + 1, n))
-    design = replace(Design.with_one_baseline(family), alpha=alpha, correction=correction)
+def simulate(
+    n: int, family: int, alpha: float, correction: Correction, variance: Variance, overlap: float = 0.0
+) -> tuple[float, float]:
+    """Return the difference that is found four times in five, and the half-width of the median interval.
+
+    Both are of simulated studies with ``n`` seeds, in standard deviations of a difference at one seed.
+    """
+    comparisons = min(family, MAX_SIMULATED)
+    studies = max(20, min(STUDIES, MAX_VALUES // (n * (comparisons + 1))))
+    values = np.random.default_rng(1).standard_normal((studies, comparisons + 1, n)) / math.sqrt(2)
+    rules: dict[str, Any] = {"alpha": alpha, "correction": correction, "variance": variance}
+    design = replace(Design.with_one_baseline(comparisons), family=np.full(comparisons, family), **rules)
     contrasts = judge(values, design).contrasts
-    bounds = (contrasts.high - contrasts.low) / 2
-    bounds[np.isnan(bounds)] = np.inf  # by chance a seed looks collapsed, so that the exact test finds nothing
-    return float(np.quantile(bounds - contrasts.difference, CHANCE)) / math.sqrt(2)
+    half_widths = (contrasts.high - contrasts.low) / 2
+    half_widths[np.isnan(half_widths)] = np.inf  # by chance a seed looks collapsed: the exact test finds nothing
+    found = np.quantile(half_widths - contrasts.difference, CHANCE)
+    # Seeds whose splits overlap are fewer independent ones.
+    return tuple(float(value) * math.sqrt(1 + n * overlap) for value in (found, np.median(half_widths)))  # type: ignore[return-value]
+
+
+def _seeds_for(half_width: float, rules: Rules) -> int | None:
+    """Return the fewest seeds whose median interval is no wider, in standard deviations; None for too many."""
+    too_few, enough = MIN_SEEDS - 1, MIN_SEEDS
+    while simulate(enough, *rules)[1] > half_width:
+        too_few, enough = enough, 2 * enough
+        if too_few >= MAX_SEEDS:
+            return None
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if simulate(middle, *rules)[1] <= half_width else (middle, enough)
+    return enough if enough <= MAX_SEEDS else None
 
 
 def _plans(plan: Plan, store: Store) -> Iterator[Plan]:

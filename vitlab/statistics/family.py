@@ -9,8 +9,6 @@ import numpy as np
 
 from vitlab.statistics.replicates import NAN, t_quantile
 
-MAX_SEEDS = 10_000  #: the search for a number of seeds ends here
-
 
 def adjust_p_values(p_values: Sequence[float], share: float = 1.0) -> list[float]:
     """Return p values corrected by Holm's method and for the share of alpha that these tests have, in the order given.
@@ -57,37 +55,3 @@ def detectable_difference(se: float, df: float, alpha: float = 0.05, chance: flo
     while power(high, 1.0, df, alpha) < chance:
         high *= 2
     return se * float(brentq(lambda shift: power(shift, 1.0, df, alpha) - chance, 0.0, high))
-
-
-def pairs_for_half_width(
-    half_width: float, se: float, df: float, pairs: int, alpha: float = 0.05, overlap: float = 0.0
-) -> float:
-    """Return the number of pairs whose interval of level ``1 - alpha`` is expected to be no wider than given.
-
-    Args:
-        half_width: half of the width of the interval.
-        se: standard error of the difference with the present pairs.
-        df: its degrees of freedom, which grow with the pairs.
-        pairs: number of present pairs.
-        alpha: the level.
-        overlap: see :class:`vitlab.comparison.arrays.Design`; more pairs do not reduce what it adds.
-
-    Returns:
-        NaN if there is no spread, or if more than ``MAX_SEEDS`` are needed.
-    """
-    if not (se > 0 and df > 0 and half_width > 0 and pairs > 1):
-        return NAN
-
-    def enough(n: int) -> bool:
-        narrowed = se * math.sqrt((1 / n + overlap) / (1 / pairs + overlap))
-        return t_quantile(1 - alpha / 2, df * (n - 1) / (pairs - 1)) * narrowed <= half_width
-
-    too_few, upper = 1, 2
-    while not enough(upper):
-        too_few, upper = upper, 2 * upper
-        if too_few >= MAX_SEEDS:
-            return NAN
-    while upper - too_few > 1:
-        middle = (too_few + upper) // 2
-        too_few, upper = (too_few, middle) if enough(middle) else (middle, upper)
-    return float(upper) if upper <= MAX_SEEDS else NAN
