@@ -265,7 +265,7 @@ def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, t
     for seed in range(missing):  # which has a process deliver beside the driver
         shutil.rmtree(runs.folder("baseline", seed).path)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    go, log, stored = tmp_path / "go", tmp_path / "stderr", runs.out / "studies/tiny/answer.json"
+    go, log, stored = tmp_path / "go", tmp_path / "stderr", runs.out / "studies/tiny/delivered.json"
     environment = {**os.environ, "PYTHONPATH": path, "GO": str(go), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitlab", "run", str(runs.file), "--out", str(runs.out)]
     with open(log, "w") as stderr:

@@ -98,7 +98,7 @@ def test_existing_path_precedes_packaged_study(packages: Path) -> None:
     Path("demo").unlink()
     Path("demo").mkdir()
     result = vitlab_("plan", "demo")
-    assert "is a folder" in str(result.exception) and "the folder of this name is used" in result.stderr
+    assert "demo is a folder here" in str(result.exception) and "comes with vitlab" in str(result.exception)
     Path("demo").rmdir()
     result = vitlab_("validate", "demo")
     assert "2 arms, 4 trials" in result.stdout and not result.stderr

@@ -13,6 +13,9 @@ import os
 import stat
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -53,6 +56,15 @@ EPILOG = (
 )
 
 
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Raise Interrupted for Ctrl-C, for which click would print an empty line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None
+
+
 class _Commands(click.Group):
     """A click group that imports a command's module when the command is called."""
 
@@ -70,13 +82,15 @@ class _Commands(click.Group):
         commands = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
         return [*commands, *click.Command.shell_complete(self, context, incomplete)]  # no command is imported
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _interrupts():
+            return super().make_context(*args, **options)
+
     def invoke(self, context: click.Context) -> object:
-        try:
+        with _interrupts():
             value = super().invoke(context)
             sys.stdout.flush()  # fails here, where errors are reported, if the output cannot be written
             return value
-        except KeyboardInterrupt:  # click would print an empty line
-            raise Interrupted("interrupted") from None
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -128,6 +142,8 @@ def main() -> None:
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 """Error numbers of disks and permissions, as opposed to faults of a program."""
 
+PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ, errno.ENXIO)
+"""Error numbers of paths that no file can have, or that lead to something else than a file or a folder."""
 
 STREAM = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """Error numbers of a standard output that cannot be written."""
@@ -144,6 +160,11 @@ def _unexpected(error: BaseException) -> int:
         return UserError.exit_code
     if isinstance(error, ValueError) and sys.stdout.closed:
         click.echo("standard output: closed while the command ran, as by a plugin; what it stored is kept.", err=True)
+        return UserError.exit_code
+    if isinstance(error, OSError) and error.errno in PATH and error.filename:
+        place = str(error.filename)
+        shown = place if len(place) <= 200 else f"{place[:100]}...{place[-60:]}"
+        click.echo(f"{shown}: {(error.strerror or str(error)).lower()}. Choose another path.", err=True)
         return UserError.exit_code
     if isinstance(error, OSError) and error.errno in DISK:
         place = f"{error.filename}: " if error.filename else ""

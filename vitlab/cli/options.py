@@ -26,11 +26,30 @@ arms_option = click.option(
     shell_complete=complete_arm,
     help="Arm of the study. May be given several times.  [default: all]",
 )
+
+
+def _possible(context: click.Context, parameter: click.Parameter, out: Path) -> Path:
+    """Return the output folder if a folder can be there.
+
+    Raises:
+        UserError: if the path is too long, a loop of links, or below a file.
+    """
+    try:
+        os.stat(out)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        shown = str(out) if len(str(out)) <= 200 else f"{str(out)[:100]}...{str(out)[-60:]}"
+        raise UserError(f"--out {shown}: {(error.strerror or str(error)).lower()}; choose another folder") from None
+    return out
+
+
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=OUT,
     show_default=True,
+    callback=_possible,
     help="Folder for everything that is written.",
 )
 set_option = click.option(

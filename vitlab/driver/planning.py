@@ -157,6 +157,8 @@ def _study_and_plan(
     surroundings = Surroundings(_file_modules(study, loaded), versions)
     plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings)
     assert study is not None
+    if study.run.tracker.options:
+        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
     if found := _cut_batch(plan, study.run):
         raise SpecError([document.problem(*found)])
     about_data = _notes_on_data(plan, document)

@@ -40,13 +40,15 @@ def study_file(path: Path, out: str | Path, say: Callable[[str], None] = lambda 
         say: Called with a sentence if another study has the same name.
 
     Raises:
-        UserError: If ``path`` has no suffix, does not exist and names no packaged study.
+        UserError: If ``path`` is a folder, or has no suffix, does not exist and names no packaged study.
     """
     name, studies = str(path), packaged_studies()
+    if os.path.isdir(path):
+        other = "; for the study that comes with vitlab, run this in another folder" if name in studies else ""
+        raise UserError(f"{name} is a folder here, not a study file; write the path of a file{other}")
     if os.path.exists(path):  # also for names that are too long for a path
         if name in studies:
-            kind = "folder" if path.is_dir() else "file"
-            say(f"{name}: the {kind} of this name is used, not the study of this name that comes with vitlab")
+            say(f"{name}: the file of this name is used, not the study of this name that comes with vitlab")
         return path
     if path.suffix:
         if path.suffix in SUFFIXES and (stem := str(path.with_suffix(""))) in studies:

@@ -67,6 +67,10 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     if plan is None:
         names = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
         studies = f" Studies there: {', '.join(names)}.{nearest(study.name, names)}" if names else ""
+        if path.is_dir():
+            place = Path(out) / "studies" / path.name
+            instead = f" The study '{path.name}' is {place}." if (place / "plan.json").is_file() else studies
+            raise UserError(f"{path} is a folder here, and no study's: it has no plan.json.{instead}")
         raise UserError(f"study '{study.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
     if folder != study:
         plan = replace(plan, version=folder.name)

@@ -58,13 +58,13 @@ def serve(
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    base = f"http://{_client_host(host)}:{port}"
+    pages = links(root, base)
+    names = [name for name, _ in pages]
+    if study is not None and study not in names:  # before a database is made
+        hint = f"{nearest(study, names)} Studies there: {', '.join(sorted(names))}." if names else ""
+        raise UserError(f"study '{study}' has not been delivered to MLflow in {root}.{hint}")
     with suppress(KeyboardInterrupt), running(root, port=port, host=host) as server:
-        base = f"http://{_client_host(host)}:{port}"
-        pages = links(root, base)
-        names = [name for name, _ in pages]
-        if study is not None and study not in names:
-            hint = f"{nearest(study, names)} Studies there: {', '.join(sorted(names))}." if names else ""
-            raise UserError(f"study '{study}' has not been delivered to MLflow in {root}.{hint}")
         for name, link in sorted(pages, key=lambda page: page[0] != study):
             print(f"{name}   {link}", flush=True)
         if not pages:
