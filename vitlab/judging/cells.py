@@ -51,6 +51,11 @@ class Remarks:
         if len(sentences) > MAX_LISTED:
             self._of_table.append(f"{len(sentences) - MAX_LISTED} more mistakes of this kind")
 
+    @property
+    def has_mistakes(self) -> bool:
+        """True if there are mistakes in the table."""
+        return bool(self._of_table)
+
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
         found = dict.fromkeys((*self._of_options, *self._of_table))
@@ -58,12 +63,12 @@ class Remarks:
 
     def check(self) -> None:
         """Raise a UserError if there are mistakes in the table."""
-        if self._of_table:
+        if self.has_mistakes:
             raise self.error()
 
     def check_all(self) -> None:
         """Raise a UserError if there are any mistakes."""
-        if self._of_table or self._of_options:
+        if self.has_mistakes or self._of_options:
             raise self.error()
 
 
@@ -98,12 +103,6 @@ def texts(cells: pd.Series[Any]) -> pd.Series[Any]:
     return written.mask(missing, "") if missing.any() else written
 
 
-def holds_names(cells: pd.Series[Any]) -> bool:
-    """Return True if no cell is a number, and one is no mark of a lost training."""
-    distinct = {text.casefold().removesuffix("%").rstrip() for text in texts(cells).unique()}
-    return not any(map(_NUMBER.fullmatch, distinct)) and not distinct <= DIVERGED | FAILED
-
-
 def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks) -> Values:
     """Read a column of a metric; ``place`` names a cell by its index, as in ``row 2 of column 'acc'``."""
     import pandas as pd
@@ -128,15 +127,12 @@ def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks)
         row = int(np.argmax(codes == code))
         return f"'{str(cells.iloc[row]).strip()}' in {place(cells.index[row])}"
 
-    if not fitting:
-        wrong = [place for place in present if not _NUMBER.fullmatch(numbers[place])]
-        remarks.mistake(*(f"{where(place)} {_fault(numbers[place])}" for place in wrong))
-        if not wrong:
-            first = next(pattern for pattern, _, _ in NOTATIONS.values() if re.fullmatch(pattern, written[0]))
-            other = next(place for place in present if not re.fullmatch(first, numbers[place]))
-            remarks.mistake(f"{where(present[0])} and {where(other)} differ in notation; write a decimal point")
-    elif "a decimal point" not in fitting and {"commas between thousands", "a decimal comma"} <= {*fitting}:
-        remarks.mistake(f"{where(present[0])} may be of thousands or have a decimal comma; write a point or no comma")
+    wrong = [place for place in present if not _NUMBER.fullmatch(numbers[place])]
+    remarks.mistake(*(f"{where(place)} {_fault(numbers[place])}" for place in wrong))
+    is_ambiguous = "a decimal point" not in fitting and {"commas between thousands", "a decimal comma"} <= {*fitting}
+    if is_ambiguous or not (fitting or wrong):
+        cells_listed = " or ".join(where(place) for place in present[:2])
+        remarks.mistake(f"{cells_listed}: commas may stand before decimals or between thousands; write decimal points")
     signs = [place for place in present if distinct[place].endswith("%")]
     if 0 < len(signs) < len(present):
         plain = next(place for place in present if place not in signs)

@@ -22,9 +22,9 @@ import numpy as np
 from vitlab.errors import UserError, count, nearest
 from vitlab.judging.cells import Remarks, listed, names_of
 from vitlab.judging.files import Table
-from vitlab.spec.changes import public
+from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
-from vitlab.trackers.address import PORTS, PROBE_S, SERVERS, Address, locate, without_user
+from vitlab.trackers.address import PORTS, PROBE_S, SERVERS, Address, locate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,11 +81,8 @@ def read_experiment(uri: str, *, metric: str, arm: str | None, seed: str | None,
 
 
 def _shown(address: str) -> str:
-    """Return an address without user, password and query, or masked if it cannot be parsed."""
-    try:
-        return without_user(address) if urlsplit(address).scheme in ("http", "https") else public(address)
-    except ValueError:
-        return public(address)
+    """Return an address without user and password."""
+    return public(address).replace(f"{MASK}@", "").removesuffix("/")
 
 
 @contextmanager
@@ -118,21 +115,17 @@ def _open(address: str, shown: str) -> Iterator[MlflowClient]:
 
 
 def _locate(address: str, shown: str) -> Address:
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        raise UserError(f"{shown} is not a URI; write sqlite:///FILE, file:///FOLDER or http://HOST:PORT") from None
-    dialect = parts.scheme.partition("+")[0]
-    if dialect in PORTS:  # MLflow's client would refuse or upgrade the tables of a database that a server uses
+    scheme = address.partition(":")[0].partition("+")[0]
+    if scheme in PORTS:  # MLflow's client would refuse or upgrade the tables of a database that a server uses
         raise UserError(f"{shown}: vitlab reads this database through its MLflow server; give the server's address")
-    if dialect not in SCHEMES:
+    if scheme not in SCHEMES:
         raise UserError(
-            f"{shown} begins with '{dialect}'.{nearest(dialect, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table."
+            f"{shown} begins with '{scheme}'.{nearest(scheme, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table."
         )
-    if dialect == "file":
-        if parts.netloc or not Path(unquote(parts.path)).is_dir():
-            problem = f"is read as on the host '{parts.netloc}'" if parts.netloc else "is not a folder"
-            raise UserError(f"{shown} {problem}; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
+    if scheme == "file":
+        folder = address.removeprefix("file://")
+        if not folder.startswith("/") or not Path(unquote(folder)).is_dir():
+            raise UserError(f"{shown} is no folder; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
         return Address(address, "", None, None, "", embedded=False)
     location = locate(address, Path.cwd())
     if not location.is_reachable():
@@ -181,11 +174,6 @@ def _select(client: MlflowClient, place: str, shown: str) -> Experiment:
 
     page = _PAGE.fullmatch(place)
     is_server = shown.startswith("http")
-    if is_server and place.startswith("/") and page is None:
-        raise UserError(
-            f"{shown}#{place} is not the page of an experiment; open the experiment in the browser and copy its "
-            f"address, such as {shown}/#/experiments/1"
-        )
     found: Experiment | None = None
     if page is None:
         found = client.get_experiment_by_name(place) if place else None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DELIMITERS = (",", ";", "\t", "|")
 SQLITE = b"SQLite format 3\0"  #: first bytes of a SQLite file
-RECORDS = 'a list of objects such as [{"arm": "a", "seed": 0, "acc": 0.9}], or an object of columns'
+RECORDS = 'a list of objects such as [{"arm": "a", "seed": 0, "acc": 0.9}], an object a line, or an object of columns'
 
 
 @dataclass(frozen=True)
@@ -177,42 +177,33 @@ def _delimited(path: Path, notes: list[str]) -> pd.DataFrame:
 
 
 def _json(path: Path, notes: list[str]) -> pd.DataFrame:
-    """Read a list of objects, an object of columns, or what pandas writes with ``orient="split"`` or ``"table"``."""
+    """Read a list of objects, an object a line, or an object of columns; nested objects become ``metrics.acc``."""
     import pandas as pd
 
+    text = _text(path, notes)
     try:
-        value = json.loads(_text(path, notes))
+        value = json.loads(text)
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # an object a line
-            return _json_lines(path, notes)
-        raise
-    if isinstance(value, dict) and isinstance(value.get("data"), list):
-        if "columns" in value:
-            return _named(pd.DataFrame(value["data"]), value["columns"])
-        value = value["data"]
-    if isinstance(value, dict) and value and all(isinstance(cells, dict | list) for cells in value.values()):
-        return _with_index(pd.DataFrame(value))
-    return _records(value)
-
-
-def _json_lines(path: Path, notes: list[str]) -> pd.DataFrame:
-    rows = []
-    for number, line in enumerate(_text(path, notes).split("\n"), 1):
+        if error.msg != "Extra data":
+            raise
+        value = [_json_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if isinstance(value, dict) and all(isinstance(cells, dict | list) for cells in value.values()):
         try:
-            rows += [json.loads(line)] if line.strip() else []
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
-    return _records(rows)
-
-
-def _records(rows: Any) -> pd.DataFrame:
-    """Return objects as rows; an object inside of one gives columns such as ``metrics.acc``."""
-    import pandas as pd
-
+            return _with_index(pd.DataFrame(value))
+        except ValueError:  # such as columns of different lengths
+            raise ValueError(f"a table is {RECORDS}") from None
+    rows = [value] if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"a table is {RECORDS}; in .jsonl, an object a line")
+        raise ValueError(f"a table is {RECORDS}")
     frame = pd.json_normalize(rows)
     return _named(frame, frame)
+
+
+def _json_line(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None
 
 
 def _parquet(path: Path, _: list[str]) -> pd.DataFrame:
@@ -236,8 +227,8 @@ READERS: dict[str, Callable[[Path, list[str]], pd.DataFrame]] = {
     ".csv": _delimited,
     ".tsv": _delimited,
     ".json": _json,
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
+    ".jsonl": _json,
+    ".ndjson": _json,
     ".parquet": _parquet,
     ".xlsx": _sheet,
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.errors import nearest
-from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, holds_names, listed, names_of, texts, values
+from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, listed, names_of, texts, values
 from vitlab.judging.files import Table
 from vitlab.judging.words import DIVERGED, ENDED, FLAGS, LOST, STATISTICS, UNENDED, role_of
 from vitlab.store.result import Ending
@@ -114,12 +114,6 @@ def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | 
         remarks.notes.append(f"Left out, as columns of these names are no arms: {listed(ignored)}.")
     if not arms:
         remarks.mistake(f"no column of an arm; columns: {', '.join(columns)}")
-    for name in arms:
-        if holds_names(rows[name]):
-            remarks.mistake(
-                f"column '{name}' holds names, no numbers: give it as --arm if a row is a training; if a row is an arm "
-                "and a column a seed, write a row per training"
-            )
     _refuse_seeds_in_names(arms, remarks)
     remarks.check()
     if seed is None:  # columns may be of different lengths
@@ -141,6 +135,8 @@ def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | Non
         return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
 
     read = values(rows[metric], place, remarks)
+    if arm == ARM and remarks.has_mistakes:
+        remarks.mistake("without --arm every column is an arm: name the column of the arms if a row is a training")
     names = "" if seed is None else texts(rows[seed])
     cells = {"arm": texts(rows[arm]), "name": names, "value": read.numbers, "status": read.endings}
     frame = pd.DataFrame(cells, rows.index)
@@ -259,14 +255,11 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
     for arm, seed in distinct[distinct > 1].index[:MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
         varied = [name for name in names_of(others) if others.loc[group.index, name].astype(str).nunique() > 1]
-        remedy = "keep one of them, or name a seed that differs between them"
-        if any(role_of(name) == "step" for name in varied):
-            remedy = f"they differ in {listed(varied)}; {FINALS}"
-        elif varied:
-            remedy = f"they differ in {listed(varied)}; judge the rows of one value at a time, or name other seeds"
+        is_history = any(role_of(name) == "step" for name in varied)
+        remedy = FINALS if is_history else "keep one of them, or name a seed that differs between them"
         remarks.mistake(
             f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
-            f"{table.places(group.index)}; {remedy}"
+            f"{table.places(group.index)}{f', which differ in {listed(varied)}' if varied else ''}; {remedy}"
         )
     is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
     if is_retried.any():
