@@ -19,12 +19,13 @@ import vitlab
 from vitlab import registry
 from vitlab.cli import COMMANDS
 from vitlab.cli.show import shown_default, shown_type
+from vitlab.comparison import verdict
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.judging.judgement import Judgement
 from vitlab.lab import Answer
 from vitlab.registry import catalogue
 from vitlab.registry.json_schema import study_schema
-from vitlab.report import api, comparison_columns, frame, verdict
+from vitlab.report import api, comparison_columns, frame
 from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
