@@ -505,7 +505,7 @@ def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, 
 @pytest.mark.parametrize("name", ["status", "report"])
 def test_reading_a_study_imports_nothing_heavy(name: str, answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
-    heavy = ("torch", "mlflow", "pandas", "ray", "numpy", "jinja2")
+    heavy = ("torch", "mlflow", "pandas", "ray", "scipy", "matplotlib", "jinja2")
     code = (
         f"from vitlab.cli import cli; cli.main([{name!r}, {str(file)!r}, '--out', {str(out)!r}], standalone_mode=False)\n"
         f"import sys; print('HEAVY', [m for m in {heavy!r} if m in sys.modules])"

@@ -14,7 +14,7 @@ from vitlab.store.folders import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.report.notebook import Comparison, Results
+    from vitlab.report.notebook import Comparison
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,11 +49,11 @@ class Answer:
         """Return one sentence per comparison."""
         return self.compare().answers
 
-    def results(self) -> Results:
+    def results(self) -> pd.DataFrame:
         """Return one row per trial, see :func:`vitlab.results`."""
-        from vitlab.report.notebook import Results
+        from vitlab.report import frame
 
-        return Results.of_study(self.plan, self.store)
+        return frame.results(self.plan, self.store)
 
     def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""

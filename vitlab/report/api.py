@@ -21,7 +21,7 @@ from vitlab.store.folders import OUT, Store, TrialFolder
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.report.notebook import Comparison, Results
+    from vitlab.report.notebook import Comparison
 
 PREDICTIONS = {
     "split": ("string", "val or test"),
@@ -77,20 +77,19 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     return plan, Store(study.parent.parent)
 
 
-def results(path: str | Path, *, out: str | Path = OUT) -> Results:
+def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the results of a study as a frame, one row per trial, whatever its status.
 
     Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
     ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, ended, engine, threads,
-    device, origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a
-    notebook the frame is shown as the table of trials of a report.
+    device, origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.
 
     Raises:
         UserError: if the study has not been run in ``out``.
     """
-    from vitlab.report.notebook import Results
+    from vitlab.report import frame
 
-    return Results.of_study(*open_study(path, out=out))
+    return frame.results(*open_study(path, out=out))
 
 
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:

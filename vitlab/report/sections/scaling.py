@@ -253,21 +253,17 @@ def _label(path: str, value: Any) -> str:
 def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float], size: str) -> list[str]:
     """Return the varied paths that separate arms into series: non-numeric paths, and numbers unrelated to size.
 
-    A number is unrelated if it changes while the size does not: arms of two learning rates are not replicates of one
-    size.  The number of images seen is unrelated to every number of the model.
+    A number is unrelated if it alone changes while the size does not: arms of two learning rates are not replicates of
+    one size.  The number of images seen is unrelated to every number of the model.
     """
-    paths = plan.paths
-    selected = {path for path in paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
+    selected = {path for path in plan.paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
     if size == "images":
-        selected |= {path for path in paths if path.partition(".")[0] == "model"}
-    by_size: dict[float, list[Arm]] = {}
-    for arm in arms:
-        by_size.setdefault(sized[arm.name], []).append(arm)
-    for first, second in itertools.chain(*(itertools.combinations(group, 2) for group in by_size.values())):
-        differing = [path for path in paths if first.values.get(path) != second.values.get(path)]
-        if len(differing) == 1:
+        selected |= {path for path in plan.paths if path.startswith("model.")}
+    for first, second in itertools.combinations(arms, 2):
+        differing = [path for path in plan.paths if first.values.get(path) != second.values.get(path)]
+        if len(differing) == 1 and sized[first.name] == sized[second.name]:
             selected.add(differing[0])
-    return [path for path in paths if path in selected]
+    return [path for path in plan.paths if path in selected]
 
 
 def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Drawing:
