@@ -93,10 +93,10 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
-    """Return the comparison of a study's arms as a frame, one row per arm, or that of two studies.
+    """Return the comparison of a study's arms, or of two studies, as a frame with one row per arm.
 
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The columns are
-    those of ``MEANINGS`` in :mod:`vitlab.report.comparison_columns`, followed by mean and standard deviation of the
+    listed in ``MEANINGS`` in :mod:`vitlab.report.comparison_columns`, followed by mean and standard deviation of the
     test metric of the same name.  In a notebook the frame shows the answers first; ``.answers`` holds them as text,
     and ``.notes`` the caveats.
 
@@ -132,7 +132,7 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the predictions of every finished trial of a study, one row per trial, split and image.
 
-    Columns are those of ``PREDICTIONS`` in :mod:`vitlab.report.api`.
+    ``PREDICTIONS`` in :mod:`vitlab.report.api` lists the columns.
 
     Raises:
         UserError: if the study has not been run in ``out``.

@@ -134,7 +134,7 @@ def state(plan: Plan, store: Store) -> str:
     """Return a digest of what a report is made of: equal states have equal reports.
 
     It covers the plan, its ended trials, what sections read besides, and the code that makes reports.  It is taken
-    before trials are read, so that a trial that ends in between makes the report outdated.
+    before trials are read: a trial that ends in between makes the report outdated.
     """
     endings = []
     tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)

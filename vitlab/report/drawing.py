@@ -1,6 +1,6 @@
 """The style of the report's figures, and figures as files and as elements of a page.
 
-Figures are drawn without pyplot, so that no global state is shared.
+Figures are drawn without pyplot, which shares global state.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
 
     def with_share(match: re.Match[str]) -> str:
-        """Set the share of the page width, so that text has the same size in all pictures."""
+        """Set the share of the page width; text then has the same size in all pictures."""
         return f'{label} style="--share: {float(match[1]) / (72 * WIDE):.3g}"'
 
     tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)

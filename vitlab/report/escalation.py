@@ -1,7 +1,7 @@
 """Looks at the results of a study: the comparisons that get more seeds.
 
-They depend on the results of the seeds so far and on the arms that were open before, so that an addition of seeds that
-has begun continues.  A run stores them in plan.json, where planning reads them.  :mod:`vitlab.report.comparison`
+They depend on the results of the seeds so far, and on the arms that were open before: an addition of seeds that has
+begun continues.  A run stores them in plan.json, where planning reads them.  :mod:`vitlab.report.comparison`
 describes the spending of alpha.
 """
 

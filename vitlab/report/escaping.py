@@ -20,12 +20,12 @@ _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 def printable(text: str) -> str:
-    """Replace control characters, so that the name of an arm cannot control the terminal."""
+    """Replace control characters: the name of an arm must not control the terminal."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def one_line(text: str) -> str:
-    """Return text on one line, so that it cannot end a comment."""
+    """Return text on one line, where it cannot end a comment."""
     return " ".join(printable(text).split())
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def markdown_report(report: Report, captions: Mapping[str, str] = {}) -> str:
-    """Return the report; ``captions`` has those of the pictures that lie beside the file, by section."""
+    """Return the report; ``captions`` are the captions of the pictures that lie beside the file, by section."""
     from vitlab.report.sections import sections
 
     lines = [f"# {markdown(report.title)}", "", *([report.overview, ""] if report.overview else [])]

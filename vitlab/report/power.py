@@ -1,6 +1,6 @@
 """What a planned study will be able to detect, by the spread of earlier trainings of its kind.
 
-The spread is that of differences between two arms at one seed, pooled over the comparisons of stored studies.
+The spread is the standard deviation of differences between two arms at one seed, pooled over stored studies.
 """
 
 from __future__ import annotations
@@ -270,6 +270,6 @@ def _planned_seeds(plan: Plan) -> int:
 
 
 def _trials(plan: Plan) -> Iterator[Any]:
-    """Yield all planned trials, those of arms that are not tuned yet included."""
+    """Yield all planned trials, and the trials of arms that are not tuned yet."""
     yield from plan.trials
     yield from plan.pending

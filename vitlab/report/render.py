@@ -55,13 +55,13 @@ class Content:
         """Return the figure of each section that has one, as wide as a page and as wide as a phone."""
         from vitlab.report.drawing import NARROW, WIDE
 
-        found = {}
+        drawings = {}
         for name, part in sections().items():
             rows = self.report.sections.get(name, ())
             wide, narrow = (part.figure(rows, self._findings, width) for width in (WIDE, NARROW))
             if wide is not None and narrow is not None:
-                found[name] = wide, narrow
-        return found
+                drawings[name] = wide, narrow
+        return drawings
 
     @cached_property
     def pictures(self) -> dict[str, Picture]:
@@ -166,8 +166,8 @@ def warm_up() -> None:
 def write(content: Content, folder: Path) -> list[Path]:
     """Write a report into ``folder``: documents, tables and pictures.  Returns the files written.
 
-    They are those of ``FORMATS``, ``summary.csv`` (one row per arm), ``history.parquet``, and the figures as ``.png``,
-    ``.pdf`` and ``.svg``.
+    They are the files of ``FORMATS``, ``summary.csv`` (one row per arm), ``history.parquet``, and the figures as
+    ``.png``, ``.pdf`` and ``.svg``.
     """
     from vitlab.report.comparison import summary_frame
     from vitlab.report.drawing import pdf, png

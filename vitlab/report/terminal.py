@@ -42,6 +42,8 @@ def terminal(report: Report) -> str:
         if table is not None:
             verdicts = next((column.cells for column in table.columns if column.title == "verdict"), ())
             dim = [cell.startswith((Verdict.CANNOT_TELL, Verdict.REFUSED)) for cell in verdicts]
+            if name != "arms":
+                console.print(Text(part.heading, style="bold"))
             console.print(fitted_table(table.columns, console, dim))
     for note in report.notes:
         console.print(Padding(Text(printable(note), style="dim"), (0, 0, 0, 2)))
@@ -56,7 +58,7 @@ def fitted_table(columns: Sequence[Column], console: Console, dim: Sequence[bool
     """Return a table that fits into a console: the columns of the highest rank are left out until it does.
 
     Args:
-        columns: of the table; those of rank 0 stay, and text in them is folded.
+        columns: of the table; columns of rank 0 stay, and text in them is folded.
         console: the table is fitted to its width.
         dim: whether each row is dimmed; by default none is.
     """

@@ -54,7 +54,7 @@ class Law:
     offset: Estimate | None
     exponent: Estimate | None
     curve: Curve
-    steepens: bool = False  #: whether y falls the faster, the larger x is, so that no power law describes it
+    steepens: bool = False  #: whether y falls faster and faster with x, as no power law does
 
 
 @dataclass(frozen=True)

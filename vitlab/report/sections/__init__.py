@@ -12,12 +12,12 @@ from vitlab.report.sections.base import Section as Section
 from vitlab.report.sections.base import Table as Table
 from vitlab.report.sections.base import section as section
 
-# Every module of this package is a section, so that a new one is a new file and nothing else.
+# Every module of this package is a section: a new section is a new file and nothing else.
 for _module in iter_modules(__path__, f"{__name__}."):
     import_module(_module.name)
 
 
 def sections() -> dict[str, Section[Any]]:
-    """Return every section by name, those of plugins included, in the order of a report."""
-    found = {name: section.get(name)() for name in section.names()}
-    return dict(sorted(found.items(), key=lambda item: (item[1].place, item[0])))
+    """Return every section by name, sections of plugins included, in the order of a report."""
+    by_name = {name: section.get(name)() for name in section.names()}
+    return dict(sorted(by_name.items(), key=lambda item: (item[1].place, item[0])))

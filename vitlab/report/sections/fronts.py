@@ -49,7 +49,7 @@ class Fronts(Section[Front]):
 
         A cost is left out if fewer than two arms have it, or if its largest value is below ``APART`` times the least.
         """
-        costs, goal, found = costs_of(findings), findings.plan.analysis.goal, []
+        costs, goal, rows = costs_of(findings), findings.plan.analysis.goal, list[Front]()
         means = {row["arm"]: row["mean"] for row in findings.arms if row["mean"] is not None}
         for name in COSTS:
             values = {arm: costs[arm][name] for arm in means if costs[arm].get(name, 0.0) > 0}
@@ -57,8 +57,8 @@ class Fronts(Section[Front]):
                 continue
             signed = [-value if name in cost.SPEEDS else value for value in values.values()]
             results = [means[arm] if goal == "max" else -means[arm] for arm in values]
-            found.append(Front(name, dict(zip(values, statistics.pareto(signed, results), strict=True))))
-        return found
+            rows.append(Front(name, dict(zip(values, statistics.pareto(signed, results), strict=True))))
+        return rows
 
     def table(self, rows: Sequence[Front], report: Report) -> Table | None:
         """Return the table; an arm whose mean lacks seeds that diverged or failed is marked."""
@@ -95,12 +95,12 @@ class Fronts(Section[Front]):
 
 def costs_of(findings: Findings) -> dict[str, dict[str, float]]:
     """Return the known costs of each arm by name."""
-    measured = {row.arm: row for row in cost.measured_costs(findings)}
+    rows = {row.arm: row for row in cost.measured_costs(findings)}
     costs: dict[str, dict[str, float]] = {}
     for row in findings.arms:
         costs[row["arm"]] = {name: float(row[name]) for name in ("params", "macs") if row[name] is not None}
-        if row["arm"] in measured:
-            costs[row["arm"]] |= {name: float(getattr(measured[row["arm"]], name)) for name in cost.COSTS}
+        if row["arm"] in rows:
+            costs[row["arm"]] |= {name: float(getattr(rows[row["arm"]], name)) for name in cost.COSTS}
     return costs
 
 

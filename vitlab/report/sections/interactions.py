@@ -125,7 +125,7 @@ def interactions(results: StudyResults) -> list[Interaction]:
         correction=plan.analysis.correction,
         overlap=results.overlap_of(arms.values()),
     )
-    found = []
+    rows = []
     for first, second, against, (both, one, other, neither) in effects:
         seeds = both.keys() & one.keys() & other.keys() & neither.keys()
         # For two factors of two levels, t is that of a repeated-measures analysis of variance with the seed as subject.
@@ -135,8 +135,8 @@ def interactions(results: StudyResults) -> list[Interaction]:
             design,
         )
         numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
-        found.append(Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers)))
-    return found
+        rows.append(Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers)))
+    return rows
 
 
 def _at(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:

@@ -157,7 +157,7 @@ class ScalingLaws(Section[Scaling]):
             "are Student's t over seeds, each by itself. The slope describes these sizes"
         )
         if with_offset:
-            caption += f"; offset and exponent are those of offset + A x size to the power of {MINUS}exponent"
+            caption += f"; offset and exponent belong to the law: offset + A x size to the power of {MINUS}exponent"
         elif all(len(row.arms) < few for row in rows):
             caption += f": fewer than {few} cannot show whether the error levels off at larger ones"
         return Table([column for column in table if set(column.cells) != {""}], f"{caption}.")
@@ -220,10 +220,10 @@ def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
     """Return why there is no law through some points."""
     if any(error <= 0 for by_seed in points.values() for error in by_seed.values()):
         return "an error of 0 has no logarithm"
-    measured = [value for value, by_seed in points.items() if by_seed]
-    if len(measured) < statistics.scaling.MIN_SIZES:
-        return f"it has {len(measured)} different numbers of {size}, and two lie on every power law"
-    if max(measured) < SPAN * min(measured):
+    sizes = [value for value, by_seed in points.items() if by_seed]
+    if len(sizes) < statistics.scaling.MIN_SIZES:
+        return f"it has {len(sizes)} different numbers of {size}, and two lie on every power law"
+    if max(sizes) < SPAN * min(sizes):
         return f"the largest number of {size} is less than {SPAN:g} times the smallest"
     return "no seed has a value at every size"
 

@@ -58,7 +58,7 @@ class Tuning(Section[Candidate]):
         decimals = scale.decimals_of([row.score for row in rows], 2, 4)
         columns = [
             Column("tuned for", tuple(row.arm for row in rows), right=False),
-            Column("rival", tuple(row.rival for row in rows), right=False),
+            Column("candidate", tuple(row.rival for row in rows), right=False),
             Column(scale.title, tuple(scale.number(row.score, decimals) for row in rows)),
             Column("trainings", tuple(str(row.trials) for row in rows), rank=2),
             Column("time", tuple(duration(row.wall_s) if row.wall_s else DASH for row in rows), rank=1),
