@@ -248,7 +248,7 @@ def test_comparison_of_other_seeds_keeps_its_own_variance(tmp_path):
     assert rows["shared"].tolist()[1:] == [3, 3, 3, 1]
     assert rows.loc["late", "p"] == pytest.approx(stats.ttest_rel([0.95, 0.96, 0.955, 0.953], BASE[:4]).pvalue)
     notes = document(plan, store)["notes"]
-    assert any("late, at other seeds: its own variance alone" in note for note in notes)
+    assert any("their own variance alone: late." in note for note in notes)
     assert any("the 4 seeds that both have, their means are over all" in note for note in notes)
     _, _, _, own = outcome(tmp_path / "c", analysis=Analysis(variance="own"))
     assert own["shared"].tolist()[1:] == [1, 1, 1]

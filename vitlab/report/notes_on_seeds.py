@@ -60,7 +60,7 @@ def spread_rule(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     if shared < 2:
         return []
     alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
-    others = f" {arm_names(alone)}, at other seeds: its own variance alone." if alone else ""
+    others = f" With other seeds, and their own variance alone: {arm_names(alone)}." if alone else ""
     corrected = (
         "" if plan.analysis.correction == "none" else " P values and intervals are corrected by Bonferroni's method."
     )

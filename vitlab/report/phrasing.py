@@ -170,16 +170,16 @@ def overturned_verdict(row: Row) -> Verdict | None:
     return Verdict(complete) if complete is not None and complete != row["verdict"] else None
 
 
-def describe_comparison(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """Return one sentence about one comparison."""
-    sentence = _sentence(row, analysis, scale, decimals)
+def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """Return one sentence about one comparison; ``seeds`` is the larger n of its arms."""
+    sentence = _sentence(row, seeds, analysis, scale, decimals)
     if row["verdict"] in (Verdict.CANNOT_TELL, Verdict.REFUSED):
         return f"{row['verdict']}: {sentence}"
     hedges = [*(["preliminary"] if row["awaited"] else []), *(["exploratory"] if row["exploratory"] else [])]
     return f"{' and '.join(hedges)}: {sentence}" if hedges else sentence
 
 
-def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     arm, baseline, verdict = row["arm"], row["baseline"], row["verdict"]
     if row["n"] == 0:
         return _no_values(row)
@@ -192,7 +192,7 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
         sentence += f", which is {verdict}"
     if row["refused"]:
         return f"{sentence}, but {row['refused']}."
-    if row["n"] != row["pairs"] > 1:
+    if seeds != row["pairs"] > 1:
         sentence += f", over the {count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
@@ -282,7 +282,11 @@ def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         decimals = scale.decimals(
             widths(compared, "difference_low", "difference_high"), [row["difference"] for row in compared]
         )
-        return [describe_comparison(row, analysis, scale, decimals) for row in compared]
+        n = {row["arm"]: row["n"] for row in rows}
+        return [
+            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, decimals)
+            for row in compared
+        ]
     decimals = scale.decimals(widths(rows, "low", "high"), [row["mean"] for row in rows])
     return [describe_arm(row, analysis, scale, decimals) for row in rows]
 
