@@ -58,8 +58,8 @@ class Remarks:
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        found = dict.fromkeys((*self._of_options, *self._of_table))
-        return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in found))))
+        sentences = dict.fromkeys((*self._of_options, *self._of_table))
+        return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in sentences))))
 
     def check(self) -> None:
         """Raise a UserError if there are mistakes in the table."""
@@ -81,7 +81,7 @@ class Values:
     is_percent: bool = False  #: True if every value has a percent sign
 
 
-def listed(names: Sequence[str]) -> str:
+def shortlist(names: Sequence[str]) -> str:
     """Return the first names, and the number of others."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return f"{'; '.join(names[:MAX_LISTED])}{more}"
@@ -99,8 +99,8 @@ def texts(cells: pd.Series[Any]) -> pd.Series[Any]:
     if pd.api.types.is_float_dtype(cells) and ((cells % 1 == 0) & (cells.abs() < EXACT) | cells.isna()).all():
         cells = cells.astype("Int64")
     missing = cells.isna()
-    written = cells.astype(str).str.strip()
-    return written.mask(missing, "") if missing.any() else written
+    as_text = cells.astype(str).str.strip()
+    return as_text.mask(missing, "") if missing.any() else as_text
 
 
 def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks) -> Values:
@@ -108,19 +108,19 @@ def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks)
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
-        return _ended(cells.to_numpy("float64", na_value=np.nan), np.full(len(cells), Ending.FAILED, object))
+        return _with_endings(cells.to_numpy("float64", na_value=np.nan), np.full(len(cells), Ending.FAILED, object))
     lower = texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
-    if lower.str.fullmatch(NOTATIONS["a decimal point"][0]).all():  # a million of them are read in half of the memory
-        return _ended(lower.astype("float64").to_numpy(), np.full(len(cells), Ending.FAILED, object))
+    if lower.str.fullmatch(NOTATIONS["a decimal point"][0]).all():  # a million of them are parsed in half of the memory
+        return _with_endings(lower.astype("float64").to_numpy(), np.full(len(cells), Ending.FAILED, object))
     codes, distinct = pd.factorize(lower)
     numbers = [text.removesuffix("%").rstrip() for text in distinct]
     endings = [Ending.DIVERGED if text in DIVERGED else Ending.FAILED for text in numbers]
     present = [place for place, text in enumerate(numbers) if text not in DIVERGED | FAILED]
-    written = [numbers[place] for place in present]
+    numerals = [numbers[place] for place in present]
     fitting = {
         how: (thousands, point)
         for how, (pattern, thousands, point) in NOTATIONS.items()
-        if all(map(re.compile(pattern).fullmatch, written))
+        if all(map(re.compile(pattern).fullmatch, numerals))
     }
 
     def where(code: int) -> str:
@@ -139,15 +139,15 @@ def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks)
         remarks.mistake(
             f"{where(plain)} has no percent sign, and other cells have one; write it in all of them or in none"
         )
-    read = np.full(len(distinct), np.nan)
+    parsed = np.full(len(distinct), np.nan)
     if fitting:
         thousands, point = next(iter(fitting.values()))
-        read[present] = [float(text.replace(thousands, "").replace(point, ".")) for text in written]
-    ended = _ended(read, np.array(endings, object))
-    return Values(ended.numbers[codes], ended.endings[codes], bool(signs))
+        parsed[present] = [float(text.replace(thousands, "").replace(point, ".")) for text in numerals]
+    result = _with_endings(parsed, np.array(endings, object))
+    return Values(result.numbers[codes], result.endings[codes], bool(signs))
 
 
-def _ended(numbers: np.ndarray[Any, Any], lost: np.ndarray[Any, Any]) -> Values:
+def _with_endings(numbers: np.ndarray[Any, Any], lost: np.ndarray[Any, Any]) -> Values:
     """Return numbers with the endings of their trainings; ``lost`` holds those of trainings without a number."""
     has_diverged = np.abs(numbers) > LARGEST  # False of NaN
     endings = np.where(np.isnan(numbers), lost, Ending.DONE)

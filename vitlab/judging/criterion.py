@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.judging.cells import Remarks, listed
+from vitlab.judging.cells import Remarks, shortlist
 from vitlab.judging.words import (
     BELOW_1_PERCENT,
     COUNTED,
@@ -57,12 +57,12 @@ class Criterion:
 
 def goal_of(metric: str) -> Goal | None:
     """Return the direction in which a metric is better; None if its name does not tell."""
-    found = words(metric)
-    higher, lower = (not names.isdisjoint(found) for names in (HIGHER, LOWER))
-    if REVERSALS.isdisjoint(found) and not (higher and lower):
+    name_words = words(metric)
+    higher, lower = (not names.isdisjoint(name_words) for names in (HIGHER, LOWER))
+    if REVERSALS.isdisjoint(name_words) and not (higher and lower):
         if higher or lower:
             return "max" if higher else "min"
-        if goals := [QUALIFIERS[word] for word in found if word in QUALIFIERS]:
+        if goals := [QUALIFIERS[word] for word in name_words if word in QUALIFIERS]:
             return goals[-1]
     group, _, name = metric.partition("/")
     return _registered_goal(name) if group in GROUPS else None
@@ -86,20 +86,20 @@ def scale_of(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks
         has_signs: True if the cells have percent signs.
         remarks: receives notes and mistakes.
     """
-    found, finite = {*words(metric)}, frame["value"].dropna()
-    is_share = not SHARES.isdisjoint(found)
+    name_words, finite = {*words(metric)}, frame["value"].dropna()
+    is_share = not SHARES.isdisjoint(name_words)
     fits = len(finite) > 0 and finite.min() >= 0
     is_small = fits and finite.max() <= 1 + ROUNDING
-    says_percent = "%" in metric or not PERCENT.isdisjoint(found)
+    says_percent = "%" in metric or not PERCENT.isdisjoint(name_words)
     if has_signs or says_percent:
-        if is_share and is_small and says_percent and not has_signs and BELOW_1_PERCENT.isdisjoint(found):
+        if is_share and is_small and says_percent and not has_signs and BELOW_1_PERCENT.isdisjoint(name_words):
             remarks.mistake(
                 f"'{metric}' is in percent by its name, and no value exceeds 1; write percents, or rename the column"
             )
         return Scale("%", 100.0 if is_share and fits and finite.max() <= 100 else None)
     if not is_share or not fits or finite.max() > 100:
         return Scale("number")
-    if is_small and not BELOW_1_PERCENT.isdisjoint(found):
+    if is_small and not BELOW_1_PERCENT.isdisjoint(name_words):
         remarks.notes.append(
             f"'{metric}' may be a share or percent, as no value exceeds 1: values stand as they are in the table. A "
             "percent sign in the name of the column or in every cell says percent."
@@ -109,7 +109,7 @@ def scale_of(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks
         return Scale("share", 1.0)
     small, large = finite[finite <= 1], finite[finite > 1]
     if len(small) and MIXED[0] * small.median() < large.median() < MIXED[1] * small.median():
-        arms = [listed(frame.loc[some.index, "arm"].unique().tolist()) for some in (small, large)]
+        arms = [shortlist(frame.loc[some.index, "arm"].unique().tolist()) for some in (small, large)]
         remarks.mistake(
             f"'{metric}' seems to hold shares and percents: values to {small.max():g} of {arms[0]}, and to "
             f"{large.max():g} of {arms[1]}; write one unit, or '%' into the name of the column if all are percents"
@@ -145,15 +145,15 @@ def chance_in_units(
         remarks.option(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
     if classes is None or classes < 2:
         return chance
-    found = {*words(metric)}
+    name_words = {*words(metric)}
     if chance is not None:
         remarks.mistake("--chance and --classes say the same; give one of them")
-    if scale.whole is None or COUNTED.isdisjoint(found):
+    if scale.whole is None or COUNTED.isdisjoint(name_words):
         remarks.option(f"--classes: what guesses reach in '{metric}' does not follow from it; give --chance")
         return None
-    guesses = max((int(word[3:]) for word in found if re.fullmatch(r"top[0-9]+", word)), default=1)
+    guesses = max((int(word[3:]) for word in name_words if re.fullmatch(r"top[0-9]+", word)), default=1)
     share = min(1.0, guesses / classes)
-    return scale.whole * (share if ERRORS.isdisjoint(found) else 1 - share)
+    return scale.whole * (share if ERRORS.isdisjoint(name_words) else 1 - share)
 
 
 def quantum_in_units(images: int | None, metric: str, scale: Scale, remarks: Remarks) -> float:

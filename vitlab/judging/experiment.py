@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import numpy as np
 
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.cells import Remarks, listed, names_of
+from vitlab.judging.cells import Remarks, names_of, shortlist
 from vitlab.judging.files import Table
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
@@ -67,12 +67,12 @@ def read_experiment(uri: str, *, metric: str, arm: str | None, seed: str | None,
     from mlflow.entities import ViewType
 
     address, _, place = uri.partition("#")
-    shown = _shown(address)
+    label = _label(address)
     selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0] if _PAGE.fullmatch(place) else ""
-    with _open(address, shown) as client:
-        entry = _select(client, place, shown)
+    with _open(address, label) as client:
+        entry = _select(client, place, label)
         runs: list[Run] = service.runs(client, entry.experiment_id, selection, ViewType.ALL)
-    source = f"{shown}#{entry.name}"
+    source = f"{label}#{entry.name}"
     notes = [f"Only runs that the filter of the address selects are judged: {selection}."] if selection else []
     return _table(entry.name, source, runs, notes, metric=metric, arm=arm, seed=seed, baselines=baselines)
 
@@ -80,22 +80,22 @@ def read_experiment(uri: str, *, metric: str, arm: str | None, seed: str | None,
 # -- stores -----------------------------------------------------------------------------------------------------------
 
 
-def _shown(address: str) -> str:
+def _label(address: str) -> str:
     """Return an address without user and password."""
     return public(address).replace(f"{MASK}@", "").removesuffix("/")
 
 
 @contextmanager
-def _open(address: str, shown: str) -> Iterator[MlflowClient]:
+def _open(address: str, label: str) -> Iterator[MlflowClient]:
     """Open a client for the duration of the block; of a database file, on a copy.
 
     Raises:
         UserError: if the store cannot be opened or read.
     """
     with TemporaryDirectory() as folder:
-        location = _locate(address, shown)
+        location = _locate(address, label)
         if location.database is not None:
-            location = _copied(location.database, Path(folder), shown)
+            location = _copy(location.database, Path(folder), label)
         service.configure(location)
         try:
             with service.quiet():
@@ -109,31 +109,31 @@ def _open(address: str, shown: str) -> Iterator[MlflowClient]:
         except UserError:
             raise
         except Exception as error:  # MLflow's client raises errors of several libraries
-            raise UserError(f"{shown} {_reason(error, address)}") from None
+            raise UserError(f"{label} {_reason(error, address)}") from None
         finally:
             service.restore()
 
 
-def _locate(address: str, shown: str) -> Address:
+def _locate(address: str, label: str) -> Address:
     scheme = address.partition(":")[0].partition("+")[0]
     if scheme in PORTS:  # MLflow's client would refuse or upgrade the tables of a database that a server uses
-        raise UserError(f"{shown}: vitlab reads this database through its MLflow server; give the server's address")
+        raise UserError(f"{label}: vitlab reads this database through its MLflow server; give the server's address")
     if scheme not in SCHEMES:
         raise UserError(
-            f"{shown} begins with '{scheme}'.{nearest(scheme, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table."
+            f"{label} begins with '{scheme}'.{nearest(scheme, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table."
         )
     if scheme == "file":
         folder = address.removeprefix("file://")
         if not folder.startswith("/") or not Path(unquote(folder)).is_dir():
-            raise UserError(f"{shown} is no folder; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
+            raise UserError(f"{label} is no folder; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
         return Address(address, "", None, None, "", embedded=False)
     location = locate(address, Path.cwd())
     if not location.is_reachable():
-        raise UserError(f"no answer from {shown} within {PROBE_S:g} s; check the address, and that the server runs")
+        raise UserError(f"no answer from {label} within {PROBE_S:g} s; check the address, and that the server runs")
     return location
 
 
-def _copied(file: Path, folder: Path, shown: str) -> Address:
+def _copy(file: Path, folder: Path, label: str) -> Address:
     """Copy a SQLite file of MLflow to a folder, and return the address of the copy."""
     if not file.exists():
         raise UserError(f"{file} does not exist")
@@ -147,7 +147,7 @@ def _copied(file: Path, folder: Path, shown: str) -> Address:
         ):
             source.backup(target)
     except sqlite3.Error as error:
-        raise UserError(f"{shown} cannot be read: {error}") from None
+        raise UserError(f"{label} cannot be read: {error}") from None
     return locate(f"sqlite:///{copy}", folder)
 
 
@@ -164,7 +164,7 @@ def _reason(error: Exception, address: str) -> str:
     return f"cannot be read: {line}{access if address.startswith('databricks') else ''}"
 
 
-def _select(client: MlflowClient, place: str, shown: str) -> Experiment:
+def _select(client: MlflowClient, place: str, label: str) -> Experiment:
     """Return the experiment that the part of a URI after ``#`` names.
 
     Raises:
@@ -173,26 +173,26 @@ def _select(client: MlflowClient, place: str, shown: str) -> Experiment:
     from mlflow.exceptions import MlflowException
 
     page = _PAGE.fullmatch(place)
-    is_server = shown.startswith("http")
-    found: Experiment | None = None
+    is_server = label.startswith("http")
+    experiment: Experiment | None = None
     if page is None:
-        found = client.get_experiment_by_name(place) if place else None
+        experiment = client.get_experiment_by_name(place) if place else None
     else:
         with suppress(MlflowException):
-            found = client.get_experiment(page[1])
-    if found is not None and found.lifecycle_stage != "deleted":
-        return found
+            experiment = client.get_experiment(page[1])
+    if experiment is not None and experiment.lifecycle_stage != "deleted":
+        return experiment
     present = client.search_experiments(max_results=MAX_LISTED, order_by=["experiment_id ASC"])
     names = [f"{entry.experiment_id} ({entry.name})" if is_server else entry.name for entry in present]
     listing = f"Experiments: {'; '.join(names)}{' and more' if present.token else ''}." if names else "It has none."
     wanted = place if page is None else page[1]
     if not wanted:
-        example = f"{shown}/#/experiments/ID" if is_server else f"{shown}#NAME"
-        raise UserError(f"{shown} is a store of experiments; name one, as in {example}. {listing}")
-    if found is not None:
-        raise UserError(f"{shown}: experiment '{wanted}' is deleted; restore it in MLflow. {listing}")
+        example = f"{label}/#/experiments/ID" if is_server else f"{label}#NAME"
+        raise UserError(f"{label} is a store of experiments; name one, as in {example}. {listing}")
+    if experiment is not None:
+        raise UserError(f"{label}: experiment '{wanted}' is deleted; restore it in MLflow. {listing}")
     close = nearest(wanted, [entry.name for entry in present]) if page is None else ""
-    raise UserError(f"{shown}: no experiment '{wanted}'.{close} {listing}")
+    raise UserError(f"{label}: no experiment '{wanted}'.{close} {listing}")
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _table(
     def leave_out(reason: str, is_out: pd.Series[Any], prefix: str = "") -> None:
         out = names[is_judged & is_out]
         if len(out):
-            notes.append(f"{prefix}{count(len(out), 'run')} left out, {reason}: {listed([*out])}.")
+            notes.append(f"{prefix}{count(len(out), 'run')} left out, {reason}: {shortlist([*out])}.")
         is_judged[is_out] = False
 
     leave_out("deleted in MLflow", stage != "active")
@@ -257,12 +257,12 @@ def _table(
 
 def _column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
     """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
-    found = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
-    if not found:
+    columns = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
+    if not columns:
         names = [key.partition(".")[2] for key in names_of(frame) if not key.startswith("metrics.")]
         remarks.mistake(f"no parameter or tag '{name}'.{nearest(name, names)} {_varied(frame)}")
         return frame.index.to_series()
-    first, last = found[0], found[-1]
+    first, last = columns[0], columns[-1]
     if (first.notna() & last.notna() & (first != last)).any():
         remarks.mistake(f"'{name}' is a parameter and a tag, with different values; write params.{name} or tags.{name}")
     return first.fillna(last)

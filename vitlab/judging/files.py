@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, count
-from vitlab.judging.cells import listed
+from vitlab.judging.cells import shortlist
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,7 @@ class Table:
 
     def places(self, rows: Iterable[int]) -> str:
         """Return the names of the first of some rows, and the number of others."""
-        return listed([self.place(row) for row in rows])
+        return shortlist([self.place(row) for row in rows])
 
     def count(self, rows: Sized) -> str:
         """Return the number of some rows as ``2 rows``."""
@@ -56,8 +56,8 @@ def read_table(path: Path) -> Table:
     """
     suffix = path.suffix.lower()
     if suffix not in READERS:
-        found = f"'{path.suffix}'" if suffix else "no suffix"
-        raise UserError(f"{path}: a table is one of {', '.join(READERS)}; found {found}.{_store_hint(path)}")
+        actual = f"'{path.suffix}'" if suffix else "no suffix"
+        raise UserError(f"{path}: a table is one of {', '.join(READERS)}; found {actual}.{_store_hint(path)}")
     notes: list[str] = []
     try:
         rows = READERS[suffix](path, notes)
@@ -92,7 +92,7 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
     return Table("results", "results", _with_index(frame))
 
 
-def _named(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
+def _with_names(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
     """Return rows with the names of their columns as texts."""
     names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas calls them
     return rows.set_axis(names, axis=1)
@@ -103,7 +103,7 @@ def _with_index(frame: pd.DataFrame) -> pd.DataFrame:
 
     if not isinstance(frame.index, pd.RangeIndex) or frame.index.name is not None:
         frame = frame.reset_index(allow_duplicates=True)
-    return _named(frame, frame)
+    return _with_names(frame, frame)
 
 
 def _store_hint(path: Path) -> str:
@@ -173,7 +173,7 @@ def _delimited(path: Path, notes: list[str]) -> pd.DataFrame:
         if (rows.iloc[:, len(header) :] != "").any(axis=None):
             raise ValueError(f"line 2 {too_many}")
         rows = rows.iloc[:, : len(header)]
-    return _named(rows[(rows != "").any(axis=1)], header)
+    return _with_names(rows[(rows != "").any(axis=1)], header)
 
 
 def _json(path: Path, notes: list[str]) -> pd.DataFrame:
@@ -196,7 +196,7 @@ def _json(path: Path, notes: list[str]) -> pd.DataFrame:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"a table is {RECORDS}")
     frame = pd.json_normalize(rows)
-    return _named(frame, frame)
+    return _with_names(frame, frame)
 
 
 def _json_line(number: int, line: str) -> Any:
@@ -220,7 +220,7 @@ def _sheet(path: Path, notes: list[str]) -> pd.DataFrame:
     if len(sheets) > 1:
         notes.append(f"Of {len(sheets)} sheets, the first is read: {name}.")
     rows = rows[(rows != "").any(axis=1)]
-    return _named(rows[1:], rows.iloc[0])
+    return _with_names(rows[1:], rows.iloc[0])
 
 
 READERS: dict[str, Callable[[Path, list[str]], pd.DataFrame]] = {

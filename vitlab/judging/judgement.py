@@ -13,10 +13,10 @@ import numpy as np
 
 from vitlab.comparison.verdict import Verdict
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.cells import Remarks, listed, names_of, texts
+from vitlab.judging.cells import Remarks, names_of, shortlist, texts
 from vitlab.judging.criterion import Criterion, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
 from vitlab.judging.files import Table, read_table, table_of_frame
-from vitlab.judging.trainings import Trainings, check_columns, trainings
+from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.judging.words import role_of, words
 from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Looks, Plan
@@ -135,9 +135,9 @@ def judge(
     if direction is None and (arm is None or metric in table.rows):
         remarks.option(f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min")
     remarks.check()
-    found = trainings(table, remarks, metric=metric, arm=arm, seed=seed, baselines=baselines)
-    compared = _compared(found, baseline, remarks)
-    scale = scale_of(metric, found.frame, found.is_percent, remarks)
+    trainings = read_trainings(table, remarks, metric=metric, arm=arm, seed=seed, baselines=baselines)
+    compared = _comparisons(trainings, baseline, remarks)
+    scale = scale_of(metric, trainings.frame, trainings.is_percent, remarks)
     criterion = Criterion(
         direction or "max",
         scale,
@@ -145,12 +145,18 @@ def judge(
         chance_in_units(chance, classes, metric, scale, remarks),
         quantum_in_units(images, metric, scale, remarks),
     )
-    if looks and not (found.is_paired and looks[-1] == found.frame["seed"].nunique()):
-        seeds = found.frame["seed"].nunique()
+    if looks and not (trainings.is_paired and looks[-1] == trainings.frame["seed"].nunique()):
+        seeds = trainings.frame["seed"].nunique()
         remarks.option(f"--looks: the last look is at all seeds, {seeds}, and they need a column")
     remarks.check_all()
-    content = _compare(found, compared, metric, criterion, alpha, looks or ())
-    notes = (*remarks.notes, *content.report.notes, *_lost_seeds(found), *_single_values(found, metric), UNREGISTERED)
+    content = _compare(trainings, compared, metric, criterion, alpha, looks or ())
+    notes = (
+        *remarks.notes,
+        *content.report.notes,
+        *_lost_seeds(trainings),
+        *_single_values(trainings, metric),
+        UNREGISTERED,
+    )
     return Judgement(replace(content, report=replace(content.report, notes=notes)))
 
 
@@ -196,13 +202,13 @@ def _check_columns(
     check_columns(table, remarks, seed)
     if metric in table.rows:
         others = [name for name in names_of(table.rows) if name != metric and role_of(name) is None]
-        remarks.mistake(f"'{metric}' is a column: name the column of the arms with --arm (found: {listed(others)})")
+        remarks.mistake(f"'{metric}' is a column: name the column of the arms with --arm (found: {shortlist(others)})")
 
 
-def _compared(found: Trainings, baseline: str | None, remarks: Remarks) -> Mapping[str, str]:
+def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -> Mapping[str, str]:
     """Return arm to the arm that it is compared with."""
-    arms = found.frame["arm"].unique().tolist()
-    compared = found.baselines
+    arms = trainings.frame["arm"].unique().tolist()
+    compared = trainings.baselines
     if compared is None:
         if baseline is None:
             baseline = "baseline" if "baseline" in arms else arms[0]
@@ -211,12 +217,12 @@ def _compared(found: Trainings, baseline: str | None, remarks: Remarks) -> Mappi
         compared = {arm: baseline for arm in arms if arm != baseline}
     for name in dict.fromkeys(compared.values()):
         if name not in arms:
-            remarks.mistake(f"no arm '{name}'.{nearest(name, arms)} Arms: {listed(arms)}.")
+            remarks.mistake(f"no arm '{name}'.{nearest(name, arms)} Arms: {shortlist(arms)}.")
     return compared
 
 
 def _compare(
-    found: Trainings,
+    trainings: Trainings,
     compared: Mapping[str, str],
     metric: str,
     criterion: Criterion,
@@ -226,7 +232,7 @@ def _compare(
     """Compare the arms; of several looks, each is at the first seeds, and the next one judges what it leaves open."""
     # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
     column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
-    arms, name = found.frame["arm"].unique().tolist(), found.table.name
+    arms, name = trainings.frame["arm"].unique().tolist(), trainings.table.name
     chance = {} if criterion.chance is None else dict.fromkeys(arms, criterion.chance)
     facts = MetricFacts(criterion.goal, criterion.scale.unit, criterion.scale.bounds, chance=chance)
     plan = Plan(
@@ -237,7 +243,7 @@ def _compare(
         analysis=Analysis(metric=column, goal=criterion.goal, margin=criterion.margin, alpha=alpha),
         metrics={column.rpartition("/")[2]: facts},
     )
-    frame = _results(found.frame, column, compared)
+    frame = _results(trainings.frame, column, compared)
     if looks:
         from vitlab.statistics import sequential_levels
 
@@ -279,28 +285,27 @@ def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> p
     )
 
 
-def _lost_seeds(found: Trainings) -> list[str]:
+def _lost_seeds(trainings: Trainings) -> list[str]:
     """Return a note that names the trainings without a value."""
-    lost = found.frame[found.frame["status"] != Ending.DONE]
+    lost = trainings.frame[trainings.frame["status"] != Ending.DONE]
     if lost.empty:
         return []
     labels = [
-        f"{arm}, {f'seed {name}' if found.is_paired else found.table.place(row)}"
+        f"{arm}, {f'seed {name}' if trainings.is_paired else trainings.table.place(row)}"
         for row, arm, name in lost[["arm", "name"]].itertuples()
     ]
-    return [f"Warning: {count(len(lost), 'lost seed')}, without a value: {listed(labels)}."]
+    return [f"Warning: {count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}."]
 
 
-def _single_values(found: Trainings, metric: str) -> list[str]:
+def _single_values(trainings: Trainings, metric: str) -> list[str]:
     """Return notes about arms with one value, and about values that are the best of several."""
     import pandas as pd
 
-    rows, counts = found.table.rows, found.frame["arm"].value_counts(sort=False)
+    rows, counts = trainings.table.rows, trainings.frame["arm"].value_counts(sort=False)
     lines = []
     if single := [*counts[counts == 1].index]:
-        lines.append(
-            f"Warning: one value of {listed(single)}: no spread, no interval, no test. 3 seeds or more can be judged."
-        )
+        arms = shortlist(single)
+        lines.append(f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged.")
         for name in (name for name in names_of(rows) if role_of(name) == "count"):
             if (pd.to_numeric(texts(rows[name]), errors="coerce") > 1).any():
                 lines.append(

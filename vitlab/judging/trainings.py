@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.errors import nearest
-from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, listed, names_of, texts, values
+from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, names_of, shortlist, texts, values
 from vitlab.judging.files import Table
 from vitlab.judging.words import DIVERGED, ENDED, FLAGS, LOST, STATISTICS, UNENDED, role_of
 from vitlab.store.result import Ending
@@ -47,7 +47,7 @@ def check_columns(table: Table, remarks: Remarks, *required: str | None) -> None
     )
 
 
-def trainings(
+def read_trainings(
     table: Table, remarks: Remarks, *, metric: str, arm: str | None, seed: str | None, baselines: str | None
 ) -> Trainings:
     """Return the trainings of a table with the columns that are named.
@@ -65,11 +65,11 @@ def trainings(
     """
     roles = {name: role for name, role in _roles(table).items() if name not in (arm, metric)}
     if seed is None:
-        named = [name for name, role in roles.items() if role == "seed"]
-        if not named and arm is None:
-            named = [name for name, role in roles.items() if role == "index" and texts(table.rows[name]).is_unique]
-        if len(named) == 1:
-            [seed] = named
+        candidates = [name for name, role in roles.items() if role == "seed"]
+        if not candidates and arm is None:
+            candidates = [name for name, role in roles.items() if role == "index" and texts(table.rows[name]).is_unique]
+        if len(candidates) == 1:
+            [seed] = candidates
             remarks.notes.append(f"Seeds are those of column '{seed}'.")
     labels = [name for name, role in roles.items() if role in ("seed", "index") or name == seed]
     table = _without_statistics(table, labels, remarks)
@@ -108,10 +108,10 @@ def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | 
     remarks.check()
     roles = {name: role for name, role in _roles(table).items() if name != seed}
     if steps := [name for name, role in roles.items() if role == "step"]:
-        remarks.mistake(f"column{'s' * (len(steps) > 1)} {listed(steps)}: rows are moments of trainings; {FINALS}")
+        remarks.mistake(f"column{'s' * (len(steps) > 1)} {shortlist(steps)}: rows are moments of trainings; {FINALS}")
     arms = [name for name, role in roles.items() if role is None]
     if ignored := [name for name, role in roles.items() if role not in (None, "step")]:
-        remarks.notes.append(f"Left out, as columns of these names are no arms: {listed(ignored)}.")
+        remarks.notes.append(f"Left out, as columns of these names are no arms: {shortlist(ignored)}.")
     if not arms:
         remarks.mistake(f"no column of an arm; columns: {', '.join(columns)}")
     _refuse_seeds_in_names(arms, remarks)
@@ -134,11 +134,11 @@ def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | Non
     def place(row: int) -> str:
         return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
 
-    read = values(rows[metric], place, remarks)
+    metric_values = values(rows[metric], place, remarks)
     if arm == ARM and remarks.has_mistakes:
         remarks.mistake("without --arm every column is an arm: name the column of the arms if a row is a training")
     names = "" if seed is None else texts(rows[seed])
-    cells = {"arm": texts(rows[arm]), "name": names, "value": read.numbers, "status": read.endings}
+    cells = {"arm": texts(rows[arm]), "name": names, "value": metric_values.numbers, "status": metric_values.endings}
     frame = pd.DataFrame(cells, rows.index)
     for name, column in ((arm, "arm"), (seed, "name")):
         if name is not None:
@@ -165,7 +165,7 @@ def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | Non
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     compared = None if baselines is None else _baselines(frame["arm"], texts(rows[baselines]), baselines, remarks)
     remarks.check()
-    return Trainings(table, frame, read.is_percent, seed is not None, compared)
+    return Trainings(table, frame, metric_values.is_percent, seed is not None, compared)
 
 
 def _without_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
@@ -192,7 +192,7 @@ def _refuse_seeds_in_names(arms: Sequence[str], remarks: Remarks) -> None:
     for stem, names in stems.items():
         if len(names) > 1:
             remarks.mistake(
-                f"the names of arms {listed(names)} hold seeds; write a row per training, with arm "
+                f"the names of arms {shortlist(names)} hold seeds; write a row per training, with arm "
                 f"'{stem or 'NAME'}' in one column and its seed in another"
             )
 
@@ -206,7 +206,7 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
         if numbers.abs().lt(EXACT).all():
             return numbers.astype("int64")
     codes, distinct = pd.factorize(names)
-    numbered = listed([f"{number} is {name}" for number, name in enumerate(distinct)])
+    numbered = shortlist([f"{number} is {name}" for number, name in enumerate(distinct)])
     remarks.notes.append(f"Seeds are numbered in the order of the table: {numbered}.")
     return pd.Series(codes, names.index)
 
@@ -259,7 +259,7 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
         remedy = FINALS if is_history else "keep one of them, or name a seed that differs between them"
         remarks.mistake(
             f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
-            f"{table.places(group.index)}{f', which differ in {listed(varied)}' if varied else ''}; {remedy}"
+            f"{table.places(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
         )
     is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
     if is_retried.any():
@@ -275,11 +275,11 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
     return frame.drop(index=repeated.index)
 
 
-def _baselines(arms: pd.Series[Any], named: pd.Series[Any], column: str, remarks: Remarks) -> dict[str, str]:
+def _baselines(arms: pd.Series[Any], cells: pd.Series[Any], column: str, remarks: Remarks) -> dict[str, str]:
     """Return arm to the arm that a column names as its baseline."""
     import pandas as pd
 
-    pairs = pd.DataFrame({"arm": arms, "baseline": named[arms.index]}).drop_duplicates()
+    pairs = pd.DataFrame({"arm": arms, "baseline": cells[arms.index]}).drop_duplicates()
     for arm, rows in pairs[pairs.duplicated("arm", keep=False)].groupby("arm", sort=False):
         names = ", ".join(f"'{name}'" for name in sorted(rows["baseline"]))
         remarks.mistake(f"arm '{arm}' has several values of '{column}': {names}; an arm has one baseline")

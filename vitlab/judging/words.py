@@ -68,8 +68,8 @@ def words(name: str) -> list[str]:
     joined = re.sub(r"(?<=[a-zA-Z])[\W_]+(?=[0-9])", "", name)
     parts = re.findall(r"[^\W_]+", joined)
     humps = re.findall(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*", joined)
-    found = [part.casefold() for part in (*parts, *humps)]
-    return list(dict.fromkeys([*found, *(word.rstrip("0123456789") for word in found)]))
+    lower = [part.casefold() for part in (*parts, *humps)]
+    return list(dict.fromkeys([*lower, *(word.rstrip("0123456789") for word in lower)]))
 
 
 def role_of(name: str) -> str | None:
