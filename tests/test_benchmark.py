@@ -17,6 +17,7 @@ import yaml
 import vitlab
 from vitlab import report
 from vitlab.driver import benchmark
+from vitlab.driver.session import Session, Watch
 from vitlab.engines.vmap import Vmap
 from vitlab.executors import Inline
 from vitlab.lab import plan_study
@@ -150,7 +151,9 @@ def probed(folder: Path, **changes: Any) -> tuple[EngineBenchmark, list[str]]:
     messages: list[str] = []
     store = Store(folder / "out")
     run = plan_study(write(folder, design=None))[0].run
-    (probe,) = benchmark.benchmark_engines({"shape": plan.trials}, store, run, (), messages.append).values()
+    watch = Watch()
+    watch.say = messages.append  # type: ignore[method-assign]
+    (probe,) = benchmark.benchmark_engines({"shape": plan.trials}, Session(store, run, watch=watch)).values()
     assert messages == [f"baseline: {probe.summary}"] and not store.root.exists()
     return probe, messages
 

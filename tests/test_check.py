@@ -30,6 +30,7 @@ from vitlab.cli import cli, main
 from vitlab.cli.check import command
 from vitlab.data.augment.geometric import Crop
 from vitlab.driver.planning import with_decisions
+from vitlab.driver.session import Session
 from vitlab.errors import Refused, TrialFailed, UserError
 from vitlab.plan.plan_file import write_plan
 from vitlab.regression import check
@@ -107,7 +108,7 @@ def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
     changes = {"seeds": {"count": 2, "escalate_to": 4}, "analysis.alpha": 1e-9}
     study, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
     store = Store((accepted / "out").resolve())
-    write_plan(with_decisions(plan, store, study.run, (), print), store)  # as a run does after its first stage
+    write_plan(with_decisions(plan, Session(store, study.run)), store)  # as a run does after its first stage
     _, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
     assert plan.looks is not None and plan.looks.open == (("position=none",),)
     once = vitlab(accepted, "--json", "--tier", "exact", "--set", "seeds=2", "--set", "analysis.alpha=1e-9")
