@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -267,6 +268,11 @@ class NotebookView(_Board):
 
     refresh_s = NOTEBOOK_REFRESH_S
     _handle: Any = None
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
+        # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.
+        warnings.filterwarnings("ignore", message="IProgress not found")
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Show the bars in the notebook's output cell."""
