@@ -87,7 +87,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         table.append(Column("collapsed", cells(collapsed)))
     compared = [row for row in rows if row["baseline"] is not None]
     if len({row["baseline"] for row in compared}) > 1:
-        table.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
+        table.append(Column("compared with", cells(lambda row: row["baseline"] or ""), rank=2, right=False))
     if compared:
         widest = max(compared, key=lambda row: row["family"])  # comparisons added later belong to a larger family
         p = "p" if widest["family"] < 2 or analysis.correction == "none" else "p (adjusted)"
@@ -242,22 +242,24 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
             if wide:
                 right.spines["left"].set_visible(False)
                 right.tick_params(axis="y", length=0, labelleft=False)
-        return Drawing(figure, _caption(plan, bool(compared), any(len(seeds) > 1 for seeds in values.values())))
+        return Drawing(figure, _caption(plan, [rows[name] for name in names]))
 
 
-def _caption(plan: Plan, compares: bool, has_seeds: bool) -> str:
+def _caption(plan: Plan, rows: Sequence[Row]) -> str:
     """Return the caption of the figure."""
-    interval = f"{percent(1 - plan.analysis.alpha)} interval"
-    text = f"each seed (small) and the mean with its {interval}" if has_seeds else "the value"
-    if not compares:
+    interval = f" with its {percent(1 - plan.analysis.alpha)} interval"
+    text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
+    text += interval * any(row["low"] is not None for row in rows)
+    compared = [row for row in rows if row["difference"] is not None]
+    if not compared:
         return f"Of every arm {text}."
     text = f"First {text}, then the difference to the baseline"
-    if has_seeds:
-        several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
-        text += f" with its {interval}" + ", which holds for all of them at once" * several
+    if any(row["difference_low"] is not None for row in compared):
+        several = max(row["family"] for row in compared) > 1 and plan.analysis.correction != "none"
         text += (
-            "; a filled dot is a verdict of better or worse, and an arrow an interval that goes on beyond the picture"
+            f"{interval}{', which holds for all of them at once' * several}; a filled dot is a verdict of better or "
         )
+        text += "worse, and an arrow an interval that goes on beyond the picture"
     return f"{text}."
 
 
