@@ -6,6 +6,7 @@ import compileall
 import gc
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -113,3 +114,20 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VITLAB_DATA", raising=False)
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _databases_of_mlflow_are_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have MLflow migrate one database, which takes seconds, and copy it for every other one of this process."""
+    from vitlab.trackers import service
+
+    migrate, first = service.migrate, tmp_path_factory.mktemp("migrated") / "mlflow.db"
+
+    def copy(database: Path) -> None:
+        if not first.exists():
+            migrate(first)
+        shutil.copyfile(first, database)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "migrate", copy)
+        yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import itertools
 import json
 import math
@@ -16,7 +15,9 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sqlite3
+import stat
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -41,11 +42,10 @@ import torch
 import warm
 import yaml
 from benchmarks import tracking
+from click.testing import CliRunner
 from job_helpers import run_trial
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib import colormaps
 from mlflow import MlflowClient
-from mlflow.tracking._tracking_service import utils as mlflow_utils
 from PIL import Image
 from urllib3.connection import HTTPConnection
 
@@ -57,9 +57,9 @@ from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import dashboard, description, images, records, service
+from vitlab.trackers import dashboard, description, images, records, replay, service
 from vitlab.trackers.address import Address, locate
-from vitlab.trackers.delivery import sync
+from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import links
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -210,8 +210,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
 def delivered(trained: tuple[Path, Any], database: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Return trials trained without the server and delivered by one ``sync``, for reading only."""
     runs = Runs(trained[0], database, tmp_path_factory.mktemp("delivered"))
-    [(study, link)] = sync(runs.out)
-    assert study == "tiny" and link is not None
+    [delivery] = sync(runs.out)
+    assert delivery.study == "tiny" and delivery.link is not None
     return runs
 
 
@@ -258,14 +258,26 @@ def test_command_delivers_beside_its_driver(dies: bool, runs: Runs, tmp_path: Pa
     holds_all_once(runs)
 
 
-@pytest.mark.parametrize(("end", "missing"), [("delivered", 0), ("interrupted", 1), ("killed", 1)])
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+@pytest.mark.parametrize(("end", "missing"), [("delivered", 1), ("interrupted", 1), ("killed", 1)])
 def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, tmp_path: Path) -> None:
     """MLflow is imported only after the answer was read; what an ended driver leaves is delivered by the next run."""
     (tmp_path / "sitecustomize.py").write_text(WAIT)
     for seed in range(missing):  # which has a process deliver beside the driver
         shutil.rmtree(runs.folder("baseline", seed).path)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    go, log, stored = tmp_path / "go", tmp_path / "stderr", runs.out / "studies/tiny/delivered.json"
+    go, log = tmp_path / "go", tmp_path / "stderr"
     environment = {**os.environ, "PYTHONPATH": path, "GO": str(go), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitlab", "run", str(runs.file), "--out", str(runs.out)]
     with open(log, "w") as stderr:
@@ -279,14 +291,18 @@ def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, t
     while "delivering to MLflow; 4 trials to go\n" not in log.read_text():
         assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
-    assert not go.exists() and not stored.exists()
+    assert not go.exists()
+    [deliverer] = [pid for pid in children(driver.pid) if b"vitlab.trackers.process" in command_of(pid)]
     if end == "delivered":
         go.touch()
     else:
+        os.kill(deliverer, signal.SIGSTOP)  # hangs, as with a dead file server
         os.killpg(driver.pid, signal.SIGINT) if end == "interrupted" else driver.kill()
     rest, _ = driver.communicate(timeout=60)
     assert driver.returncode == {"delivered": 0, "interrupted": 130, "killed": -signal.SIGKILL}[end], log.read_text()
-    assert ("4 taken from earlier runs." in rest and "MLflow " in rest) == (end == "delivered") == stored.exists()
+    assert (" taken from earlier runs." in rest and "MLflow " in rest) == (end == "delivered")
+    if end == "interrupted":
+        assert not command_of(deliverer), "it is ended with its driver"
     if end == "interrupted":
         assert log.read_text().splitlines()[-1].startswith("interrupted; the report is written, and the same command")
     if end != "delivered":
@@ -294,6 +310,7 @@ def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, t
             runs.runs()
         again = vitlab.run(runs.file, out=runs.out)
         assert (again.trained, again.cached) == (0, 4) and again.link
+        assert not command_of(deliverer), "it is found by its lock"
     holds_all_once(runs)
 
 
@@ -395,7 +412,7 @@ def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, mon
     tracker = runs.tracker(NOWHERE)
     for _ in range(3):
         tracker.update()
-    assert len(calls) == 1
+    assert len(calls) == 2, "once, and again"
 
 
 def test_second_run_and_second_study(runs: Runs) -> None:
@@ -474,7 +491,7 @@ def test_lost_offsets_deliver_nothing_twice(runs: Runs) -> None:
         assert [run.data.tags["arm"] for run in runs_by_order][:2] == list(ARMS[::-1])
 
 
-def test_retrained_stopped_and_resumed_trials(runs: Runs) -> None:
+def test_retrained_stopped_and_resumed_trials(runs: Runs, monkeypatch: Patch) -> None:
     """Its old run leaves the view of the arms; its new one grows with the journal, a torn last line included."""
     assert runs.tracker().close()
     old = runs.runs()[-1]
@@ -486,6 +503,9 @@ def test_retrained_stopped_and_resumed_trials(runs: Runs) -> None:
         journal.write('{"t": 1, "kind": "metr')
 
     tracker = runs.tracker()
+    tracker.update()
+    assert runs.runs()[-1].info.run_id == old.info.run_id, "a young training is not delivered yet"
+    monkeypatch.setattr(replay, "LIVE_S", 0.0)
     tracker.update()
     new = runs.runs()[-1]
     assert new.info.run_id != old.info.run_id and new.info.status == "RUNNING"
@@ -547,7 +567,8 @@ def test_waiting_trial_adopts_no_run_of_other_training(same_folder: bool, runs: 
         assert not journalled(folder.path / "events.jsonl") - runs.stored(run)
 
 
-def test_restored_database_is_filled_again(runs: Runs, tmp_path: Path) -> None:
+def test_restored_database_is_filled_again(runs: Runs, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(replay, "LIVE_S", 0.0)
     whole = tmp_path / "whole"
     shutil.copytree(runs.out / "trials", whole)
     for journal in runs.out.glob("trials/*/*/events.jsonl"):  # as it was in the middle of the training
@@ -582,7 +603,7 @@ def test_deleted_points_and_artifacts_are_delivered_again(runs: Runs) -> None:
         assert set(artifacts(runs, run.info.run_id)) >= {"history.csv", "spec.json"}
 
 
-def test_run_contents_are_queried_only_by_sync_or_if_incomplete(runs: Runs, monkeypatch: Patch) -> None:
+def test_run_contents_are_queried_only_by_sync(runs: Runs, monkeypatch: Patch) -> None:
     assert runs.tracker().close()
     requests: list[str] = []
     genuine = MlflowClient.get_metric_history
@@ -594,11 +615,121 @@ def test_run_contents_are_queried_only_by_sync_or_if_incomplete(runs: Runs, monk
     monkeypatch.setattr(MlflowClient, "get_metric_history", record)
     assert runs.tracker().close() and requests == []
     assert runs.tracker().sync() and len(requests) == 4
-    requests.clear()
-    runs.client.delete_run(runs.runs()[0].info.run_id)
-    assert runs.tracker().close() and len(set(requests)) == 3, "the other three runs"
-    monkeypatch.undo()
+
+
+def damage_restored(runs: Runs, how: str) -> dict[str, int]:
+    """Damage what was delivered, and return what is then missing."""
+    database = sqlite3.connect(runs.out / "mlflow.db")
+    run = runs.runs()[0]
+    with database:
+        (points,) = database.execute("select count(*) from metrics where run_uuid = ?", [run.info.run_id]).fetchone()
+        if how == "history":
+            deleted = database.execute("delete from metrics where step = 2 and run_uuid = ?", [run.info.run_id])
+            missing = {"points": deleted.rowcount}
+        elif how == "metrics":
+            for table in ("metrics", "latest_metrics"):
+                database.execute(f"delete from {table} where run_uuid = ?", [run.info.run_id])
+            missing = {"points": points}
+        elif how == "status":
+            database.execute("update runs set status = 'RUNNING' where run_uuid = ?", [run.info.run_id])
+            missing = {}
+        elif how == "tags":
+            database.execute("delete from tags where key in ('arm', 'seed') and run_uuid = ?", [run.info.run_id])
+            missing = {"tags": 2}
+        elif how == "parameters":
+            query = "delete from params where key in ('model.dim', 'model.depth', 'seed') and run_uuid = ?"
+            database.execute(query, [run.info.run_id])
+            missing = {"parameters": 3}
+        elif how == "run":
+            runs.client.delete_run(run.info.run_id)
+            missing = {"runs": 1, "points": points}
+        elif how == "file":
+            (Path(run.info.artifact_uri) / "history.csv").unlink()
+            missing = {"files": 1}
+        else:
+            files = [path for path in Path(run.info.artifact_uri).rglob("*") if path.is_file()]
+            shutil.rmtree(run.info.artifact_uri)
+            missing = {"files": len(files)}
+    database.close()
+    return missing
+
+
+@pytest.mark.parametrize("how", ["history", "metrics", "status", "tags", "parameters", "run", "file", "files"])
+def test_sync_says_what_it_restored(how: str, runs: Runs, monkeypatch: Patch, capsys: Any) -> None:
+    assert runs.tracker().close(runs.report)
+    [healthy] = sync(runs.out)
+    assert healthy.sentence == "nothing was missing"
+    missing = damage_restored(runs, how)
+    [delivery] = sync(runs.out)
+    assert delivery.sentence.startswith("delivered ") and delivery.counts["trials"] == (
+        how not in ("tags", "parameters")
+    )
+    assert {kind: delivery.counts[kind] for kind in missing} == missing
     holds_all_once(runs)
+    [again] = sync(runs.out)
+    assert again.sentence == "nothing was missing"
+
+
+@pytest.mark.parametrize("lost", ["after delivery", "in the middle", "before delivery"])
+def test_trial_without_journal_is_delivered_from_its_result(lost: str, runs: Runs, monkeypatch: Patch) -> None:
+    """Points that the journal has delivered stay as they are; those that are lost have the time of the end."""
+    folder = runs.folder("baseline", 1).path
+    journal, text = folder / "events.jsonl", (folder / "events.jsonl").read_text()
+    result = (folder / "result.json").read_text()
+    points = {(name, value, step) for name, value, _, step in journalled(journal)}
+    monkeypatch.setattr(replay, "LIVE_S", 0.0)
+    if lost == "in the middle":
+        lines = text.splitlines(keepends=True)
+        journal.write_text("".join(lines[:2]))
+        (folder / "result.json").unlink()
+        runs.tracker().update()
+        (folder / "result.json").write_text(result)
+    elif lost == "after delivery":
+        assert runs.tracker().close()
+    before = [runs.stored(run) for run in runs.runs()][1] if lost != "before delivery" else Counter()
+    journal.unlink()
+    assert runs.tracker().close(runs.report)
+    [run] = [run for run in runs.runs() if run.info.run_name == "baseline/s1"]
+    stored = runs.stored(run)
+    assert run.info.status == "FINISHED" and not before - stored
+    steps = Counter((name, step) for name, _, _, step in stored.elements())
+    assert set(steps.values()) == {1}, "one value a step"
+    outcome = json.loads(result)["outcome"]
+    measured = {
+        (name, as_kept(value), moment["step"])
+        for moment in outcome["history"]
+        for name, value in moment["metrics"].items()
+    }
+    assert measured <= {(name, value, step) for name, value, _, step in stored} and measured <= points
+    assert {name for name, *_, step in stored if step == 0} >= {f"final/{name}" for name in outcome["metrics"]}
+    assert [study.info.status for study in runs.runs(kind="study")] == ["FINISHED"]
+    assert sync(runs.out)[0].sentence == "nothing was missing"
+
+
+def test_final_values_are_delivered_once_after_a_damaged_result(runs: Runs) -> None:
+    assert runs.tracker().close()
+    (runs.folder("baseline", 0).path / "result.json").write_text("{torn")
+    answer = vitlab.run(runs.file, out=runs.out)
+    assert (answer.trained, answer.cached) == (1, 3)
+    assert json.loads((runs.folder("baseline", 0).path / "result.json").read_text())["circumstances"]["attempts"] == 2
+    holds_all_once(runs)
+    assert runs.runs()[0].data.tags["vitlab.attempts"] == "2"
+
+
+def test_superseded_run_is_not_left_running(runs: Runs, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(replay, "LIVE_S", 0.0)
+    folder = runs.folder("baseline", 0)
+    journal = folder.path / "events.jsonl"
+    whole, result = journal.read_text(), (folder.path / "result.json").read_bytes()
+    journal.write_text("".join(whole.splitlines(keepends=True)[:2]))
+    (folder.path / "result.json").unlink()
+    runs.tracker().update()
+    assert runs.runs()[0].info.status == "RUNNING"
+    journal.write_text(whole)
+    (folder.path / "result.json").write_bytes(result)
+    shifted(folder, 10**7)
+    assert runs.tracker().close()
+    assert [run.info.status for run in runs.runs(kind="superseded")] == ["KILLED"]
 
 
 def test_damaged_picture_delays_neither_points_nor_files(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
@@ -609,24 +740,6 @@ def test_damaged_picture_delays_neither_points_nor_files(runs: Runs, caplog: pyt
     holds_all_once(runs)
     assert {"spec.json", "history.csv"} <= set(artifacts(runs, runs.runs()[0].info.run_id))
     assert "rollout.png" in caplog.text
-
-
-@pytest.mark.parametrize("writer", ["tags", "result_tags"])
-def test_rejected_tag_delays_nothing_else(writer: str, runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
-    """Tags of a run that is found again, and those of a result beside its points and parameters."""
-    if writer == "tags":
-        assert runs.tracker().close()
-    genuine = getattr(records, writer)
-    monkeypatch.setattr(records, writer, lambda *arguments: {**genuine(*arguments), "vitlab.//": "x"})
-    assert runs.tracker().close()
-    holds_all_once(runs)
-    tags = runs.runs()[0].data.tags
-    assert tags["vitlab.status"] == "done" and tags["vitlab.kind"] == "trial" and "vitlab.//" not in tags
-    assert len(runs.runs()[0].data.params) > 10
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [text.partition(" and has the rest: ")[0] for text in warnings] == [
-        f"{name}: MLflow rejects tag 'vitlab.//'" for name in NAMES
-    ]
 
 
 def test_journal_with_damaged_first_line_has_run(runs: Runs) -> None:
@@ -672,94 +785,70 @@ def lose(database: Path, how: str) -> None:
 LOSSES = ["gone", "emptied", "folder", "foreign", "garbage"]
 
 
-@pytest.mark.parametrize("size", [2, 10, 40])
-def test_confusion_picture_equals_one_drawn_by_matplotlib(size: int) -> None:
-    names = [f"class{index}" for index in range(size)]
-    counts = np.random.default_rng(size).integers(0, 9, (size, size))
+@pytest.mark.parametrize(
+    ("size", "numbers", "names"), [(2, True, True), (10, True, True), (40, False, True), (60, False, False)]
+)
+def test_confusion_picture_has_colours_numbers_names_and_title(size: int, numbers: bool, names: bool) -> None:
+    counts = np.random.default_rng(size).integers(1, 9, (size, size))
     counts[0] = 0  # a class without images
-    table = pd.DataFrame(counts, index=names)
-    figure = Figure(figsize=(5, 4.5))
-    axes = figure.add_axes((0.13, 0.12, 0.66, 0.8))
-    heatmap = axes.imshow(counts / counts.sum(1, keepdims=True).clip(1), cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(heatmap, cax=figure.add_axes((0.82, 0.12, 0.03, 0.8)), label="share of the label")
-    if size <= 30:
-        axes.set_xticks(range(size), names, rotation=90)
-        axes.set_yticks(range(size), names)
-    axes.set(xlabel="prediction", ylabel="label", title="val")
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    expected = np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
-    drawn = np.asarray(images.confusion("val", 3, table).image).astype(int)
-    left, bottom, right, top = axes.bbox.extents.round().astype(int)
-    inside = np.zeros(drawn.shape[:2], bool)
-    inside[450 - top : 450 - bottom + 1, left : right + 1] = True
-    assert np.array_equal(drawn[~inside], expected[~inside])
-    centres = ((np.arange(size) + 0.5) / size * (right - left)).round().astype(int)
-    cells = np.ix_(450 - top + centres, left + centres)
-    assert np.abs(drawn[cells] - expected[cells]).max() <= 2
+    shares = counts / counts.sum(1, keepdims=True).clip(1)
+
+    def drawn(counts: Any, name: str = "class", trial: str = "baseline/s1") -> Any:
+        table = pd.DataFrame(counts, index=[f"{name}{index}" for index in range(size)])
+        return np.asarray(images.confusion(trial, "val", 3, table).image).astype(int)
+
+    def field(picture: Any) -> Any:
+        right = picture.shape[1] - images.TITLE
+        return picture[images.TITLE : images.TITLE + images.FIELD, right - images.FIELD : right]
+
+    picture, cell = drawn(counts), images.FIELD / size
+    for row, column in itertools.product(range(size), repeat=2):
+        y, x = (int((place + 0.1) * cell) + 1 for place in (row, column))
+        expected = np.asarray(colormaps["Blues"](shares[row, column])[:3]) * 255
+        assert np.abs(field(picture)[y, x] - expected).max() <= 1, "beside the number"
+    assert (len(np.unique(field(picture).reshape(-1, 3), axis=0)) > size**2) == numbers, "ink of numbers"
+    other = drawn(counts, "breed")
+    assert np.array_equal(field(other), field(picture)) and np.array_equal(other, picture) != names
+    title = drawn(counts, trial="position=none/s0")
+    assert not np.array_equal(title[: images.TITLE], picture[: images.TITLE])
+    assert np.array_equal(title[images.TITLE :], picture[images.TITLE :])
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 7), (7, 1), (64, 33)])
-def test_picture_file_is_read_back_by_pillow(size: tuple[int, int]) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
-    with Image.open(io.BytesIO(images.png(Image.fromarray(pixels)))) as picture:
-        picture.load()  # checks the sums
-        assert (picture.format, picture.mode) == ("PNG", "RGB") and np.array_equal(np.asarray(picture), pixels)
+def test_confusion_has_names_of_classes(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"split": "val", "label": [0, 2, 2], "prediction": [0, 2, 0]})
+    for named in (False, True):
+        names = np.array(["bark", "stone", "grass"])
+        if named:
+            frame["label_name"], frame["prediction_name"] = names[frame["label"]], names[frame["prediction"]]
+        frame.to_parquet(tmp_path / "predictions.parquet")
+        table = records.confusion(tmp_path / "predictions.parquet")["val"]
+        assert list(table.columns) == list(table.index) == (["bark", "grass"] if named else [0, 2])
+        assert table.to_numpy().tolist() == [[1, 0], [1, 1]]
 
 
-def dump(database: Path) -> list[list[str]]:
-    """Return the SQL of a database, schema and rows: times replaced, sorted within and between statements.
-
-    The order of indexes and constraints varies from migration to migration.
-    """
-    with closing(sqlite3.connect(database)) as connection:
-        lines = (re.sub(r"\b\d{13}\b", "TIME", line) for line in connection.iterdump())
-        return sorted(sorted(re.split(r"[\s,()]+", line)) for line in lines)
-
-
-def test_database_of_template_equals_a_migrated_one(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    migrations: list[Any] = []
-    tables = mlflow.store.db.utils._initialize_tables
-    monkeypatch.setattr(
-        mlflow.store.db.utils, "_initialize_tables", lambda engine: (migrations.append(engine), tables(engine))
+def test_database_follows_umask_and_killed_writers_leave_nothing(tmp_path: Path) -> None:
+    """The creating process is killed in the middle, as MLflow migrates; the next one removes what it left."""
+    killed = (
+        "import os, sys; from pathlib import Path; from vitlab.trackers import service\n"
+        "service.migrate = lambda file: (file.write_bytes(b'half'), os.kill(os.getpid(), 9))\n"
+        "service.initialise(Path(sys.argv[1]))"
     )
-
-    def created(name: str) -> tuple[list[list[str]], bool]:
-        """Return the content of a new database, and whether it was migrated."""
-        migrations.clear()
+    file = tmp_path / "mlflow.db"
+    done = subprocess.run([sys.executable, "-c", killed, str(file)], check=False)
+    assert done.returncode == -signal.SIGKILL and len(list(tmp_path.glob(".mlflow.db.*~*"))) == 1
+    umask = os.umask(0o002)
+    try:
         with service.quiet():
-            service.initialise(tmp_path / name)
-        return dump(tmp_path / name), bool(migrations)
-
-    migrated, was_migrated = created("first.db")
-    assert was_migrated and any("alembic_version" in words for words in migrated)
-    assert created("second.db") == (migrated, False)
-    template = service._template()
-    assert template is not None and [*template.parent.iterdir()] == [template]
-    whole = template.read_bytes()
-    template.write_bytes(whole[:50_000])
-    assert not service._is_whole(template)
-    template.write_bytes(whole)
-    with closing(sqlite3.connect(template)) as connection:
-        connection.execute("update alembic_version set version_num = 'another'")
-        connection.commit()
-    assert created("third.db") == (migrated, True), "the template has another schema"
-    assert created("fourth.db") == (migrated, False), "it was replaced"
-    with monkeypatch.context() as patch:
-        patch.setattr(mlflow, "__version__", "99.0")
-        assert service._template() != template
-    monkeypatch.setenv("XDG_CACHE_HOME", str(template))
-    assert created("fifth.db") == (migrated, True), "there can be no cache"
+            service.initialise(file)
+    finally:
+        os.umask(umask)
+    assert not list(tmp_path.glob(".mlflow.db.*~*")) and stat.S_IMODE(file.stat().st_mode) == 0o664
 
 
 @pytest.mark.parametrize("how", LOSSES)
 def test_lost_database_gives_one_warning_and_is_refilled(
     how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(
-        service, "_create", lambda file, **_: shutil.copy(database, file)
-    )  # MLflow needs seconds for it
     tracker = runs.tracker()
     tracker.update()
     lose(runs.out / "mlflow.db", how)
@@ -791,7 +880,7 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     before = dict(os.environ)
     tracker = runs.tracker()
-    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0" and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "33"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1" and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "33"
     touched: list[str] = []
     for name in ("__setitem__", "__delitem__"):
         genuine = getattr(os._Environ, name)
@@ -846,7 +935,7 @@ def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
 
 def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:
     experiment = delivered.client.get_experiment_by_name("tiny")
-    [(_, link)] = links(delivered.out, "http://127.0.0.1:5000")
+    link = links(delivered.out, "http://127.0.0.1:5000")["tiny"]
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{link.partition('viewStateShareKey=')[2]}"])
     assert set(view) == {"name", "createdAt", "updatedAt", "state"}
     state = json.loads(view["state"])
@@ -869,7 +958,7 @@ def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -
     order = [f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"]
     runs_shown = delivered.client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=order)
     assert [run.info.run_name for run in runs_shown] == [f"{arm}/s{seed}" for seed in SEEDS for arm in ARMS]
-    every = json.loads(json.loads(experiment.tags[dashboard.tag(dashboard.TRIALS)])["state"])
+    every = json.loads(json.loads(experiment.tags[f"{dashboard.TAG}.{dashboard.TRIALS}"])["state"])
     assert not every.get("groupBy") and every["searchFilter"] == state["searchFilter"]
     [axes] = [chart for chart in every["compareRunCharts"] if chart["type"] == "PARALLEL"]
     assert axes["selectedParams"] == ["model.position"] and len(axes["selectedMetrics"]) == 5
@@ -892,14 +981,14 @@ def test_images_are_stored_once_by_step(delivered: Runs) -> None:
     for name in names:
         with Image.open(delivered.client.download_artifacts(first, name)) as picture:
             assert max(picture.size) <= 256 or name.endswith(".png")
-    every = delivered.client.get_experiment_by_name("tiny").tags[dashboard.tag(dashboard.TRIALS)]
+    every = delivered.client.get_experiment_by_name("tiny").tags[f"{dashboard.TAG}.{dashboard.TRIALS}"]
     charts = [chart for chart in json.loads(json.loads(every)["state"])["compareRunCharts"] if chart["type"] == "IMAGE"]
     assert [(chart["imageKeys"], chart["step"]) for chart in charts] == [
         (["confusion/test"], 4),
         (["confusion/val"], 4),
     ]
     (delivered.out / "studies/tiny/mlflow-offsets.json").unlink()
-    assert sync(delivered.out)[0][1] is not None
+    assert sync(delivered.out)[0].link is not None
     assert artifacts(delivered, first, "images") == names
 
 
@@ -908,8 +997,9 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     note = experiment.tags["mlflow.note.content"]
     [study] = delivered.runs(kind="study")
     report = (delivered.out / "studies/tiny/report/report.md").read_text()
-    assert len(note) <= 20_000 and report.splitlines()[0] in note
-    for line in report.splitlines():
+    title, *lines = report.splitlines()
+    assert len(note) <= 20_000 and note.startswith(f"**{title.removeprefix('# ')}**")
+    for line in lines:
         assert "\\" in line or line.startswith("![") or line in note
     files = artifacts(delivered, study.info.run_id, "report")
     images = re.findall(r"!\[\w+\]\(get-artifact\?path=([^&]+)&run_uuid=(\w+)\)", note)
@@ -925,17 +1015,20 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     views = set(re.findall(r"viewStateShareKey=([\w-]+)", note))
     there = experiment.tags | delivered.client.get_experiment_by_name("tiny/arms").tags
     assert views == {dashboard.ARMS, dashboard.TRIALS, dashboard.SUMMARY}
-    assert all(dashboard.tag(view) in there for view in views)
+    assert all(f"{dashboard.TAG}.{view}" in there for view in views)
     assert {"report/report.html", "report/arms.png", "report/results.csv"} <= set(files)
 
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
-    bad = description.describe(
-        "# a\n\n" + "a line of it\n" * 3000, ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
+    short, long = (
+        description.describe(
+            "# a\n\n" + "a line of it\n" * number, ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
+        )
+        for number in (3, 3000)
     )
-    short = description.short(bad, dashboard.LIMIT)
-    assert len(short) <= dashboard.LIMIT and short.endswith("a line of it" + description.MORE)
-    row = bad.splitlines()[-1]
+    assert short.startswith("**a**\n\n[x](#/y)"), "no heading, of which the closed page shows a half"
+    assert len(long) <= dashboard.LIMIT and long.endswith("a line of it" + description.MORE)
+    row = short.splitlines()[-1]
     assert row.count("|") == 3 and "<" not in row and "[x]" not in row and "](javascript" not in row
 
 
@@ -1024,7 +1117,7 @@ def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatc
         holding = [path for path in runs.out.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
         assert holding == [] and "hush" not in caplog.text
         caplog.clear()
-        assert sync(runs.out) == [("tiny", None)]
+        assert sync(runs.out) == [Delivery("tiny")]
         [record] = caplog.records
         assert "http://***@127.0.0.1:9: the password of" in record.getMessage()
         assert "is not stored; give it as --tracking-uri, or set MLFLOW_TRACKING_URI" in record.getMessage()
@@ -1043,7 +1136,7 @@ def test_sync_ignores_server_known_only_from_stored_files(runs: Runs, caplog: An
     content = yaml.safe_load(file.read_text())
     content["run"]["tracker"] = {"type": "mlflow", "uri": "https://elsewhere.example:5000"}
     file.write_text(yaml.safe_dump(content))
-    assert sync(runs.out) == [("tiny", None)] and requests == []
+    assert sync(runs.out) == [Delivery("tiny")] and requests == []
     assert "results are sent only to servers that you name yourself" in caplog.text
     sync(runs.out, tracker={"type": "mlflow", "uri": "https://elsewhere.example:5000"})
     assert set(requests) == {"https://elsewhere.example:5000"}
@@ -1091,6 +1184,33 @@ def test_unreadable_journal_does_not_block_others(runs: Runs) -> None:
     holds_all_once(runs)
 
 
+def test_refused_user_gets_one_sentence(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
+    class Refuses(BaseHTTPRequestHandler):
+        code = 401
+
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else self.code)
+            self.end_headers()
+            self.wfile.write(b"You are not authenticated. Please see https://www.mlflow.org/docs")
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}"
+        for Refuses.code in (401, 403):
+            assert runs.tracker(uri).close() is None
+        server.shutdown()
+    sentence = (
+        f"{uri} refuses this user; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to the name and password "
+        "of an account there"
+    )
+    assert [record.getMessage().count(sentence) for record in caplog.records] == [1, 1]
+
+
 # -- many -------------------------------------------------------------------------------------------------------------
 
 
@@ -1102,7 +1222,6 @@ def test_concurrent_workers_store_every_point_once(database: Path, tmp_path: Pat
     out.mkdir()
     shutil.copy(database, out / "mlflow.db")
     store, plan = tracking.log_trials(out, None, trials=10, workers=2, points=5, step_s=0.01)
-    assert len(mlflow_utils._artifact_repos_cache) <= 1, "MLflow keeps something of every run"
     assert sum(tracking.expected(store, plan).values()) == 10 * (5 * 6 + 8)
     assert tracking.faults(store, plan, out / "mlflow.db") == []
     (store.study(plan.study) / "mlflow-offsets.json").unlink()
@@ -1115,11 +1234,12 @@ def test_concurrent_workers_store_every_point_once(database: Path, tmp_path: Pat
 
 
 def test_view_too_long_for_tag_is_compressed() -> None:
-    state = {"charts": [f"metric {number}" for number in range(5000)]}
-    value = dashboard.envelope("long", state, 0)
+    charts = [("metrics", [f"metric {number}" for number in range(500)], True)]
+    view = dashboard.View("long", "trial", charts, [])
+    value = dashboard.envelope(view, 0)
     packed = json.loads(value)["state"]
     assert len(value) <= dashboard.LIMIT and packed.startswith("deflate;")
-    assert json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))) == state
+    assert json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))) == dashboard.state(view)
 
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "./mlruns", "postgre://host/db"])
@@ -1147,30 +1267,61 @@ def test_following_imports_no_mlflow(delivered: Runs) -> None:
 # -- vitlab ui --------------------------------------------------------------------------------------------------------
 
 
-def test_ui_opens_latest_or_named_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> None:
     from vitlab.trackers import server
 
+    runner, served = CliRunner(), list[Path]()
+    refused = runner.invoke(cli.cli, ["ui", "--out", str(tmp_path)])
+    assert "holds no MLflow database with a study: vitlab sync makes one" in str(refused.exception)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
+    assert "the server that MLFLOW_TRACKING_URI names" in str(
+        runner.invoke(cli.cli, ["ui", "--out", str(tmp_path)]).exception
+    )
     for number, name in enumerate(["older", "newer", "undelivered"]):
         plan = tmp_path / "studies" / name / "plan.json"
         plan.parent.mkdir(parents=True)
         plan.write_text("{}")
         os.utime(plan, (1e9 + number, 1e9 + number))
         if name != "undelivered":
-            account = {"trial": {"mark": {"experiment": "2"}}} if number else {"experiment": "1"}
-            plan.with_name("mlflow-offsets.json").write_text(json.dumps({"embedded": account}))
+            plan.with_name("mlflow-pages.json").write_text(json.dumps({"embedded": {"study": str(number + 1)}}))
 
     class Stopped:
         def wait(self) -> int:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(server, "running", lambda *_, **__: nullcontext(Stopped()))
-    addresses: list[str] = []
-    server.serve(tmp_path, show=addresses.append)
-    server.serve(tmp_path, "older", show=addresses.append)
-    assert ["/experiments/2/" in addresses[0], "/experiments/1/" in addresses[1]] == [True, True]
-    first, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("newer ") and first.endswith(addresses[0])
-    with pytest.raises(UserError, match=r"study 'oldr' has not been delivered .* Did you mean 'older'\?"):
-        server.serve(tmp_path, "oldr")
+    @contextmanager
+    def running(root: Path, **_: Any) -> Iterator[Stopped]:
+        served.append(root)
+        yield Stopped()
+
+    monkeypatch.setattr(server, "running", running)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for words, number in ((["ui"], 2), (["ui", "older"], 1)):
+        shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
+        first = shown.output.splitlines()[1]
+        assert first.startswith("older " if number == 1 else "newer ") and f"/experiments/{number}/" in first
+    wrong = runner.invoke(cli.cli, ["ui", "oldr", "--out", str(tmp_path)])
+    assert re.search(r"study 'oldr' has not been delivered .* Did you mean 'older'\?", str(wrong.exception))
+    assert served == [tmp_path.resolve()] * 2
+
+
+def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, monkeypatch: Patch) -> None:
+    from vitlab.trackers import server
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    before = sorted(delivered.out.iterdir())
+    with server.running(delivered.out, port=port) as process:
+        assert Path(f"/proc/{process.pid}/cwd").resolve() not in (Path.cwd(), delivered.out)
+        client = MlflowClient(tracking_uri=f"http://127.0.0.1:{port}")
+        assert client.get_experiment_by_name("tiny") is not None
+        with (
+            pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
+            server.running(delivered.out, port=port),
+        ):
+            pass
+    assert process.poll() is not None and sorted(delivered.out.iterdir()) == before
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

@@ -105,7 +105,9 @@ CALLED = {
     "objective": {"name"},
     "metric": {"name", "of_features", "needs_train"},
     "executor": {"runner", "worker_environment"},
-    "tracker": {"close", "deliver", "sync", "trials", "unconfirmed", "undelivered", "update", "warn"},
+    "tracker": {
+        *("close", "deliver", "marks", "sync", "trial", "trials", "unconfirmed", "undelivered", "update", "warn"),
+    },
 }
 """Names of contracts that a component calls or has, and that nobody overrides."""
 

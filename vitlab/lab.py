@@ -145,6 +145,7 @@ def run(
             link,
             elsewhere=counts["elsewhere"],
             start_command=session.tracker.start_command(),
+            link_notes=tuple(session.tracker.notes()),
         )
 
 

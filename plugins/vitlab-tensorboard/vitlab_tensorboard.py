@@ -78,6 +78,16 @@ class TensorBoard(Replay):
             os.fsync(file.fileno())
             return {"file": mark["file"], "bytes": file.tell()}
 
+    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+        """Yield the scalars of the trial's event file."""
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.util.tensor_util import make_ndarray
+
+        for event in EventFileLoader(str(self._path(mark))).Load():
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    yield value.tag, float(make_ndarray(value.tensor)), event.step
+
     def holds(self, mark: Cursor) -> bool:
         """Return True if the event file still has every byte up to the cursor."""
         path = self._path(mark)

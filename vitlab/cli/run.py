@@ -216,6 +216,7 @@ def _epilogue(answer: Answer) -> str:
     if answer.link:
         start = f"   (start it: {answer.start_command})" if answer.start_command else ""
         lines.append(f"{answer.tracker:{width}}{answer.link}{start}")
+        lines += [f"{'':{width}}{note}" for note in answer.link_notes]
     elif answer.tracker:
         lines.append(f"{answer.tracker:{width}}not reached; 'vitlab sync' delivers what is missing.")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import webbrowser
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import out_option
+from vitlab.errors import UserError, VitlabError, nearest
 
 
 @click.command()
@@ -27,13 +29,36 @@ def command(study: str | None, out: Path, port: int, host: str, no_browser: bool
     STUDY is a study's name or file. Its page shows curves and final values grouped by arm. The browser is opened where
     there is a display; the addresses of all studies are printed.
     """
-    click.echo("starting MLflow", err=True)  # its import takes seconds
-    from vitlab.trackers.server import serve
+    from vitlab.trackers.server import links, reachable, running
 
-    name = _name(study) if study is not None else None
-    opens = not no_browser and sys.stdout.isatty() and _has_display()
-    show = webbrowser.open if opens else (lambda address: False)
-    serve(out.resolve(), name, port, host, show)
+    base, root = f"http://{reachable(host)}:{port}", out.resolve()
+    pages = links(root, base)
+    if not pages:
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        other = "; results are delivered to the server that MLFLOW_TRACKING_URI names, whose pages you open there"
+        raise UserError(f"{out} holds no MLflow database with a study{other if uri else ': vitlab sync makes one'}.")
+    name = _name(study) if study is not None else next(iter(pages))
+    if name not in pages:
+        listed = ", ".join(sorted(pages))
+        raise UserError(
+            f"study '{name}' has not been delivered to MLflow in {out}.{nearest(name, pages)} Studies there: {listed}."
+        )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    click.echo("starting MLflow", err=True)  # its import takes seconds
+    with running(root, port=port, host=host) as server:
+        for page in sorted(pages, key=lambda page: page != name):
+            click.echo(f"{page}   {pages[page]}")
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            click.echo("No authentication: anyone who can reach this port can read and delete results.")
+        click.echo(f"MLflow runs at {base}; Ctrl-C stops it.")
+        if not no_browser and sys.stdout.isatty() and _has_display():
+            webbrowser.open(pages[name])
+        try:
+            code = server.wait()
+        except KeyboardInterrupt:
+            click.echo("stopping MLflow", err=True)
+            return
+    raise VitlabError(f"MLflow's server ended by itself, with code {code}")
 
 
 def _name(study: str) -> str:

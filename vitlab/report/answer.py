@@ -33,6 +33,7 @@ class Answer:
     link: str | None  #: address of the study in the tracker; None if it could not be reached
     elsewhere: int = 0  #: trained by other runs meanwhile
     start_command: str = ""  #: command that serves the address; empty if it is served already
+    link_notes: tuple[str, ...] = ()  #: lines below the address, such as further addresses
 
     @property
     def folder(self) -> Path:

@@ -246,6 +246,13 @@ class TrialFolder:
             if name.startswith(unfinished):
                 remove(self.path / name)
 
+    def journal_size(self) -> int:
+        """Return the size of the journal in bytes; 0 if there is none."""
+        try:
+            return (self.path / "events.jsonl").stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
         """Return the events of the journal from a byte offset on, and the offset for the next call.
 

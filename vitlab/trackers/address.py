@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
 from vitlab.spec.changes import MASK, public
-from vitlab.trackers.dashboard import comparison_query
+from vitlab.store.files import mapping, read_json
 
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DATABASES = ("sqlite", *PORTS)
@@ -26,6 +26,8 @@ UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
 
 PROBE_S = 2.0
+PAGES = "mlflow-pages.json"
+"""File in a study's folder with the ids of its experiments, by destination."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,25 @@ class Address:
             return False
 
 
+def comparison_query(view: str) -> str:
+    """Return the query string that opens the comparison page with a saved view."""
+    return f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={view}"
+
+
 def comparison_link(base: str, experiment: str, view: str) -> str:
     """Return the address of an experiment's comparison page, opened with a saved view."""
     return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
+
+
+def pages(folder: Path, place: str) -> dict[str, str]:
+    """Return the ids of a study's experiments at a destination: ``study``, and ``arms`` once there is a report.
+
+    Args:
+        folder: the study's folder.
+        place: name of the destination.
+    """
+    kept = (read_json(folder / PAGES, mapping) or {}).get(place)
+    return {str(name): str(experiment) for name, experiment in kept.items()} if isinstance(kept, dict) else {}
 
 
 def database_file(root: Path) -> Path:

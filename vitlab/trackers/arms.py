@@ -8,129 +8,135 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vitlab.plan.values import Arm, Plan
-from vitlab.store.files import read_json
+from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 from vitlab.trackers import dashboard, records, service
-from vitlab.trackers.address import Address
-from vitlab.trackers.description import NOTE
 from vitlab.trackers.replay import TrackedTrial
+from vitlab.trackers.trials import FINISHED
 
-FINISHED = "FINISHED"
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = (
-    *("difference", "difference_low", "difference_high", "p", "p_corrected"),
+    *("difference", "difference_low", "difference_high", "p", "p_corrected", "effect", "detectable", "better"),
     *("planned", "diverged", "failed"),
 )
 """Further columns of the report's summary."""
 
+Points = dict[str, float]  #: metric to value
 
-def report_points(report: Sequence[Path], metric: str) -> dict[str, dict[str, float]]:
-    """Return the report's values of each arm by metric name; empty if there is no report."""
+
+def summaries(plan: Plan, store: Store, trials: Iterable[TrackedTrial], report: Sequence[Path]) -> dict[str, Points]:
+    """Return the values over the seeds of each arm, by arm; empty if there is no report."""
     file = next((path for path in report if path.name == "report.json"), None)
-    doc = read_json(file) if file is not None else None
-    points_by_arm: dict[str, dict[str, float]] = {}
-    for row in doc["arms"] if doc else ():
-        points = {f"{column}/{metric}": row.get(column) for column in (*OWN, *COMPARED)}
-        present = {records.key(name): float(value) for name, value in points.items() if value is not None}
-        points_by_arm[str(row["arm"])] = {name: value for name, value in present.items() if math.isfinite(value)}
-    return points_by_arm
-
-
-def finals(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> dict[str, dict[str, list[float]]]:
-    """Return the final values over the seeds of each arm, by arm and metric, without the study's metric."""
-    values: dict[str, dict[str, list[float]]] = {}
-    for item in trials:
-        trial = item.planned.trial
-        folder = store.trial(trial.key, trial.code)
-        result = folder.result() if item.kind == "trial" and folder.done() else None
-        if result is None or result.status != Ending.DONE:
-            continue
-        for name, value, _, _ in records.final_points(result, plan.analysis):
-            group, _, metric = name.partition("/")
-            if group == "final" and metric != plan.analysis.metric:
-                values.setdefault(item.planned.arm, {}).setdefault(metric, []).append(value)
-    return values
+    content = read_json(file, mapping) if file is not None else None
+    if content is None:
+        return {}
+    points = _other_metrics(plan, store, trials)
+    headline = plan.analysis.metric
+    for row in content["arms"]:
+        own = points[str(row["arm"])]
+        for column in (*OWN, *COMPARED):
+            if row.get(column) is not None and math.isfinite(row[column]):
+                own[records.key(f"{column}/{headline}")] = float(row[column])
+    return {arm.name: points[arm.name] for arm in plan.arms if arm.name in points}
 
 
 def deliver(
-    client: Any,
-    address: Address,
-    root: str,
-    plan: Plan,
-    *,
-    summary: Mapping[str, Mapping[str, float]],
-    others: Mapping[str, Mapping[str, Sequence[float]]],
-    varied: Sequence[str],
-) -> str:
-    """Update the experiment of summaries to match the report.
+    client: MlflowClient, experiment: str, root: str, plan: Plan, points: Mapping[str, Points], varied: Sequence[str]
+) -> int:
+    """Update the experiment of summaries, and return the number of runs written.
 
     A run with outdated numbers is replaced, because MLflow would keep the old values beside the new ones.
 
     Args:
         client: MLflow's client.
-        address: the destination.
+        experiment: id of the experiment.
         root: identifies this output folder among those that deliver to the same server.
         plan: the study.
-        summary: see :func:`report_points`.
-        others: see :func:`finals`.
+        points: values by arm, see :func:`summaries`.
         varied: names of the parameters that differ between arms.
-
-    Returns:
-        The id of the experiment.
     """
-    name = f"{plan.study}/arms"
-    tags = {"vitlab.study": plan.study}
-    tags[NOTE] = (
-        f"Arms of {plan.study} over their seeds: mean, standard deviation (sd), and the "
+    colours = records.colours(plan)
+    outdated = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
+    written = 0
+    for arm in plan.arms:
+        if arm.name not in points:
+            continue
+        tags = {"arm": arm.name, "vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
+        tags |= {"mlflow.runColor": colours[arm.name], dashboard.ORDER: records.order(plan, arm.name)}
+        for run in outdated:
+            same = run.data.metrics == points[arm.name] and tags.items() <= run.data.tags.items()
+            if same and run.info.status == FINISHED:
+                outdated.remove(run)
+                break
+        else:
+            _write_run(client, experiment, arm, points[arm.name], tags)
+            written += 1
+    for run in outdated:
+        client.delete_run(run.info.run_id)
+    headline = plan.analysis.metric
+    view = dashboard.View(
+        "Arms with their intervals",
+        "arm",
+        dashboard.summary_sections(set().union(*points.values()), headline),
+        columns=[f"metrics.`{column}/{headline}`" for column in (*OWN, "difference", "p_corrected")],
+        parallel=dashboard.Parallel(varied[: dashboard.AXES], [f"mean/{headline}", f"sd/{headline}"]),
+    )
+    dashboard.save(client, experiment, {dashboard.SUMMARY: view})
+    return written
+
+
+def note(plan: Plan) -> str:
+    """Return the description of the experiment."""
+    return (
+        f"**Arms of {plan.study} over their seeds**\n\nMean, standard deviation (sd), and the "
         f"{1 - plan.analysis.alpha:.0%} t-interval of the mean (low, high) over n seeds. Values of "
         f"{plan.analysis.metric}, with differences and corrected p values, are those of the report."
     )
-    experiment = service.experiment(client, name, address, name, tags)
-    own_runs = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
-    existing: dict[str, Any] = {}
-    for run in own_runs:
-        arm = run.data.tags.get("arm", "")
-        if arm in existing or arm not in summary:
-            client.delete_run(run.info.run_id)
-        else:
-            existing[arm] = run
-    colours, names = records.colours(plan), set[str]()
-    splits = len({item.trial.seeds.get("split") for item in plan.trials})
-    for arm in plan.arms:
-        if arm.name not in summary:
-            continue
-        means = records.arm_points(others.get(arm.name, {}), plan.analysis.alpha, splits)
-        points = {**means, **summary[arm.name]}
-        names |= set(points)
-        tags = {"arm": arm.name, "vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
-        tags |= {"mlflow.runColor": colours[arm.name], dashboard.ORDER: records.order(plan, arm.name)}
-        run = existing.get(arm.name)
-        if run is not None:
-            same = run.data.metrics == points and tags.items() <= run.data.tags.items()
-            if same and run.info.status == FINISHED:
-                continue
-            client.delete_run(run.info.run_id)
-        _run(client, experiment, arm, points, tags)
-    headline = plan.analysis.metric
-    charts = dashboard.summary_sections(names, headline)
-    columns = [f"metrics.`{column}/{headline}`" for column in (*OWN, "difference", "p_corrected")]
-    axes = dashboard.Parallel(varied[: dashboard.AXES], [f"mean/{headline}", f"sd/{headline}"])
-    state = dashboard.comparison(charts, columns=columns, kind="arm", parallel=axes)
-    dashboard.save(client, experiment, {dashboard.SUMMARY: ("Arms with their intervals", state)})
-    return experiment
 
 
-def _run(client: Any, experiment: str, arm: Arm, points: Mapping[str, float], tags: Mapping[str, str]) -> None:
+def _other_metrics(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> defaultdict[str, Points]:
+    """Return mean, standard deviation and t-interval of the final metrics but the study's, by arm.
+
+    Undefined values are left out.  Seeds on different splits are not independent, and have no interval here.
+    """
+    from vitlab.statistics import mean_interval
+
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for item in trials:
+        trial = item.planned.trial
+        result = store.trial(trial.key, trial.code).result() if item.kind == "trial" else None
+        if result is not None and result.status == Ending.DONE:
+            for point in records.final_points(result, plan.analysis):
+                group, _, metric = point.name.partition("/")
+                if group == "final" and metric != plan.analysis.metric and math.isfinite(point.value):
+                    values[item.planned.arm, metric].append(point.value)
+    splits = {planned.trial.seeds.get("split") for planned in plan.trials}
+    points: defaultdict[str, Points] = defaultdict(dict)
+    for (arm, metric), seeds in values.items():
+        summary = mean_interval(seeds, plan.analysis.alpha)
+        for statistic in OWN if len(splits) == 1 else ("mean", "sd", "n"):
+            value = float(getattr(summary, statistic))
+            if math.isfinite(value):
+                points[arm][records.key(f"{statistic}/{metric}")] = value
+    return points
+
+
+def _write_run(client: MlflowClient, experiment: str, arm: Arm, points: Points, tags: Mapping[str, str]) -> None:
+    """Write the run of an arm."""
     from mlflow.entities import Metric, Param
 
     run = client.create_run(experiment, tags=dict(tags), run_name=arm.name).info.run_id
     now = int(time.time() * 1000)
     params = [Param("arm", arm.name), *(Param(key, text) for key, text in records.flat(arm.values).items())]
-    client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in points.items()], params=params)
+    client.log_batch(run, [Metric(name, value, now, 0) for name, value in points.items()], params)
     client.set_terminated(run, FINISHED)

@@ -5,14 +5,17 @@ replays the journals into one, so an unreachable tracker delays and loses nothin
 new tracker.
 
 A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
-defines two methods; three more have defaults:
+defines two methods; six more have defaults:
 
 ===========================  =========================================================================================
 ``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
 ``finish(report)``           store the study's own files after the last event; return the address to open
 ``begin(marks)``             prepare a delivery, such as by listing what is stored; default: nothing
+``notes()``                  return lines to print below the address; default: none
 ``holds(mark)``              return whether everything up to a mark is still stored; default: True
 ``drop(mark)``               handle a trial that left the study; default: keep it
+``points(mark)``             return the stored points of a trial; only the contract test calls it
+``whole_trials``             True to receive a trial only once it has ended, and all of it at once; default: False
 ===========================  =========================================================================================
 
 Exactly-once delivery: mark and journal offset are committed together, after ``write``.  If a driver dies in between,
@@ -26,9 +29,9 @@ any exception: delivery is retried later, and no trial fails because of it.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -41,12 +44,10 @@ from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.files import hold
 from vitlab.store.folders import Store
-from vitlab.store.locks import Busy
+from vitlab.store.locks import Busy, end_orphan
 
 log = logging.getLogger(__name__)
 
-BUDGET_S = 5.0  #: time limit of one update; the next update delivers the rest
-BACKOFF = 4.0  #: pause after an update that used up its budget, in multiples of its duration
 PAUSE_S, MAX_PAUSE_S = 5.0, 300.0  #: between attempts to reach an unreachable destination
 WAIT_S = 60.0  #: time to wait for another process that delivers the same study
 
@@ -71,6 +72,7 @@ class Tracker(ABC):
         self.store = store
         self.run = run
         self.folder = store.study(plan.study)
+        self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
         _inside(plan)
         self._retry_at = 0.0
         self._pause_s = PAUSE_S
@@ -96,7 +98,7 @@ class Tracker(ABC):
         return
 
     @abstractmethod
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         """Deliver what is new in the journals.  May raise any exception.
 
         Called by one thread of one process at a time, also if several processes deliver the same study; while trials
@@ -104,7 +106,6 @@ class Tracker(ABC):
 
         Args:
             final: True after the last training; everything is delivered, however long it takes.
-            until: the time, by ``time.monotonic()``, after which the rest is left to the next call.
             report: files of the study's report; empty while the study runs.
 
         Returns:
@@ -119,6 +120,10 @@ class Tracker(ABC):
         """Return the command that serves the address that :meth:`close` returns; empty if it is served already."""
         return ""
 
+    def notes(self) -> Sequence[str]:
+        """Return lines to print below the address, such as further addresses, from what deliveries have recorded."""
+        return ()
+
     def undelivered(self) -> int | None:
         """Return the number of trials that have begun and are not completely delivered; None if it is not recorded."""
         return None
@@ -126,16 +131,10 @@ class Tracker(ABC):
     def update(self) -> None:
         """Deliver the current content of the journals.
 
-        Returns within a time limit and does not raise if the destination is unreachable: what could not be delivered
-        is retried by a later update.
+        Does not raise if the destination is unreachable: what could not be delivered is retried by a later update.
         """
-        began = time.monotonic()
-        if began < self._retry_at:
-            return
-        self._attempt(final=False, until=began + BUDGET_S, report=())
-        took = time.monotonic() - began
-        if took > BUDGET_S:
-            self._retry_at = max(self._retry_at, time.monotonic() + BACKOFF * took)
+        if time.monotonic() >= self._retry_at:
+            self._attempt(final=False, report=())
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         """Deliver everything, including the report's files.
@@ -143,13 +142,15 @@ class Tracker(ABC):
         Returns:
             The address to open; None if the destination was unreachable.
         """
-        return self._attempt(final=True, until=math.inf, report=report)
+        return self._attempt(final=True, report=report)
 
     def sync(self, report: Sequence[Path] = ()) -> str | None:
-        """Deliver all there is as :meth:`close` does, once the place is compared with what it was given, if it can be.
+        """Check that what was delivered is still stored, and deliver everything that is missing.
+
+        :attr:`delivered` then has the number of missing items by kind.  By default nothing is checked.
 
         Returns:
-            the address to look at; None where nothing could be reached.
+            The address to open; None if the destination was unreachable.
         """
         return self.close(report)
 
@@ -163,10 +164,10 @@ class Tracker(ABC):
             )
         self._warned = True
 
-    def _attempt(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+    def _attempt(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
             with lock(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
-                link = self.deliver(final=final, until=until, report=report)
+                link = self.deliver(final=final, report=report)
         except LockHeld as error:
             if final:
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
@@ -198,6 +199,8 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
                 locks.enter_context(hold(file))
                 break
             except Busy:
+                if end_orphan(file):  # a delivering process that hangs, whose driver is dead
+                    continue
                 if time.monotonic() >= until:
                     raise LockHeld(f"{file} is held by another process") from None
                 time.sleep(0.1)
@@ -227,7 +230,7 @@ class Untracked(Tracker):
     def __init__(self, plan: Plan | None = None, store: Store | None = None, run: RunSpec | None = None) -> None:
         pass
 
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         """Do nothing."""
         return None
 

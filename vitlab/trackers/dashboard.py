@@ -10,9 +10,16 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import combinations, groupby
+from typing import TYPE_CHECKING, TypeAlias
+
+from vitlab.trackers import service
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+TAG = "mlflow.sharedViewState"  #: experiment tag that stores a view, followed by a dot and the view's id in links
 
 ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
 """Ids of the views: arms as means over their seeds; every trial by itself; the experiment of summaries."""
@@ -38,6 +45,7 @@ AXES = 8  #: maximum number of parameters on one parallel plot
 OUTCOMES = ("final/train/loss", "cost/macs", "cost/wall_s")
 """Metrics on the axes of a parallel plot besides the study's metric."""
 
+Json: TypeAlias = dict[str, object]
 Section = tuple[str, Sequence[str], bool]
 """Title of a section, its charted metrics, and True if it is open."""
 
@@ -49,39 +57,29 @@ class Parallel:
     params: Sequence[str]
     metrics: Sequence[str]
 
-    @property
-    def is_drawable(self) -> bool:
-        """True if there are both parameters and metrics; MLflow draws no plot of one axis."""
-        return bool(self.params) and bool(self.metrics)
+
+@dataclass(frozen=True)
+class View:
+    """A saved view of a comparison page."""
+
+    title: str
+    kind: str  #: the ``vitlab.kind`` of the runs to show
+    charts: Sequence[Section]
+    columns: Sequence[str]  #: columns of the table, such as ``tags.`seed```
+    parallel: Parallel | None = None  #: not drawn for grouped runs whose varied parameters are words
+    arms: Sequence[str] = ()  #: arms to show as one bar and one line each, the mean of their runs; empty for every run
+    images: Mapping[str, int] = field(default_factory=dict)  #: keys and first steps; not shown for grouped runs
 
 
-def tag(view: str) -> str:
-    """Return the experiment tag that stores a view; ``view`` is its id in links."""
-    return f"mlflow.sharedViewState.{view}"
-
-
-def comparison_query(view: str) -> str:
-    """Return the query string that opens the comparison page with a saved view."""
-    return f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={view}"
-
-
-def save(client: Any, experiment: str, states: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
-    """Write the views, given as id to name and state, that are missing or outdated.
-
-    Views that exceed the server's limit, which may be lower before MLflow 3.13, are omitted.
-    """
-    from mlflow.exceptions import MlflowException
-
-    stored = client.get_experiment(experiment)
-    for view, (name, state) in states.items():
-        value = envelope(name, state, stored.creation_time or 0)
-        if stored.tags.get(tag(view)) == value or len(value) > LIMIT:
-            continue
-        try:
-            client.set_experiment_tag(experiment, tag(view), value)
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
+def save(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) -> int:
+    """Write the views, by id, that are missing or outdated, unless they are too long; return how many."""
+    experiment = client.get_experiment(experiment_id)
+    values = {f"{TAG}.{name}": envelope(view, experiment.creation_time or 0) for name, view in views.items()}
+    return sum(
+        service.set_experiment_tag(client, experiment, name, value)
+        for name, value in values.items()
+        if len(value) <= LIMIT
+    )
 
 
 def sections(metrics: Iterable[str], headline: str) -> list[Section]:
@@ -124,60 +122,43 @@ def axes(varied: Sequence[str], metrics: Iterable[str], headline: str) -> Parall
     return Parallel(list(varied)[:AXES], [name for name in candidates if name in names])
 
 
-def comparison(
-    charts: Iterable[Section],
-    *,
-    columns: Sequence[str],
-    kind: str,
-    arms: Sequence[str] = (),
-    parallel: Parallel | None = None,
-    images: Mapping[str, int] = {},
-) -> dict[str, Any]:
-    """Return the state of a saved view in the form that the comparison page stores.
-
-    Args:
-        charts: the sections of charts.
-        columns: columns of the table, such as ``tags.`seed```.
-        kind: the ``vitlab.kind`` of the runs to show.
-        arms: arms to show as one bar and one line each, the mean of their runs; empty to show every run.
-        parallel: the axes of a parallel-coordinates plot.  For grouped runs, MLflow draws only numeric parameters.
-        images: image keys and the first step of each.  For grouped runs, MLflow shows no images.
-    """
-    chart_list: list[dict[str, Any]] = []
-    section_list: list[dict[str, Any]] = []
+def state(view: View) -> Json:
+    """Return the state of a saved view in the form that the comparison page stores."""
+    charts: list[Json] = []
+    sections: list[Json] = []
 
     def section(title: str, opened: bool, columns: int) -> str:
-        name = f"vitlab-section-{len(section_list)}"
-        section_list.append({"uuid": name, "name": title, "display": opened, "isReordered": False, "columns": columns})
+        name = f"vitlab-section-{len(sections)}"
+        sections.append({"uuid": name, "name": title, "display": opened, "isReordered": False, "columns": columns})
         return name
 
-    for index, (title, metrics, opened) in enumerate(charts):
-        if index == 1 and parallel is not None and parallel.is_drawable:  # after the section of the study's metric
-            chart_list.append(_parallel(parallel, section("Results by varied option", True, 1)))
+    for index, (title, metrics, opened) in enumerate(view.charts):
+        if index == 1 and view.parallel is not None and view.parallel.params:  # after the study's metric
+            charts.append(_parallel(view.parallel, section("Results by varied option", True, 1)))
         place = section(title, opened, 3 if index else 2)
-        chart_list += [_chart(name, place) for name in metrics]
-    for title, keys in _albums(images).items():
-        place = section(title, True, 1)  # one column, so that as many runs as possible stand side by side
-        chart_list += [_images(name, images[name], place) for name in keys]
-    mode, key = group_key(arms)
+        charts += [_metric(name, place) for name in metrics]
+    for album, names in groupby(sorted(view.images), key=lambda name: name.rpartition("/")[0] or name):
+        place = section(f"Images: {album}", True, 1)  # one column, so that as many runs as possible stand side by side
+        charts += [_images(name, view.images[name], place) for name in names]
+    mode, key = group_key(view.arms)
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
     return {
-        "searchFilter": f"tags.`vitlab.kind` = '{kind}'",
+        "searchFilter": f"tags.`vitlab.kind` = '{view.kind}'",
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": list(columns),
+        "selectedColumns": list(view.columns),
         "runsHiddenMode": "SHOW_ALL",
-        "useGroupedValuesInCharts": bool(arms),
-        "groupBy": by_arm if arms else None,
-        "groupsExpanded": {_group(mode, key, arm): False for arm in arms},
+        "useGroupedValuesInCharts": bool(view.arms),
+        "groupBy": by_arm if view.arms else None,
+        "groupsExpanded": {_group(mode, key, arm): False for arm in view.arms},
         "hideEmptyCharts": True,
         "autoRefreshEnabled": True,
-        "compareRunCharts": chart_list,
-        "compareRunSections": section_list,
+        "compareRunCharts": charts,
+        "compareRunSections": sections,
         "isAccordionReordered": True,
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }
@@ -206,17 +187,13 @@ def group_colour(group: str) -> str:
     return PALETTE[(low | high << 8) % len(PALETTE)]
 
 
-def envelope(name: str, state: Mapping[str, Any], made_ms: int) -> str:
+def envelope(view: View, made_ms: int) -> str:
     """Return the tag's value; a state that exceeds the limit is compressed, as on the page itself."""
-    text = json.dumps(state, separators=(",", ":"))
-    value = _envelope(name, text, made_ms)
-    if len(value) > LIMIT:
-        value = _envelope(name, f"deflate;{base64.b64encode(zlib.compress(text.encode(), 9)).decode()}", made_ms)
-    return value
-
-
-def _envelope(name: str, state: str, made_ms: int) -> str:
-    return json.dumps({"name": name, "createdAt": made_ms, "updatedAt": made_ms, "state": state})
+    text = json.dumps(state(view), separators=(",", ":"))
+    value = {"name": view.title, "createdAt": made_ms, "updatedAt": made_ms, "state": text}
+    if len(json.dumps(value)) > LIMIT:
+        value["state"] = f"deflate;{base64.b64encode(zlib.compress(text.encode(), 9)).decode()}"
+    return json.dumps(value)
 
 
 def _group(mode: str, key: str, arm: str) -> str:
@@ -230,68 +207,38 @@ def _difference(colour: str, reference: str) -> int:
     return sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
 
 
-def _albums(images: Iterable[str]) -> dict[str, list[str]]:
-    """Return image keys by section title."""
-    albums: dict[str, list[str]] = {}
-    for name in sorted(images):
-        albums.setdefault(f"Images: {name.rpartition('/')[0] or name}", []).append(name)
-    return albums
+def _chart(kind: str, name: str, section: str, **fields: object) -> Json:
+    common = {"metricSectionId": section, "deleted": False, "isGenerated": True, "runsCountToCompare": RUNS}
+    return {"uuid": f"vitlab-{name}", "type": kind, **common, **fields}
 
 
-def _parallel(axes: Parallel, section: str) -> dict[str, Any]:
-    return {
-        "uuid": "vitlab-parallel",
-        "type": "PARALLEL",
-        "metricSectionId": section,
-        "deleted": False,
-        "isGenerated": False,
-        "runsCountToCompare": RUNS,
-        "selectedParams": list(axes.params),
-        "selectedMetrics": list(axes.metrics),
-        "showAllRuns": False,
+def _parallel(axes: Parallel, section: str) -> Json:
+    fields = {"selectedParams": list(axes.params), "selectedMetrics": list(axes.metrics), "showAllRuns": False}
+    return _chart("PARALLEL", "parallel", section, **fields) | {"isGenerated": False}
+
+
+def _images(key: str, step: int, section: str) -> Json:
+    # Parameters would leave no room for the picture.
+    return _chart("IMAGE", f"images-{key}", section, imageKeys=[key], step=step, showRunParams=False, displayName=key)
+
+
+def _metric(metric: str, section: str) -> Json:
+    shown = f"{metric.removeprefix('final/')} (final)" if metric.startswith("final/") else metric
+    chart = _chart("BAR", metric, section, metricKey=metric, displayName=shown)
+    if metric.partition("/")[0] not in ("val", "test", "train", "system", "progress"):
+        return chart
+    return chart | {
+        "type": "LINE",
+        "selectedMetricKeys": [metric],
+        "lineSmoothness": 0,
+        "scaleType": "linear",
+        "xAxisScaleType": "linear",
+        "xAxisKey": "step",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "range": {},
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
     }
-
-
-def _images(key: str, step: int, section: str) -> dict[str, Any]:
-    return {
-        "uuid": f"vitlab-images-{key}",
-        "type": "IMAGE",
-        "metricSectionId": section,
-        "deleted": False,
-        "isGenerated": True,
-        "runsCountToCompare": RUNS,
-        "imageKeys": [key],
-        "step": step,
-        "showRunParams": False,  # parameters would leave no room for the picture
-        "displayName": key,
-    }
-
-
-def _chart(metric: str, section: str) -> dict[str, Any]:
-    is_curve = metric.partition("/")[0] in ("val", "test", "train", "system", "progress")
-    chart: dict[str, Any] = {
-        "uuid": f"vitlab-{metric}",
-        "type": "LINE" if is_curve else "BAR",
-        "metricSectionId": section,
-        "deleted": False,
-        "isGenerated": True,
-        "metricKey": metric,
-        "runsCountToCompare": RUNS,
-        "displayName": f"{metric.removeprefix('final/')} (final)" if metric.startswith("final/") else metric,
-    }
-    if is_curve:
-        chart |= {
-            "selectedMetricKeys": [metric],
-            "lineSmoothness": 0,
-            "scaleType": "linear",
-            "xAxisScaleType": "linear",
-            "xAxisKey": "step",
-            "selectedXAxisMetricKey": "",
-            "yAxisKey": "metric",
-            "yAxisExpressions": [],
-            "range": {},
-            "ignoreOutliers": False,
-            "useGlobalXaxisKey": True,
-            "useGlobalLineSmoothing": True,
-        }
-    return chart

@@ -6,8 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Interrupted, UserError, count
 from vitlab.plan.plan_file import read_plan
@@ -16,9 +17,12 @@ from vitlab.plan.versions import stored_run_spec
 from vitlab.spec import Choice, RunSpec
 from vitlab.spec.changes import MASK, public
 from vitlab.store.folders import Store
+from vitlab.trackers import process
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.base import tracker as trackers
-from vitlab.trackers.process import remote
+
+if TYPE_CHECKING:
+    from vitlab.trackers.process import TrackerProcess
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
         UserError: if its options cannot work.
     """
     built: Tracker = trackers.build(run.tracker, plan, store, run)
-    return BackgroundTracker(remote(built)) if built.title else built
+    return BackgroundTracker(built, process.started) if built.title else built
 
 
 def deliver_rest(tracker: Tracker, report: Sequence[Path], say: Callable[[str], None]) -> str | None:
@@ -75,18 +79,28 @@ def deliver_rest(tracker: Tracker, report: Sequence[Path], say: Callable[[str], 
         thread.join()
 
 
-def sync(
-    folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None = None
-) -> list[tuple[str, str | None]]:
+@dataclass(frozen=True)
+class Delivery:
+    """The delivery of one study by :func:`sync`."""
+
+    study: str
+    link: str | None = None  #: address to open; None if the tracker could not be reached
+    counts: Mapping[str, int] = field(default_factory=dict)  #: what was missing: number by kind, such as points
+
+    @property
+    def sentence(self) -> str:
+        """What was delivered, in words."""
+        items = [count(number, kind.removesuffix("s")) for kind, number in self.counts.items() if number]
+        return f"delivered {', '.join(items)}" if items else "nothing was missing"
+
+
+def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None = None) -> list[Delivery]:
     """Deliver the journals of every study in an output folder.
 
     Args:
         folder: the output folder.
         tracker: the tracker to deliver to, as in ``run.tracker``; by default the one in each study's file, unless it
             has options that need confirmation, such as a server on another machine.
-
-    Returns:
-        Pairs of study and link; the link is None if the tracker could not be reached.
 
     Raises:
         UserError: if the tracker is not installed or its options cannot work; also if files of a study are damaged,
@@ -96,7 +110,7 @@ def sync(
     requested = None if tracker is None else RunSpec.model_validate({"tracker": tracker}).tracker
     if requested is not None:
         trackers.resolve(requested)
-    links: list[tuple[str, str | None]] = []
+    deliveries: list[Delivery] = []
     unreadable: list[str] = []
     for file in sorted(store.root.glob("studies/*/plan.json")):
         try:
@@ -108,14 +122,15 @@ def sync(
             continue  # deleted meanwhile
         choice = requested or _confirmed(plan, run.tracker, store)
         if choice is None:
-            links.append((plan.study, None))
+            deliveries.append(Delivery(plan.study))
             continue
-        delivery: Tracker = trackers.build(choice, plan, store, run)
-        if delivery.title:
-            links.append((plan.study, delivery.sync(sorted((file.parent / "report").glob("*")))))
+        built: Tracker = trackers.build(choice, plan, store, run)
+        if built.title:
+            link = built.sync(sorted((file.parent / "report").glob("*")))
+            deliveries.append(Delivery(plan.study, link, built.delivered))
     if unreadable:
         raise UserError("\n".join(unreadable))
-    return links
+    return deliveries
 
 
 def _confirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
@@ -131,17 +146,23 @@ def _confirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
 
 
 class BackgroundTracker(Tracker):
-    """Tracker whose updates return at once; updates during a delivery are combined into the next one."""
+    """Tracker whose updates return at once; updates during a delivery are combined into the next one.
 
-    def __init__(self, tracker: Tracker) -> None:
+    Args:
+        tracker: the tracker.
+        process: the process that delivers; this one does if there is none, or once it has died.
+    """
+
+    def __init__(self, tracker: Tracker, process: TrackerProcess | None = None) -> None:
         self.tracker = tracker
         self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
+        self._process = process
         self._thread: threading.Thread | None = None
         self._due = False  #: whether there is an update that the delivery in progress may not have
 
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
-        """Deliver through the tracker, while the thread waits."""
-        return self.tracker.deliver(final=final, until=until, report=report)
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        """Deliver in this process."""
+        return self.tracker.deliver(final=final, report=report)
 
     def place(self) -> str:
         """Return the place of the tracker."""
@@ -151,8 +172,12 @@ class BackgroundTracker(Tracker):
         """Return the command of the tracker."""
         return self.tracker.start_command()
 
+    def notes(self) -> Sequence[str]:
+        """Return the lines of the tracker."""
+        return self.tracker.notes()
+
     def undelivered(self) -> int | None:
-        """Return the number of the tracker."""
+        """Return the number of the tracker, from its record."""
         return self.tracker.undelivered()
 
     def update(self) -> None:
@@ -164,15 +189,21 @@ class BackgroundTracker(Tracker):
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         """Wait for the thread, then close the tracker."""
-        self._join()
-        return self.tracker.close(report)
+        if self._thread is not None:
+            self._thread.join()
+        return self._call("close", report)
 
     def _deliver(self) -> None:
         while self._due:
             self._due = False
-            self.tracker.update()
+            self._call("update")
 
-    def _join(self) -> None:
-        """Wait for the delivery that is under way."""
-        if self._thread is not None:
-            self._thread.join()
+    def _call(self, method: str, *arguments: Sequence[Path]) -> str | None:
+        """Call a method of the tracker."""
+        if self._process is not None:
+            try:
+                return self._process.call(self.tracker, method, arguments)
+            except (EOFError, OSError):
+                self._process = None
+        link: str | None = getattr(self.tracker, method)(*arguments)
+        return link

@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
 
-from vitlab.trackers.dashboard import LIMIT, comparison_query
+from vitlab.trackers.address import comparison_query
+from vitlab.trackers.dashboard import LIMIT
 
 NOTE = "mlflow.note.content"
-OLD_LIMIT = 5000  #: maximum length of an experiment tag in earlier versions
 MORE = "\n\n*The rest is in the report.*\n"
 SEEDS = 8  #: maximum number of linked runs per arm
 SMALL = "report/small"
@@ -39,7 +38,9 @@ def plain(text: str) -> str:
 
 
 def describe(report: str, links: Iterable[str], runs: Sequence[tuple[str, Sequence[str]]], run: str) -> str:
-    """Return the full description.
+    """Return the description, truncated to whole lines within MLflow's limit.
+
+    The page shows the first line and a half until it is opened, so the title is a line of bold text, no heading.
 
     Args:
         report: the report as Markdown, with pictures named by their files.
@@ -47,36 +48,23 @@ def describe(report: str, links: Iterable[str], runs: Sequence[tuple[str, Sequen
         runs: arms and the links to their runs.
         run: the id of the run that holds the report's files.
     """
-    head, _, rest = _adapt_markdown(report, run).partition("\n")
-    text = f"{head}\n\n{' · '.join(links)}\n{rest}"
+    title, _, rest = _adapt_markdown(report, run).partition("\n")
+    text = f"**{title.removeprefix('# ')}**\n\n{' · '.join(links)}\n{rest}"
     table = ["", "## Runs", "", "| arm | runs |", "| --- | --- |"]
     table += [f"| {plain(arm)} | {' '.join(items[:SEEDS])}{' …' * (len(items) > SEEDS)} |" for arm, items in runs]
-    return text + "\n".join(table) + "\n"
+    text += "\n".join(table) + "\n"
+    return text if len(text) <= LIMIT else text[: text.rfind("\n", 0, LIMIT - len(MORE))] + MORE
 
 
 def shrink(pictures: Iterable[Path], folder: Path) -> None:
     """Write pictures scaled to the width of the page."""
     from PIL import Image
 
+    folder.mkdir(parents=True)
     for file in pictures:
         with Image.open(file) as picture:
             picture.thumbnail((WIDTH, 4 * WIDTH))
             picture.save(folder / file.name)
-
-
-def set_note(client: Any, experiment: str, text: str) -> None:
-    """Set the experiment's description, truncated to MLflow's limit."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.set_experiment_tag(experiment, NOTE, short(text, LIMIT))
-    except MlflowException:  # servers of earlier versions have a lower limit
-        client.set_experiment_tag(experiment, NOTE, short(text, OLD_LIMIT))
-
-
-def short(text: str, limit: int) -> str:
-    """Truncate a text to whole lines within ``limit`` characters."""
-    return text if len(text) <= limit else text[: text.rfind("\n", 0, limit - len(MORE))] + MORE
 
 
 def _adapt_markdown(markdown: str, run: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import getpass
 import logging
+import shutil
 import socket
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,17 +23,22 @@ from vitlab.plan.values import Plan
 from vitlab.plan.versions import commit_of, rev_parse
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
+from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import Store
-from vitlab.trackers import arms, dashboard, description, process, records, service
-from vitlab.trackers.address import comparison_link, locate, unconfirmed
+from vitlab.trackers import arms, dashboard, description, models, process, records, service
+from vitlab.trackers.address import PAGES, comparison_link, locate, pages, unconfirmed
 from vitlab.trackers.base import tracker
-from vitlab.trackers.models import Models, select_trials
+from vitlab.trackers.models import select_trials as select_models
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
-from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns
+from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 log = logging.getLogger(__name__)
 
-PAUSES_S = (1.0, 2.0)  #: before retries of the final delivery to a reachable server
+REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+"""MLflow's codes for a server that refuses the user."""
 
 
 @tracker.register("mlflow")
@@ -55,7 +60,6 @@ class MlflowTracker(Replay):
     """
 
     title = "MLflow"
-    in_files = False
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class MlflowTracker(Replay):
     ) -> None:
         super().__init__(plan, store, run)
         self.address = locate(uri, store.root)
-        self._models = select_trials(self.trials, model_seed) if models == "arms" else []
+        self._models = select_models(self.trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep == "none":
             raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
         seeds = {item.planned.seed for item in self.trials if item.kind == "trial"}
@@ -79,8 +83,8 @@ class MlflowTracker(Replay):
         self._root = f"{socket.gethostname()}:{store.root}"
         self._runs: TrialRuns | None = None
         self._marks: dict[str, RunMark] = {}  #: by identity of the trial
-        self._viewed: Any = None  #: metrics and images in the saved views
-        self._final = self._verifies = False  #: whether this is the last delivery, and whether it checks every run
+        self._viewed: tuple[set[str], dict[str, int]] | None = None  #: metrics and images in the saved views
+        self._verifies = False  #: whether a delivery checks every run
         service.configure(self.address)
 
     @classmethod
@@ -102,44 +106,38 @@ class MlflowTracker(Replay):
             service.restore()
 
     def sync(self, report: Sequence[Path] = ()) -> str | None:
-        """Deliver everything again and verify what the server has."""
+        """Compare every run with what was delivered, and deliver everything that is missing."""
         self._verifies = True
         return self.close(report)
-
-    def start_command(self) -> str:
-        """Return ``vitlab ui`` for the database in the output folder; empty for a server."""
-        return "vitlab ui" if self.address.embedded else ""
 
     def place(self) -> str:
         """Return the unique name of the destination, by which deliveries are recorded."""
         return self.address.name
 
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
-        """Deliver what is new, with retries where the destination was lost meanwhile."""
-        database, self._final = self.address.database, final
-        pauses = [0.0] if database is not None else list(PAUSES_S) if final else []
-        while True:
-            try:
-                if not self.address.is_reachable():
-                    raise Unreachable(f"no answer from {self.address.public_uri}")
-                with service.quiet():
-                    link = super().deliver(final=final, until=until, report=report)
-                    if self._runs is not None:
-                        self._save_views(self._runs)
-                return link
-            except Exception:
-                self._runs = None
-                retry = self.address.is_reachable() if database is None else not service.intact(database)
-                if not pauses or not retry:
-                    raise
-            time.sleep(pauses.pop(0))
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        """Deliver what is new."""
+        if not self.address.is_reachable():
+            raise Unreachable(f"no answer from {self.address.public_uri}")
+        try:
+            with service.quiet():
+                link = super().deliver(final=final, report=report)
+                self._save_views()
+            return link
+        except Exception as error:
+            self._runs = None
+            if getattr(error, "error_code", "") in REFUSALS:
+                raise Unreachable(
+                    f"{self.address.public_uri} refuses this user; set MLFLOW_TRACKING_USERNAME and "
+                    "MLFLOW_TRACKING_PASSWORD to the name and password of an account there"
+                ) from error
+            raise
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
     def begin(self, marks: Mapping[str, Cursor]) -> None:
         """Open the experiment and match its runs with the trials, unless nothing else has delivered since."""
         database = self.address.database
-        if self._marks and database is not None and not service.intact(database):
+        if marks and database is not None and not service.intact(database):
             self._runs = None
             if not service.foreign(database):  # otherwise setting it aside logs a warning
                 log.warning("%s was deleted or emptied; a new database is filled from the trials.", database)
@@ -148,13 +146,13 @@ class MlflowTracker(Replay):
             return
         self._marks, self._viewed = parsed, None
         client, name = service.open_client(self.address), self.plan.study
-        first = {description.NOTE: records.note(self.plan)}  # the description until there is a report
-        tags = {"vitlab.study": name}
-        experiment = service.experiment(client, name, self.address, f"{name}/trials", tags, first)
+        tags = {"vitlab.study": name, description.NOTE: records.note(self.plan)}  # until there is a report
+        experiment = service.experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
+        self._keep_page("study", experiment)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
-        runs = TrialRuns(client, experiment, self.plan, self.store, root=self._root, source=source)
-        runs.settle(service.runs(client, experiment), self.trials, parsed)
-        if self._final and (self._verifies or runs.lost):
+        runs = TrialRuns(client, experiment, self.plan, root=self._root, source=source, delivered=self.delivered)
+        runs.match(service.runs(client, experiment), self.trials, parsed)
+        if self._verifies:
             runs.verify(parsed.values())
         self._runs = runs
 
@@ -174,22 +172,37 @@ class MlflowTracker(Replay):
         self._marks[news.item.identity] = written
         return written.to_json()
 
-    def drop(self, mark: Cursor) -> None:
-        """Mark the run of a trial that was retrained as superseded; those of other trials are when runs are matched."""
-        parsed = RunMark.of(mark)
-        if parsed is not None:
-            if self._session.is_intact(parsed):
-                self._session.supersede(parsed.run)
-            self._marks = {identity: other for identity, other in self._marks.items() if other.run != parsed.run}
+    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+        """Yield the points of a trial's run."""
+        client, run = self._session.client, RunMark(**mark).run
+        for name in client.get_run(run).data.metrics:
+            yield from ((name, point.value, point.step) for point in client.get_metric_history(run, name))
 
     def finish(self, report: Sequence[Path]) -> str:
         """Deliver the study's run, summaries, models and description."""
         runs = self._session
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
-            runs.settle(service.runs(runs.client, runs.experiment), self.trials, self._marks)
-        self._save_views(runs)
-        self._deliver_study(runs, report)
+            runs.match(service.runs(runs.client, runs.experiment), self.trials, self._marks)
+        self._deliver_study(report)
         return comparison_link(self.address.links, runs.experiment, dashboard.ARMS)
+
+    def start_command(self) -> str:
+        """Return the command that serves the database in the output folder; empty for any other destination."""
+        return "vitlab ui" if self.address.embedded else ""
+
+    def notes(self) -> list[str]:
+        """Return the address of the experiment of summaries."""
+        arms = pages(self.folder, self.address.name).get("arms")
+        return (
+            [f"{comparison_link(self.address.links, arms, dashboard.SUMMARY)}   (arms with intervals)"] if arms else []
+        )
+
+    def _keep_page(self, name: str, experiment: str) -> None:
+        """Record the id of an experiment, of which the driver and ``vitlab ui`` make addresses."""
+        kept = pages(self.folder, self.address.name)
+        if kept.get(name) != experiment:
+            file = self.folder / PAGES
+            write_json(file, {**(read_json(file, mapping) or {}), self.address.name: {**kept, name: experiment}})
 
     @property
     def _session(self) -> TrialRuns:
@@ -204,9 +217,10 @@ class MlflowTracker(Replay):
 
     # -- study --------------------------------------------------------------------------------------------------------
 
-    def _save_views(self, session: TrialRuns) -> None:
+    def _save_views(self) -> None:
         """Save views of all metrics and images delivered so far."""
-        metrics, images = sorted(session.metrics), dict[str, int]()
+        session = self._session
+        metrics, images = set(session.metrics), dict[str, int]()
         for mark in self._marks.values():
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
         if (metrics, images) == self._viewed:
@@ -217,22 +231,15 @@ class MlflowTracker(Replay):
         finals = [name for _, names, _ in charts for name in names if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
         axes = dashboard.axes(self._design_params(), metrics, headline)
-        numbers = dashboard.axes(self._design_params(numbers=True), metrics, headline)
         views = {
-            dashboard.ARMS: (
-                "Arms, as means over seeds",
-                dashboard.comparison(charts, columns=columns, kind="trial", arms=of_arms, parallel=numbers),
-            ),
-            dashboard.TRIALS: (
-                "Every trial",
-                dashboard.comparison(charts, columns=columns, kind="trial", parallel=axes, images=images),
-            ),
+            dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, arms=of_arms),
+            dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
         }
-        dashboard.save(session.client, session.experiment, views)
+        self.delivered["views"] += dashboard.save(session.client, session.experiment, views)
         self._viewed = (metrics, images)
 
-    def _design_params(self, *, numbers: bool = False) -> list[str]:
-        """Return the parameters that the design varies, in its order; with ``numbers``, only numeric ones.
+    def _design_params(self) -> list[str]:
+        """Return the parameters that the design varies, in its order.
 
         A component's option is included if arms with that component differ in it.
         """
@@ -243,120 +250,110 @@ class MlflowTracker(Replay):
                 if name != path and not name.startswith(f"{path}."):
                     continue
                 values = {item_params[name] for item_params in params}
-                differ = len(values if name == path else values - {records.ABSENT}) > 1
-                if differ and not (numbers and not all(map(_is_number, values))):
+                if len(values if name == path else values - {records.ABSENT}) > 1:
                     names[name] = None
         return list(names)
 
-    def _deliver_study(self, session: TrialRuns, report: Sequence[Path]) -> None:
+    def _deliver_study(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
+        session, varied = self._session, self._design_params()
         client, experiment = session.client, session.experiment
-        run = self._study_run(session, report)
-        summary = arms.report_points(report, self.plan.analysis.metric)
+        run = self._deliver_study_run(report)
         links = [
             description.link("arms", experiment, view=dashboard.ARMS),
             description.link("every trial", experiment, view=dashboard.TRIALS),
         ]
-        if summary:
-            others = arms.finals(self.plan, self.store, self.trials)
-            summary_experiment = arms.deliver(
-                client,
-                self.address,
-                self._root,
-                self.plan,
-                summary=summary,
-                others=others,
-                varied=self._design_params(),
-            )
-            links.append(description.link("arms with their intervals", summary_experiment, view=dashboard.SUMMARY))
+        if points := arms.summaries(self.plan, self.store, self.trials, report):
+            tags = {"vitlab.study": self.plan.study, description.NOTE: arms.note(self.plan)}
+            name = f"{self.plan.study}/arms"
+            summary = service.experiment(client, name, self.address, name, tags).experiment_id
+            self.delivered["runs"] += arms.deliver(client, summary, self._root, self.plan, points, varied)
+            self._keep_page("arms", summary)
+            links.append(description.link("arms with their intervals", summary, view=dashboard.SUMMARY))
         links += [
             description.link(path.name, experiment, run, f"report/{path.name}")
             for path in report
             if path.suffix in (".html", ".csv", ".tex")
         ]
         links.append(description.link("study file and plan", experiment, run, "study.yaml"))
-        for arm, model in self._stored_models(session).items():
-            links.append(
+        trained = [
+            (item, self.trial(item), mark.run) for item in self._models if (mark := self._mark_of(item)) is not None
+        ]
+        if trained:
+            stored = models.deliver(client, experiment, self._root, trained, self.plan.analysis)
+            links += [
                 f"[model of {description.plain(arm)}](#/experiments/{experiment}/models/{model}{description.TRAINING})"
-            )
+                for arm, model in stored.items()
+            ]
         text = next((path.read_text(encoding="utf-8") for path in report if path.name == "report.md"), None)
         if text is not None:
-            text = description.describe(text, links, self._linked(session), run)
-            if client.get_experiment(experiment).tags.get(description.NOTE) != description.short(text, dashboard.LIMIT):
-                description.set_note(client, experiment, text)
+            text = description.describe(text, links, self._links_to_runs(), run)
+            service.set_experiment_tag(client, client.get_experiment(experiment), description.NOTE, text)
 
-    def _linked(self, session: TrialRuns) -> list[tuple[str, list[str]]]:
+    def _links_to_runs(self) -> list[tuple[str, list[str]]]:
         """Return the arms and links to their runs."""
         links: dict[str, list[str]] = {}
         for item in self.trials:
-            state = self._mark_of(item)
-            if item.kind == "trial" and state is not None:
-                text = f"s{item.planned.seed}"
-                links.setdefault(item.planned.arm, []).append(description.link(text, session.experiment, state.run))
+            mark = self._mark_of(item)
+            if item.kind == "trial" and mark is not None:
+                link = description.link(f"s{item.planned.seed}", mark.experiment, mark.run)
+                links.setdefault(item.planned.arm, []).append(link)
         return list(links.items())
 
-    def _stored_models(self, session: TrialRuns) -> dict[str, str]:
-        """Return the model id of each arm whose model is requested and trained."""
-        candidates = [(item, self._mark_of(item)) for item in self._models]
-        selected = [(item, session.folder(item), state.run) for item, state in candidates if state is not None]
-        if not selected:
-            return {}
-        models = Models(session.client, session.experiment, self._root)
-        return models.deliver(selected, self.plan.analysis)
-
-    def _study_run(self, session: TrialRuns, report: Sequence[Path]) -> str:
+    def _deliver_study_run(self, report: Sequence[Path]) -> str:
         """Create or update the run that holds the study file, the plan and the report, and return its id."""
-        client, experiment = session.client, session.experiment
-        studies = client.search_runs([experiment], filter_string="tags.`vitlab.kind` = 'study'")
-        existing = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
+        client, experiment = self._session.client, self._session.experiment
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
         tags |= {description.NOTE: records.note(self.plan)}
-        if existing:
-            run = str(existing[0].info.run_id)
+        studies = service.runs(client, experiment, "tags.`vitlab.kind` = 'study'")
+        found = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
+        for surplus in found[1:]:  # left by a lost response
+            client.delete_run(surplus.info.run_id)
+        if found:
+            run = found[0]
             for name, value in tags.items():
-                if existing[0].data.tags.get(name) != value:
-                    client.set_tag(run, name, value)
-            for surplus in existing[1:]:
-                client.delete_run(surplus.info.run_id)
+                if run.data.tags.get(name) != value:
+                    client.set_tag(run.info.run_id, name, value)
+                    self.delivered["tags"] += 1
         else:
-            run = str(
-                client.create_run(
-                    experiment, tags={**tags, **session.source}, run_name=f"study {self.plan.study}"
-                ).info.run_id
-            )
-        for file in ("study.yaml", "plan.json"):
-            if (self.folder / file).exists():  # their addresses may hold passwords, which are masked
-                client.log_text(run, public((self.folder / file).read_text(encoding="utf-8")), file)
-        for path in report:
-            client.log_artifact(run, str(path), "report")
-        with tempfile.TemporaryDirectory() as place:
-            description.shrink([path for path in report if path.suffix == ".png"], Path(place))
-            client.log_artifacts(run, place, description.SMALL)
+            tags |= self._session.source
+            run = client.create_run(experiment, tags=tags, run_name=f"study {self.plan.study}")
+            self.delivered["runs"] += 1
+        self._send_study_files(run, report)
+        run_id, status = str(run.info.run_id), self._status()
+        if status == RUNNING:
+            client.update_run(run_id, status=RUNNING)
+        else:
+            client.set_terminated(run_id, status)
+        return run_id
+
+    def _send_study_files(self, run: Run, report: Sequence[Path]) -> None:
+        """Send the study file, the plan, and the report with its pictures."""
+        client = self._session.client
+        with tempfile.TemporaryDirectory() as temporary:
+            place = Path(temporary)
+            for file in ("study.yaml", "plan.json"):
+                if (self.folder / file).exists():  # their addresses may hold passwords, which are masked
+                    text = public((self.folder / file).read_text(encoding="utf-8"))
+                    (place / file).write_text(text, encoding="utf-8")
+            description.shrink([path for path in report if path.suffix == ".png"], place / description.SMALL)
+            for path in report:
+                shutil.copy(path, place / "report")
+            before = count_files(client, run)
+            client.log_artifacts(run.info.run_id, temporary)
+            self.delivered["files"] += count_files(client, run) - before
+
+    def _status(self) -> str:
+        """Return MLflow's status of the study."""
         statuses = {
-            state.status if state is not None else ""
+            mark.status if mark is not None else ""
             for item in self.trials
             if item.kind != TUNING  # a tuning candidate may diverge
-            for state in [self._mark_of(item)]
+            for mark in [self._mark_of(item)]
         }
-        if FAILED in statuses:
-            status = FAILED
-        elif statuses <= {FINISHED}:
-            status = FINISHED
-        else:
-            status = RUNNING if RUNNING in statuses else KILLED
-        if status == RUNNING:
-            client.update_run(run, status=RUNNING)
-        else:
-            client.set_terminated(run, status)
-        return run
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        if FAILED in statuses or statuses <= {FINISHED}:
+            return FAILED if FAILED in statuses else FINISHED
+        return RUNNING if RUNNING in statuses else KILLED
 
 
 def _source_tags(study_file: Path, folder: Path) -> dict[str, str]:

@@ -8,20 +8,37 @@ pickle, which executes code when loaded, or a traced program of one input shape.
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vitlab.spec import Analysis
 from vitlab.store.folders import TrialFolder
-from vitlab.store.result import Ending, TrialResult
+from vitlab.store.result import Ending
 from vitlab.trackers import records
 from vitlab.trackers.replay import TrackedTrial
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
 
 READY = "READY"
 KIND, MODEL, SUPERSEDED = "vitlab.kind", "model", "superseded"
 NAME = re.compile(r"[/:.%\"']")  #: characters that MLflow allows in no model name
+README = """# {name}
+
+Where MLFLOW_TRACKING_URI names this server:
+
+```python
+import mlflow, vitlab
+
+folder = mlflow.artifacts.download_artifacts("models:/{model}")
+model, transform = vitlab.load(folder)
+logits = model(transform(images)).logits
+```
+"""
 
 
 def select_trials(trials: Iterable[TrackedTrial], seed: int | None) -> list[TrackedTrial]:
@@ -33,98 +50,81 @@ def select_trials(trials: Iterable[TrackedTrial], seed: int | None) -> list[Trac
     return list(selected.values())
 
 
-class Models:
-    """Models of one study in one experiment.  Every method may raise MLflow's exceptions."""
+def deliver(
+    client: MlflowClient,
+    experiment: str,
+    root: str,
+    selected: Sequence[tuple[TrackedTrial, TrialFolder, str]],
+    analysis: Analysis,
+) -> dict[str, str]:
+    """Store the trained models that MLflow does not have yet.  May raise MLflow's exceptions.
 
-    def __init__(self, client: Any, experiment: str, root: str) -> None:
-        self.client = client
-        self.experiment = experiment
-        self.root = root
+    Args:
+        client: MLflow's client.
+        experiment: id of the experiment.
+        root: identifies this output folder among those that deliver to the same server.
+        selected: trials, their folders and the ids of their runs.
+        analysis: the analysis settings, which determine a trial's final values.
 
-    def deliver(self, selected: Sequence[tuple[TrackedTrial, TrialFolder, str]], analysis: Analysis) -> dict[str, str]:
-        """Store the trained models that MLflow does not have yet.
+    Returns:
+        The model id of each arm.
+    """
+    from mlflow.entities import Metric
 
-        Args:
-            selected: trials, their folders and the ids of their runs.
-            analysis: the analysis settings, which determine a trial's final values.
-
-        Returns:
-            The model id of each arm.
-        """
-        existing = [model for model in self._all() if model.tags.get("vitlab.root") == self.root]
-        model_ids: dict[str, str] = {}
-        for item, folder, run in selected:
-            result = folder.result()
-            if result is None or result.status != Ending.DONE or not folder.has_weights():
-                continue
-            tags = self._tags(item, result)
-            matching = [model for model in existing if tags.items() <= model.tags.items()]
-            matching.sort(key=lambda model: str(model.status) != READY)
-            model = matching[0] if matching else self._create(item, run, tags | {KIND: MODEL})
-            if model.tags.get(KIND) != MODEL:
-                self.client.set_logged_model_tags(model.model_id, {KIND: MODEL})
-            if str(model.status) != READY:
-                self._store(model.model_id, folder, item)
-                self._link(model.model_id, run, result, analysis)
-                self.client.finalize_logged_model(model.model_id, READY)
-            for surplus in matching[1:]:  # duplicates, left by a lost response to ``create``
-                self.client.delete_logged_model(surplus.model_id)
-            for old in existing:  # of an earlier training of the trial, or of a seed requested before
-                is_old = old.tags.get("arm") == item.planned.arm and old not in matching
-                if is_old and old.tags.get(KIND) != SUPERSEDED:
-                    self.client.set_logged_model_tags(old.model_id, {KIND: SUPERSEDED})
-            model_ids[item.planned.arm] = model.model_id
-        return model_ids
-
-    def _all(self) -> list[Any]:
-        models: list[Any] = []
-        token = None
-        while True:
-            page = self.client.search_logged_models([self.experiment], page_token=token)
-            models += page
-            token = page.token
-            if not token:
-                return models
-
-    def _tags(self, item: TrackedTrial, result: TrialResult) -> dict[str, str]:
-        trial = item.planned.trial
-        tags = {"arm": item.planned.arm, "seed": str(item.planned.seed), "vitlab.root": self.root}
-        return tags | {"vitlab.trial": trial.key, "vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
-
-    def _create(self, item: TrackedTrial, run: str, tags: Mapping[str, str]) -> Any:
-        name = f"{NAME.sub('_', item.planned.arm)[:200]} s{item.planned.seed}"
-        return self.client.create_logged_model(
-            self.experiment,
-            name=name,
-            source_run_id=run,
-            tags=dict(tags),
-            params=dict(item.params),
-            model_type="vitlab",
-        )
-
-    def _store(self, model: str, folder: TrialFolder, item: TrackedTrial) -> None:
-        for file in (folder.spec, folder.weights):
-            self.client.log_model_artifact(model, str(file))
-        with tempfile.TemporaryDirectory() as place:
-            readme = Path(place) / "README.md"
-            readme.write_text(
-                f"# {item.name}\n\nWhere MLFLOW_TRACKING_URI names this server:\n\n"
-                "```python\nimport mlflow, vitlab\n\n"
-                f'folder = mlflow.artifacts.download_artifacts("models:/{model}")\n'
-                "model, transform = vitlab.load(folder)\n"
-                "logits = model(transform(images)).logits\n```\n",
-                encoding="utf-8",
+    stored = [model for model in _models(client, experiment) if model.tags.get("vitlab.root") == root]
+    model_ids: dict[str, str] = {}
+    for item, folder, run in selected:
+        result = folder.result()
+        if result is None or result.status != Ending.DONE or not folder.has_weights():
+            continue
+        arm, trial = item.planned.arm, item.planned.trial
+        tags = {"arm": arm, "seed": str(item.planned.seed), "vitlab.root": root, "vitlab.trial": trial.key}
+        tags |= {"vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
+        model = None
+        for old in (model for model in stored if model.tags.get("arm") == arm):
+            if not tags.items() <= old.tags.items():  # of an earlier training of the trial, or of another seed
+                client.set_logged_model_tags(old.model_id, {KIND: SUPERSEDED})
+            elif model is not None:  # left by a lost response
+                client.delete_logged_model(old.model_id)
+            else:
+                model = old
+        if model is None:
+            name = f"{NAME.sub('_', arm)[:200]} s{item.planned.seed}"
+            model = client.create_logged_model(
+                experiment, name, run, {**tags, KIND: MODEL}, dict(item.params), model_type="vitlab"
             )
-            self.client.log_model_artifact(model, str(readme))
+        if model.tags.get(KIND) != MODEL:
+            client.set_logged_model_tags(model.model_id, {KIND: MODEL})
+        if str(model.status) != READY:
+            _fill(client, model.model_id, item, folder, run, result.outcome.steps)
+            points = records.final_points(result, analysis)
+            values = [Metric(point.name, point.value, point.t, point.step, model_id=model.model_id) for point in points]
+            client.log_batch(run, values)
+            client.finalize_logged_model(model.model_id, READY)
+        model_ids[arm] = model.model_id
+    return model_ids
 
-    def _link(self, model: str, run: str, result: TrialResult, analysis: Analysis) -> None:
-        """Link the run to the model and log the run's final values on the model."""
-        from mlflow.entities import LoggedModelOutput, Metric
 
-        outputs = self.client.get_run(run).outputs
-        if model not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
-            self.client.log_outputs(run, [LoggedModelOutput(model, result.outcome.steps)])
-        points = records.final_points(result, analysis)
-        self.client.log_batch(
-            run, metrics=[Metric(point.name, point.value, point.t, point.step, model_id=model) for point in points]
-        )
+def _models(client: MlflowClient, experiment: str) -> Iterator[LoggedModel]:
+    """Yield all models of an experiment."""
+    token = None
+    while True:
+        page = client.search_logged_models([experiment], page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _fill(client: MlflowClient, model: str, item: TrackedTrial, folder: TrialFolder, run: str, steps: int) -> None:
+    """Store the files of a model, and link the run to it."""
+    from mlflow.entities import LoggedModelOutput
+
+    with tempfile.TemporaryDirectory() as place:
+        for file in (folder.spec, folder.weights):
+            shutil.copy(file, place)
+        (Path(place) / "README.md").write_text(README.format(name=item.name, model=model), encoding="utf-8")
+        client.log_model_artifacts(model, place)
+    outputs = client.get_run(run).outputs
+    if model not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
+        client.log_outputs(run, [LoggedModelOutput(model, steps)])

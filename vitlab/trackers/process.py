@@ -1,54 +1,42 @@
-"""Deliveries by a process of their own, which imports MLflow and writes to it while the driver trains and reports.
+"""A process that imports MLflow and delivers, while the driver trains and reports.
 
-Only the command line starts one, by a fork before it has threads, which a fork does not copy, or has imported torch.
-Other programs, such as notebooks, deliver in the driver's process, as does a driver whose delivering process has died.
+Only the command line starts one.  Other programs, such as notebooks, deliver in their own process, as does a driver
+whose delivering process has died.
 
-The process ends with its driver, at once, as a thread would; the next delivery continues from the record of the last.
+The process ends with its pipe to the driver, at once, as a thread would; the next delivery continues from the record of
+the last.  One that hangs is killed by the driver as that ends, or by the next run, which finds it through its lock.
 """
 
 from __future__ import annotations
 
-import itertools
+import atexit
 import logging
 import logging.handlers
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 from vitlab.interrupts import is_command
-from vitlab.plan.plan_file import read_plan
+from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store
+from vitlab.store.locks import DRIVER, own_process
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.base import tracker as trackers
 
-HANDLED_BY_DRIVER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are sent to all processes of a terminal or of a scheduler's job."""
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a scheduler sends to all processes of a job; the driver handles them, and still has to deliver."""
 
-
-class _Request(NamedTuple):
-    """A call of a method of the tracker of a study whose plan is stored."""
-
-    study: str
-    store: Store
-    run: RunSpec
-    number: int  #: of the driver's tracker; a new one may have another plan
-    method: str
-    arguments: tuple[Any, ...]
-
-
-class _Answer(NamedTuple):
-    """The result of the method."""
-
-    link: str | None
+Study = tuple[Plan, Store, RunSpec]
+Call = tuple[str, tuple[Sequence[Path], ...]]  #: a method of the study's tracker, and its arguments
 
 
 class TrackerProcess:
@@ -57,139 +45,97 @@ class TrackerProcess:
     def __init__(self) -> None:
         self._pipe, theirs = Pipe()
         self._lock = threading.Lock()
-        # A signal right after the fork would be handled in the process as in the driver.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_DRIVER)
-        if not os.fork():
-            self._pipe.close()
-            _serve(theirs, blocked)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._tracker: Tracker | None = None  #: the tracker that the process has
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # a program that reads the answer waits for all writers to end
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, DRIVER: own_process()},
+            start_new_session=True,  # Ctrl-C reaches the driver alone
+        )
         theirs.close()
+        atexit.register(self._process.kill)
 
-    def call(self, request: _Request) -> str | None:
-        """Return what the method returns, and log what it logs.
+    def call(self, tracker: Tracker, method: str, arguments: tuple[Sequence[Path], ...]) -> str | None:
+        """Return what a method of the tracker returns there, and log what it logs.
 
         Raises:
             EOFError, OSError: if the process has died.
         """
         with self._lock:
             try:
-                self._pipe.send(request)
+                if tracker is not self._tracker:
+                    self._pipe.send((tracker.plan, tracker.store, tracker.run))
+                    self._tracker = tracker
+                self._pipe.send((method, arguments))
                 while isinstance(answer := self._pipe.recv(), logging.LogRecord):
                     logging.getLogger(answer.name).handle(answer)
             except BaseException:
-                self._pipe.close()  # an answer that nobody has read would be taken for that of the next request
+                self._pipe.close()  # an answer that nobody has read would be taken for that of the next call
                 raise
-        assert isinstance(answer, _Answer)
-        return answer.link
+        assert answer is None or isinstance(answer, str)
+        return answer
 
 
-_process: TrackerProcess | None = None
+started: TrackerProcess | None = None
 
 
 def start() -> None:
-    """Start the process in a command that has no threads yet."""
-    global _process
-    if _process is None and is_command() and sys.platform == "linux" and threading.active_count() == 1:
-        _process = TrackerProcess()
-
-
-def remote(tracker: Tracker) -> Tracker:
-    """Return a tracker that delivers in the process as ``tracker`` does here; itself if there is no process."""
-    return tracker if _process is None else RemoteTracker(tracker, _process)
-
-
-class RemoteTracker(Tracker):
-    """Tracker that delivers in another process, and in this one once that has died."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self, tracker: Tracker, process: TrackerProcess) -> None:
-        self._number = next(self._numbers)
-        self.tracker = tracker
-        self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
-        self._process = process
-
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
-        """Deliver in this process."""
-        return self.tracker.deliver(final=final, until=until, report=report)
-
-    def place(self) -> str:
-        """Return the place of the tracker."""
-        return self.tracker.place()
-
-    def start_command(self) -> str:
-        """Return the command of the tracker."""
-        return self.tracker.start_command()
-
-    def undelivered(self) -> int | None:
-        """Return the number of the tracker, from its record."""
-        return self.tracker.undelivered()
-
-    def update(self) -> None:
-        """Deliver the current content of the journals."""
-        self._call("update")
-
-    def close(self, report: Sequence[Path] = ()) -> str | None:
-        """Deliver everything."""
-        return self._call("close", report)
-
-    def _call(self, method: str, *arguments: Any) -> str | None:
-        of = self.tracker
-        try:
-            return self._process.call(_Request(of.plan.study, of.store, of.run, self._number, method, arguments))
-        except (EOFError, OSError):
-            link: str | None = getattr(of, method)(*arguments)
-            return link
+    """Start the process of a command, unless it has one."""
+    global started
+    if started is None and is_command():
+        started = TrackerProcess()
 
 
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
-def _serve(driver: Connection, blocked: set[int]) -> NoReturn:
-    """Answer the driver's requests until it dies; ``blocked`` are the signals that were blocked before the fork."""
-    try:
-        for ignored in HANDLED_BY_DRIVER:
-            signal.signal(ignored, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        requests = queue.SimpleQueue[_Request]()
-        threading.Thread(target=_listen, args=(driver, requests), daemon=True).start()
-        sending = threading.Lock()
-        logging.getLogger().addHandler(_Handler(driver, sending))
-        tracker, number = None, 0
-        while True:
-            request = requests.get()
-            if tracker is None or request.number != number:
-                plan = read_plan(request.store.study(request.study) / "plan.json")
-                tracker = trackers.build(request.run.tracker, plan, request.store, request.run)
-                number = request.number
-            answer = _Answer(getattr(tracker, request.method)(*request.arguments))
-            with sending:
-                driver.send(answer)
-    except BrokenPipeError:
-        pass  # the driver has died
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+def serve(driver: Connection) -> NoReturn:
+    """Answer the driver's calls until it dies."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    messages = queue.SimpleQueue[Study | Call]()
+    threading.Thread(target=_listen, args=(driver, messages), daemon=True).start()
+    log = _ToDriver(driver)
+    logging.getLogger().addHandler(log)
+    tracker: Tracker | None = None
+    while True:
+        message = messages.get()
+        if len(message) == 3:
+            plan, store, run = message
+            tracker = trackers.build(run.tracker, plan, store, run)
+        else:
+            method, arguments = message
+            answer = getattr(tracker, method)(*arguments)
+            log.send(answer)
 
 
-def _listen(driver: Connection, requests: queue.SimpleQueue[_Request]) -> None:
-    """Pass requests on, and end this process when the driver has died."""
+def _listen(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> None:
+    """Pass messages on, and end this process when the driver has died."""
     try:
         while True:
-            requests.put(driver.recv())
+            messages.put(driver.recv())
     finally:
         os._exit(0)
 
 
-class _Handler(logging.handlers.QueueHandler):
-    """Sends records of the log to the driver, whose display they would otherwise disturb."""
+class _ToDriver(logging.handlers.QueueHandler):
+    """Sends records of the log to the driver, whose display they would otherwise disturb, and answers."""
 
-    def __init__(self, driver: Connection, sending: threading.Lock) -> None:
+    def __init__(self, driver: Connection) -> None:
         super().__init__(queue.SimpleQueue())
-        self._driver, self._sending = driver, sending
+        self._driver, self._sending = driver, threading.Lock()
 
     def enqueue(self, record: logging.LogRecord) -> None:
         """Send a record."""
+        self.send(record)
+
+    def send(self, message: logging.LogRecord | str | None) -> None:
+        """Send a record or an answer."""
         with self._sending:
-            self._driver.send(record)
+            self._driver.send(message)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,7 @@ ABSENT = "-"
 """Value of a parameter that an arm lacks, so that all runs have the same parameters."""
 
 TAG_LENGTH, PARAM_LENGTH, KEY_LENGTH = 5000, 5000, 250
+NAMES = ("label_name", "prediction_name")  #: columns of predictions with names of classes, where they are known
 ARM_COLOURS = (*SERIES, INK, GREY, ALARM)
 
 
@@ -179,36 +180,23 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
     from pyarrow import compute, parquet
 
     columns = ["split", "label", "prediction"]
-    if not {*columns} <= set(parquet.read_schema(predictions).names):
+    present = parquet.read_schema(predictions).names
+    if not {*columns} <= set(present):
         return {}
-    rows = parquet.read_table(predictions, columns=columns).drop_null()
-    tables = {}
+    table = parquet.read_table(predictions, columns=columns + [name for name in NAMES if name in present])
+    rows, tables = table.drop_null(), {}
     for split in sorted(filter(re.compile(r"\w+").fullmatch, compute.unique(rows["split"]).to_pylist())):
         own = rows.filter(compute.equal(rows["split"], split))
         values = np.stack([own[name].to_numpy() for name in columns[1:]])
         classes, places = np.unique(values, return_inverse=True)
         counts = np.zeros((len(classes), len(classes)), int)
         np.add.at(counts, tuple(places.reshape(values.shape)), 1)  # pandas' crosstab takes 5 ms
-        label, prediction = (pd.Index(classes, name=name) for name in columns[1:])
-        tables[split] = pd.DataFrame(counts, index=label, columns=prediction)
+        named: dict[int, str] = {}
+        for numbers, column in zip(values, own.columns[3:], strict=False):  # there may be no names
+            named |= dict(zip(numbers, column.to_pylist(), strict=True))
+        texts = [named.get(number, number) for number in classes]
+        tables[split] = pd.DataFrame(counts, pd.Index(texts, name="label"), pd.Index(texts, name="prediction"))
     return tables
-
-
-def arm_points(values: Mapping[str, Sequence[float]], alpha: float, splits: int = 1) -> dict[str, float]:
-    """Return mean, standard deviation and t-interval of each metric over an arm's seeds, without undefined values.
-
-    Seeds with different ``splits`` are not independent, and have no interval here.
-    """
-    from vitlab.statistics import mean_interval
-
-    points: dict[str, float] = {}
-    for name, seeds in values.items():
-        summary = mean_interval([value for value in seeds if math.isfinite(value)], alpha)
-        for statistic in ("mean", "sd", "n") if splits > 1 else ("mean", "sd", "low", "high", "n"):
-            value = float(getattr(summary, statistic))
-            if math.isfinite(value):
-                points[key(f"{statistic}/{name}")] = value
-    return points
 
 
 def note(plan: Plan) -> str:

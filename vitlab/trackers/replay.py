@@ -8,12 +8,11 @@ tracker treats as the beginning.
 from __future__ import annotations
 
 import json
-import os
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -29,6 +28,7 @@ from vitlab.trackers.base import Tracker
 
 TUNING = "tuning"
 COMMIT_S = 1.0  #: between two records of the progress of a delivery
+LIVE_S = 30.0  #: of a trial's journal that are delivered together while it runs
 
 Cursor: TypeAlias = Any
 """Position of a destination within a trial, such as the name and length of a file: any JSON value but null."""
@@ -78,32 +78,14 @@ class Unreachable(Exception):
 class Replay(Tracker):
     """Tracker that receives the journals' events; :mod:`vitlab.trackers.base` lists the methods to define."""
 
-    in_files: ClassVar[bool] = True  #: False if the contract test cannot compare files, as those of a database
-    _next = 0  #: index of the trial at which the next delivery begins
-
-    @property
-    def _record(self) -> Path:
-        """The file that records deliveries."""
-        return self.folder / f"{self.title.lower()}-offsets.json"
+    whole_trials: ClassVar[bool] = False
+    """True if the destination cannot continue a trial: ``write`` is called when a trial has ended, with all of its
+    events, and the mark of what it replaces."""
 
     @cached_property
     def trials(self) -> list[TrackedTrial]:
         """The trials of the plan."""
         return tracked_trials(self.plan)
-
-    @cached_property
-    def _files(self) -> dict[str, tuple[TrialFolder, str, str]]:
-        """Identity to the folder of a trial, and the paths of that folder and its journal as text.
-
-        A delivery checks every trial of the study, and paths made anew for each take most of its time.
-        """
-        folders = {
-            item.identity: self.store.trial(item.planned.trial.key, item.planned.trial.code) for item in self.trials
-        }
-        return {
-            identity: (folder, str(folder.path), str(folder.path / "events.jsonl"))
-            for identity, folder in folders.items()
-        }
 
     def begin(self, marks: Mapping[str, Cursor]) -> None:
         """Prepare a delivery; by default do nothing.  A tracker may compare its destination with ``marks``.
@@ -140,28 +122,32 @@ class Replay(Tracker):
     def drop(self, mark: Cursor) -> None:
         """Handle a trial that left the study, because of another design, other code or a new training."""
 
+    def points(self, mark: Cursor) -> Iterable[tuple[str, float, int]]:
+        """Return the metrics stored of a trial, as name, value and step; only the contract test needs them."""
+        raise NotImplementedError
+
+    def marks(self) -> dict[str, Cursor]:
+        """Return the mark of every delivered trial, by :attr:`TrackedTrial.identity`."""
+        return {identity: state.mark for identity, state in self._account().trials.items()}
+
     # -- delivery -----------------------------------------------------------------------------------------------------
 
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
-        """Write what the journals have beyond the stored cursors."""
-        account = _Account.load(self._record, self.place())
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        """Write what the journals have beyond the stored marks."""
+        account = self._account()
         self.begin({identity: state.mark for identity, state in account.trials.items()})
         first_error: Exception | None = None
-        begin, count, committed = self._next, len(self.trials), time.monotonic()
+        committed = time.monotonic()
         try:
-            current = {item.identity for item in self.trials}
-            for identity in [name for name in account.trials if name not in current]:
+            for identity in account.trials.keys() - {item.identity for item in self.trials}:
                 try:
                     self.drop(account.trials[identity].mark)
                     del account.trials[identity]
                 except Exception as error:  # an error of one trial delays no other
                     first_error = first_error or error
-            for place in range(begin, begin + count):  # continues the last delivery, so that no trial waits forever
-                if time.monotonic() > until:
-                    self._next = place % count
-                    break
+            for item in self.trials:
                 try:
-                    self._bring_up(self.trials[place % count], account, final)
+                    self._deliver_trial(item, account, final)
                 except Unreachable:
                     raise
                 except Exception as error:
@@ -178,41 +164,62 @@ class Replay(Tracker):
 
     def undelivered(self) -> int:
         """Return the number of trials that have begun and whose end is not delivered, or not all of their journal."""
-        states = _Account.load(self._record, self.place()).trials
-        missing = 0
-        for identity, (_, path, journal) in self._files.items():
-            state = states.get(identity)
-            is_delivered = state is not None and bool(state.end) and state.offset == size_of(journal)
-            missing += not is_delivered and os.path.exists(path)
-        return missing
+        states = self._account().trials
 
-    def _bring_up(self, item: TrackedTrial, account: _Account, final: bool) -> None:
-        folder, path, journal = self._files[item.identity]
-        state = account.trials.get(item.identity)
-        if state is None and not os.path.exists(path):
+        def is_delivered(item: TrackedTrial) -> bool:
+            state, folder = states.get(item.identity), self.trial(item)
+            if state is None or not state.end:
+                return not folder.path.exists()
+            return state.offset >= folder.journal_size()
+
+        return sum(not is_delivered(item) for item in self.trials)
+
+    def trial(self, item: TrackedTrial) -> TrialFolder:
+        """Return the folder of a trial."""
+        return self.store.trial(item.planned.trial.key, item.planned.trial.code)
+
+    def _account(self) -> _Account:
+        """Read what has been delivered."""
+        return _Account.load(self.folder / f"{self.title.lower()}-offsets.json", self.place())
+
+    def _deliver_trial(self, item: TrackedTrial, account: _Account, final: bool) -> None:
+        """Write the new events of one trial, if there are any."""
+        folder, state = self.trial(item), account.trials.get(item.identity)
+        if state is None and not folder.path.exists():
             return  # it has not begun
-        size = size_of(journal)
+        size = folder.journal_size()
         if state is not None and not self.holds(state.mark):
             state = None
-        if state is not None and state.end == "result" and state.offset == size:
+        if state is not None and state.end.startswith("result") and state.offset == size:
             return
+        result = folder.result()
         began = began_at(folder)
+        if not began and result is not None:  # its journal is lost
+            began = state.began if state is not None else round(result.circumstances.started * 1000)
         if state is not None and state.began and not began:
             return  # the trial's files were deleted; it keeps what was delivered until it is retrained
-        if state is not None and (state.began != began or state.offset > size):  # the trial was retrained since
+        if state is not None and (state.began != began or state.offset > size > 0):  # the trial was retrained since
             self.drop(state.mark)
             del account.trials[item.identity]
             state = None
         state = state or _TrialState(began=began)
         events, offset = folder.events(state.offset)
         last = max([state.last_t, *(event.t for event in events if event.kind != "end")])
-        name, end = _end(folder, last, final)
-        if name == state.end:
-            end = None
-        if not events and end is None:
+        name, end = _end(folder, result, last, final and not self.whole_trials)
+        if not events and name in ("", state.end):
             return
+        if self.whole_trials:
+            events, state = folder.events()[0], replace(state, step=-1)
+        elif name == state.end:
+            end = None
+        if end is None and (self.whole_trials or (not final and last - max(state.last_t, began) < LIVE_S * 1000)):
+            return  # a short trial is written once, when it has ended
+        if end is not None and end.result is not None:
+            events = [*_lost_measurements(folder, end, state.step), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
-        account.trials[item.identity] = _TrialState(mark, offset, began, name, last)
+        self.delivered["trials"] += 1
+        steps = (event.body["step"] for event in events if event.kind == "metrics")
+        account.trials[item.identity] = _TrialState(mark, offset, began, name, last, max(steps, default=state.step))
 
 
 def tracked_trials(plan: Plan) -> list[TrackedTrial]:
@@ -221,19 +228,18 @@ def tracked_trials(plan: Plan) -> list[TrackedTrial]:
     trials = [planned.trial for planned in (*plan.trials, *rivals)] + list(plan.prerequisites)
     params = records.params(trials)
     items: dict[str, TrackedTrial] = {}
+
+    def add(planned: Planned, kind: str, name: str) -> None:
+        values = {"arm": planned.arm or records.ABSENT, "seed": str(planned.seed), **params[planned.trial.key]}
+        item = TrackedTrial(planned, kind, f"{name}/s{planned.seed}", values)
+        items.setdefault(item.identity, item)
+
     for planned in plan.trials:
-        values = {"arm": planned.arm, "seed": str(planned.seed), **params[planned.trial.key]}
-        item = TrackedTrial(planned, "trial", f"{planned.arm}/s{planned.seed}", values)
-        items.setdefault(item.identity, item)
+        add(planned, "trial", planned.arm)
     for trial in plan.prerequisites:
-        seed = trial.seeds.get("init", 0)
-        values = {"arm": records.ABSENT, "seed": str(seed), **params[trial.key]}
-        item = TrackedTrial(Planned("", seed, trial), "prerequisite", f"prerequisite {trial.key[:8]}/s{seed}", values)
-        items.setdefault(item.identity, item)
+        add(Planned("", trial.seeds.get("init", 0), trial), "prerequisite", f"prerequisite {trial.key[:8]}")
     for planned in rivals:  # of no arm, so that no mean includes them
-        values = {"arm": records.ABSENT, "seed": str(planned.seed), **params[planned.trial.key]}
-        item = TrackedTrial(replace(planned, arm=""), TUNING, f"tuning {planned.arm}/s{planned.seed}", values)
-        items.setdefault(item.identity, item)
+        add(replace(planned, arm=""), TUNING, f"tuning {planned.arm}")
     return list(items.values())
 
 
@@ -242,19 +248,11 @@ def identity_of(key: str, code: str, arm: str) -> str:
     return f"{key}/{code}/{arm}"
 
 
-def size_of(journal: str) -> int:
-    """Return the size of a journal in bytes."""
-    try:
-        return os.stat(journal).st_size
-    except FileNotFoundError:
-        return 0
-
-
 def began_at(folder: TrialFolder) -> int:
-    """Return the time of the first readable event of a trial's journal, which identifies the journal.
+    """Return when a training began, which identifies it among the trainings of its trial.
 
     Returns:
-        Milliseconds since 1970; 0 if there is no journal.
+        Milliseconds since 1970: the time of the first readable event of the journal; 0 if there is no journal.
     """
     with suppress(FileNotFoundError), open(folder.path / "events.jsonl", "rb") as journal:
         for line in journal:
@@ -264,15 +262,40 @@ def began_at(folder: TrialFolder) -> int:
     return 0
 
 
+def _lost_measurements(folder: TrialFolder, end: End, delivered: int) -> list[Event]:
+    """Return the measurements after step ``delivered`` that a journal has lost, from the result.
+
+    Their times are not known, so they have the time of the trial's end.
+    """
+    assert end.result is not None
+    steps = {event.body["step"] for event in folder.events()[0] if event.kind == "metrics"}
+    lost = [moment for moment in end.result.outcome.history if moment.step > delivered and moment.step not in steps]
+    return [Event(end.t, "metrics", asdict(moment)) for moment in lost]
+
+
+def _end(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:
+    """Return the identifier of a trial's ending and the ending; an empty identifier if the trial has not ended."""
+    if result is not None:
+        ended = int(result.circumstances.ended * 1000)
+        return f"result {ended}", End(result.status, ended, result.failure, result)
+    failure = folder.last_failure()
+    if failure is not None and last_t <= failure.time * 1000:  # not restarted since
+        return f"failure {failure.time}", End(Ending.FAILED, int(failure.time * 1000), failure.failure)
+    if final and last_t and not folder.is_locked():
+        return "stopped", End(Ending.STOPPED, last_t)
+    return "", None
+
+
 @dataclass
 class _TrialState:
     """Delivery state of one trial at one destination."""
 
     mark: Cursor | None = None
     offset: int = 0  #: bytes of the journal
-    began: int = 0  #: time of its first event
-    end: str = ""  #: the delivered ending: ``result``, ``stopped``, or a failure with its time
+    began: int = 0  #: see :func:`began_at`
+    end: str = ""  #: identifier of the delivered ending, see :func:`_end`
     last_t: int = 0  #: time of the last event that is not an ending
+    step: int = -1  #: last step of which a measurement is delivered
 
 
 @dataclass
@@ -281,37 +304,29 @@ class _Account:
 
     file: Path
     place: str
-    trials: dict[str, _TrialState]
-    stored: Mapping[str, Any]  #: content of the file
+    trials: dict[str, _TrialState] = field(default_factory=dict)
+    stored: dict[str, object] = field(default_factory=dict)  #: content of the file
 
     @classmethod
     def load(cls, file: Path, place: str) -> _Account:
-        """Read the state from a file; what an incompatible version has written is dropped and delivered again."""
-        data = (read_json(file, _ACCOUNTS().validate_python) or {}).get(place, {})
-        account = cls(file, place, {}, data)
+        """Read the state from a file; without a valid one, everything is delivered again."""
+        account = cls(file, place)
         with suppress(ValueError):
-            account.trials = _TRIALS().validate_python(data)
+            places = read_json(file, _ACCOUNTS().validate_python) or {}
+            account.trials = _TRIALS().validate_python(places.get(place, {}))
+        account.stored = account._now()
         return account
 
     def commit(self) -> None:
-        now = {name: asdict(item) for name, item in self.trials.items()}
+        """Write the state, if it has changed, beside the states at other destinations."""
+        now = self._now()
         if now != self.stored:
             write_json(self.file, {**(read_json(self.file, _ACCOUNTS().validate_python) or {}), self.place: now})
             self.stored = now
 
+    def _now(self) -> dict[str, object]:
+        return {name: asdict(item) for name, item in self.trials.items()}
+
 
 _ACCOUNTS = cache(lambda: TypeAdapter(dict[str, dict[str, Any]]))  #: by place
 _TRIALS = cache(lambda: TypeAdapter(dict[str, _TrialState]))
-
-
-def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None]:
-    """Return the identifier of a trial's ending and the ending; an empty identifier if the trial has not ended."""
-    result = folder.result()
-    if result is not None:
-        return "result", End(result.status, int(result.circumstances.ended * 1000), result.failure, result)
-    failure = folder.last_failure()
-    if failure is not None and last_t <= failure.time * 1000:  # not restarted since
-        return f"failure {failure.time}", End(Ending.FAILED, int(failure.time * 1000), failure.failure)
-    if final and last_t and not folder.is_locked():
-        return "stopped", End(Ending.STOPPED, last_t)
-    return "", None

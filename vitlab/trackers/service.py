@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import shutil
 import sqlite3
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from vitlab.store.damage import set_aside
-from vitlab.store.files import temporary, user_cache
+from vitlab.store.files import abandoned, temporary
 from vitlab.trackers.address import Address
 from vitlab.trackers.base import lock
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment, Run
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_AGENT_HINT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # With MLflow's defaults, a call to an unreachable server fails after four minutes.  Failed deliveries are retried.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 """MLflow's settings as environment variables.  Values set by the user take precedence."""
@@ -36,8 +37,6 @@ SETTINGS = {
 SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 """Setting for a database file: a connection pool would keep a deleted file open as long as the process lives."""
 
-EMPTY = ("experiments", "runs")  #: tables of a template that have no rows
-REJECTED = "INVALID_PARAMETER_VALUE"  #: MLflow's code for values that it does not store, however often they are sent
 ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
 PAGE = 100
 """Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
@@ -93,7 +92,7 @@ def quiet() -> Iterator[None]:
                 logging.getLogger(name).setLevel(level)
 
 
-def open_client(address: Address) -> Any:
+def open_client(address: Address) -> MlflowClient:
     """Return an ``MlflowClient`` for the address; a SQLite database is created if needed.  Call within `quiet`.
 
     Raises:
@@ -128,90 +127,30 @@ def initialise(database: Path) -> None:
                 problem,
                 set_aside(database).name,
             )
-        for suffix in ("-journal", "-wal", "-shm"):  # SQLite would apply the old database's files to the new one
-            database.with_name(database.name + suffix).unlink(missing_ok=True)
-        template = _template()
-        with suppress(Exception):  # MLflow raises various errors if the template is of no use to it
-            if template is not None and _is_whole(template):
-                _create(database, template)
-                return
-        _create(database, new_template=template)
+        for file in abandoned(database.parent):  # of a process that was killed in this place
+            if file.name.startswith(f".{database.name}."):
+                file.unlink(missing_ok=True)
+        new = temporary(database)
+        new.touch()  # with the rights that the user gives to new files; SQLite would not let a group write
+        try:
+            migrate(new)
+            for suffix in _BESIDE:  # SQLite would apply the files of an earlier database to the new one
+                database.with_name(database.name + suffix).unlink(missing_ok=True)
+            os.replace(new, database)
+        finally:
+            for suffix in ("", *_BESIDE):
+                new.with_name(new.name + suffix).unlink(missing_ok=True)
 
 
-def _create(database: Path, template: Path | None = None, new_template: Path | None = None) -> None:
-    """Create a database from a template, or by all migrations of MLflow's schema, which take seconds.
-
-    A migrated database is copied to ``new_template`` before it has its name, so that nobody else has written to it.
-    """
-    new = temporary(database)  # a new name: MLflow assumes that a path it has opened before has tables
-    try:
-        if template is not None:
-            shutil.copyfile(template, new)
-        _open(new)
-        if new_template is not None:
-            with suppress(OSError, sqlite3.Error):  # a read-only cache: the next database is migrated, too
-                _keep_template(new, new_template)
-        os.replace(new, database)
-    finally:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            new.with_name(new.name + suffix).unlink(missing_ok=True)
+_BESIDE = ("-journal", "-wal", "-shm")  #: suffixes of the files that SQLite keeps beside a database
 
 
-def _open(database: Path) -> None:
-    """Open a database with MLflow, which creates its tables and the default experiment if they are missing."""
+def migrate(database: Path) -> None:
+    """Have MLflow create its tables and the default experiment, which takes seconds."""
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{database}"
     MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _template() -> Path | None:
-    """Return the path of the template, which may not exist; None for a user without a home.
-
-    Its name holds the versions of MLflow, of SQLAlchemy and of SQLite, and a digest of MLflow's migrations.
-    """
-    import mlflow
-
-    migrations = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
-    scripts = sorted((file.name, file.stat().st_size) for file in migrations.glob("*.py"))
-    versions = [mlflow.__version__, version("sqlalchemy"), sqlite3.sqlite_version]
-    digest = hashlib.sha256(repr((versions, scripts)).encode()).hexdigest()[:16]
-    try:
-        return user_cache() / f"mlflow-{mlflow.__version__}-{digest}.db"
-    except RuntimeError:
-        return None
-
-
-def _is_whole(template: Path) -> bool:
-    """Return True if the template exists, is undamaged, and has no experiments and runs."""
-    try:
-        if not intact(template):
-            return False
-        with closing(sqlite3.connect(f"file:{quote(str(template))}?mode=ro", uri=True)) as connection:
-            (state,) = connection.execute("pragma quick_check").fetchone()
-            counts = [connection.execute(f"select count(*) from {table}").fetchone()[0] for table in EMPTY]
-    except sqlite3.Error:
-        return False
-    return bool(state == "ok" and not any(counts))
-
-
-def _keep_template(database: Path, template: Path) -> None:
-    """Store a new database as the template, without the default experiment, which holds a time and a path.
-
-    Raises:
-        OSError, sqlite3.Error: if the cache cannot be written.
-    """
-    template.parent.mkdir(parents=True, exist_ok=True)
-    partial = temporary(template)
-    try:
-        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(partial)) as copy:
-            source.backup(copy)
-            copy.execute("delete from experiments")
-            copy.commit()
-        os.replace(partial, template)
-    finally:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            partial.with_name(partial.name + suffix).unlink(missing_ok=True)
 
 
 def intact(database: Path) -> bool:
@@ -245,27 +184,15 @@ def _tables(database: Path) -> set[str]:
         return {"experiments"}
 
 
-def clear_artifact_cache() -> None:
-    """Clear MLflow's cache of artifact repositories, which holds ten kilobytes for each of up to a thousand runs."""
-    from mlflow.tracking._tracking_service import utils
-
-    cache = getattr(utils, "_artifact_repos_cache", None)
-    if cache is not None:
-        cache.clear()
-
-
-def experiment(
-    client: Any, name: str, address: Address, folder: str, tags: Mapping[str, str], first: Mapping[str, str] = {}
-) -> str:
-    """Return the id of the experiment called ``name``, which is restored if deleted and created if missing.
+def experiment(client: MlflowClient, name: str, address: Address, folder: str, tags: Mapping[str, str]) -> Experiment:
+    """Return the experiment called ``name``, which is restored if deleted and created if missing.
 
     Args:
         client: MLflow's client.
         name: name of the experiment.
         address: the destination.
         folder: folder of its artifacts, below those of the address.
-        tags: tags of the experiment; updated if it exists.
-        first: further tags for a new experiment.
+        tags: tags of a new experiment.
     """
     location = str(address.artifacts / folder) if address.artifacts else None
     existing = client.get_experiment_by_name(name)
@@ -279,54 +206,31 @@ def experiment(
     if existing is None:
         from mlflow.exceptions import MlflowException
 
-        try:
-            return str(client.create_experiment(name, artifact_location=location, tags={**tags, **first}))
-        except MlflowException:  # another process has just created it, or the first response was lost
-            existing = client.get_experiment_by_name(name)
-            if existing is None:
-                raise
-    for key, value in tags.items():
-        if existing.tags.get(key) != value:
-            client.set_experiment_tag(existing.experiment_id, key, value)
-    return str(existing.experiment_id)
+        with suppress(MlflowException):  # another process has just created it, or the first response was lost
+            client.create_experiment(name, artifact_location=location, tags=dict(tags))
+        existing = client.get_experiment_by_name(name)
+    return existing
 
 
-def log_values(
-    client: Any, run: str, tags: Mapping[str, str], params: Mapping[str, str], metrics: Sequence[Any]
-) -> dict[str, str]:
-    """Send tags, parameters and metrics to a run, in one request unless there are too many.
+def set_experiment_tag(client: MlflowClient, experiment: Experiment, name: str, value: str) -> bool:
+    """Set a tag of an experiment that only the browser shows; return True if it had another value.
 
-    MLflow stores nothing of a request of which it rejects a part.  Metrics are then sent alone, and every tag and
-    parameter by itself.
-
-    Returns:
-        The tags and parameters that MLflow rejects, as ``tag 'NAME'``, with its reason.
+    A server whose tags are shorter, as before MLflow 3.13, goes without it.
     """
-    from mlflow.entities import Param, RunTag
     from mlflow.exceptions import MlflowException
 
+    if experiment.tags.get(name) == value:
+        return False
     try:
-        tag_list = [RunTag(name, value) for name, value in tags.items()]
-        client.log_batch(run, metrics, [Param(name, value) for name, value in params.items()], tag_list)
-        return {}
+        client.set_experiment_tag(experiment.experiment_id, name, value)
     except MlflowException as error:
-        if error.error_code != REJECTED:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
-    if metrics:
-        client.log_batch(run, metrics)
-    rejected = {}
-    for kind, values, send in (("tag", tags, client.set_tag), ("parameter", params, client.log_param)):
-        for name, value in values.items():
-            try:
-                send(run, name, value)
-            except MlflowException as error:
-                if error.error_code != REJECTED:
-                    raise
-                rejected[f"{kind} '{name}'"] = (str(error).splitlines() or [""])[0]
-    return rejected
+        return False
+    return True
 
 
-def runs(client: Any, experiment_id: str, selection: str = "", view: int = ACTIVE) -> list[Any]:
+def runs(client: MlflowClient, experiment_id: str, selection: str = "", view: int = ACTIVE) -> list[Run]:
     """Return all runs of an experiment, the oldest first.
 
     Args:
@@ -336,7 +240,7 @@ def runs(client: Any, experiment_id: str, selection: str = "", view: int = ACTIV
         view: MLflow's ``ViewType``; by default that of runs that are not deleted.
     """
     order = ["attributes.start_time ASC"]
-    results: list[Any] = []
+    results: list[Run] = []
     token = None
     while True:
         page = client.search_runs([experiment_id], selection, view, PAGE, order, token)
