@@ -523,7 +523,7 @@ def test_hub_files_beside_weights(tmp_path: Path) -> None:
     config = {
         "architecture": "vit_tiny_patch16_224",
         "num_features": 16,
-        "model_args": {"num_heads": 2},
+        "model_args": {"num_heads": 2, "embed_dim": 16, "depth": 2, "patch_size": 4},
         "pretrained_cfg": {"input_size": [3, 16, 16], "mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -540,9 +540,13 @@ def test_hub_files_beside_weights(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="the file says heads 2, and 4 was given"):
         open_model(file, facts=ModelFacts(heads=4))
     for wrong, sentence in (
-        ({**config, "num_features": 8}, "num_features 8, and the tensors beside it have 16"),
-        ({**config, "global_pool": "avgmax"}, "global_pool is avgmax; supported: token, avg, map"),
-        ({**config, "model_args": {"num_heads": "two"}}, "is malformed; download both again"),
+        ({**config, "model_args": {**config["model_args"], "embed_dim": 8}}, "size mismatch for cls_token"),
+        (
+            {**config, "model_args": {**config["model_args"], "patch_size": 8}},
+            "a model whose pos_embed has shape (1, 5, 16)",
+        ),
+        ({**config, "global_pool": "avgmax"}, 'Missing key(s) in state_dict: "fc_norm.weight"'),
+        ({**config, "model_args": {"num_heads": "two"}}, "timm cannot load these tensors into vit_tiny_patch16_224"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(wrong))
         assert sentence in refusal(file)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ FILES = {
 """A file of each format; all but Google's hold in their header, or beside them, what tensors do not show."""
 
 EPS = {"type": "layernorm", "eps": 1e-3}
+RMS = {"type": "rmsnorm", "eps": 1e-5}
 TANH = {"type": "gelu", "approximate": "tanh"}
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "final_norm_at": [{}, {"final_norm_at": "pooled"}],
@@ -208,22 +211,22 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "to", "sentence"),
     [
-        ({"final_norm": EPS}, "timm", "final_norm.eps is 0.001, and the file holds 1e-06"),
-        ({"attention": {"type": "explicit", "qk_norm": EPS}}, "timm", "attention.qk_norm.eps is 0.001, and the file"),
-        ({"patch": {"type": "linear", "norm": EPS}}, "timm", "patch.norm.eps is 0.001, and the file holds 1e-06"),
-        ({"patch": {"type": "linear", "norm": "rmsnorm"}}, "timm", "patch.norm is rmsnorm, and the file holds layern"),
+        ({"final_norm": EPS}, "timm", "final_norm.eps is 0.001, and timm has 1e-06"),
+        ({"attention": {"type": "explicit", "qk_norm": EPS}}, "timm", "attention.qk_norm.eps is 0.001, and timm has"),
+        ({"patch": {"type": "linear", "norm": EPS}}, "timm", "patch.norm is layernorm, and timm has none"),
+        ({"patch": {"type": "linear", "norm": "rmsnorm"}}, "timm", "patch.norm is rmsnorm, and timm has none"),
         ({"blocks": {"1": {"norm": EPS}}}, "hf", "norm.eps of block 1 is 0.001, and the file holds 1e-06"),
         (
             {"blocks": {"1": {"mlp": TANH}}},
             "torchvision",
             "mlp.approximate of block 1 is tanh, and the file holds none",
         ),
-        ({"blocks": {"1": {"mlp": {"type": "gelu", "ratio": 2}}}}, "timm", "mlp.ratio of block 1 is 2, and the file"),
-        ({"norm": "none"}, "timm", "norm 'none' of a block exists in vitlab alone"),
+        ({"blocks": {"1": {"mlp": {"type": "gelu", "ratio": 2}}}}, "timm", "mlp.ratio of block 1 is 2, and timm has 4"),
+        ({"norm": "none"}, "timm", "norm is none, and timm has layernorm"),
         (
             {"head": {"type": "linear", "pool": "map", "approximate": "tanh"}},
             "timm",
-            "head.approximate is tanh, and the file holds none",
+            "head.approximate is tanh, and timm has none",
         ),
         (
             {"prefix": ["class", "distillation"], "head": {"type": "distilled", "fusion": "softmax"}},
@@ -233,26 +236,58 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
         (
             {"patch": {"type": "resnet", "layers": [1], "width_factor": 0.3}, "patch_size": 1},
             "timm",
-            "patch.width_factor is 0.3, and the file holds",
+            "patch is resnet, and timm has linear",
         ),
         (
             {"patch_size": [4, 2]},
             "torchvision",
             "its patches are of 4x2 pixels, and the format supports square ones alone",
         ),
-        ({"blocks": {"1": {"block": "postnorm"}}}, "timm", "block 'postnorm' is stored under names of vitlab alone"),
+        ({"blocks": {"1": {"block": "postnorm"}}}, "timm", "block of block 1 is postnorm, and timm has prenorm"),
         ({"block": "parallel_things"}, "deit", "DeiT has no tensor for blocks.0.attns.0."),
-        ({"blocks": {"1": {"block": "parallel_things"}}}, "timm", "block of block 1 is parallel_things, and the file"),
-        ({"attention": "differential"}, "timm", "attention 'differential' is stored under names of vitlab alone"),
-        ({"mlp": "relu2"}, "timm", "mlp 'relu2' exists in vitlab alone"),
-        ({"mlp": {"type": "gelu", "norm": "layernorm"}}, "timm", "mlp with a norm before its last layer"),
-        ({"attention": {"type": "auto", "proj_bias": False}}, "timm", "linear layers without biases, other than qkv"),
-        ({"norm": {"type": "layernorm", "affine": "scale"}}, "timm", "layer norms without a shift"),
-        ({"final_norm": "dyt"}, "timm", "norm 'dyt' exists in vitlab alone"),
+        ({"blocks": {"1": {"block": "parallel_things"}}}, "timm", "block of block 1 is parallel_things, and timm has"),
+        ({"attention": "differential"}, "timm", "attention is differential, and timm has softmax"),
+        ({"mlp": "relu2"}, "timm", "mlp is relu2, and timm has gelu"),
+        ({"mlp": {"type": "gelu", "norm": "layernorm"}}, "hf", "mlp with a norm before its last layer"),
+        ({"attention": {"type": "auto", "proj_bias": False}}, "timm", "mlp.bias is yes, and timm has no"),
+        (
+            {"norm": {"type": "layernorm", "affine": "scale"}},
+            "timm",
+            "norm.affine is scale, and timm has scale_and_shift",
+        ),
+        ({"final_norm": "dyt"}, "timm", "final_norm is dyt, and timm has layernorm"),
     ],
 )
 def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentence: str, tmp_path: Path) -> None:
     assert sentence in outcome(tmp_path / "trial", options, to)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": {"type": "rope2d", "theta": 100.0, "coordinates": "centred"}, "prefix": ["class"], "registers": 4},
+        {"position": ["learned", "rope2d"], "attention": {"type": "auto", "qkv_bias": False}},
+        {"position": "rope2d_mixed"},
+        {"block": "respostnorm"},
+        {"stem_norm": "layernorm", "patch": {"type": "linear", "bias": False}},
+        {"head": {"type": "linear", "pool": "avgmax", "over": "all"}, "final_norm_at": "pooled"},
+        {"mlp": {"type": "swiglu", "ratio": 2.0}, "norm": RMS, "final_norm": RMS},
+        {"mlp": {"type": "gelu", "norm": "layernorm"}, "attention": {"type": "auto", "norm": "layernorm"}},
+    ],
+)
+def test_trial_is_equal_in_timm(options: dict[str, Any], tmp_path: Path) -> None:
+    """The reference is the model that timm builds by the call, or from the folder, that the conversion names."""
+    file, model = write_trial(tmp_path / "trial", options)
+    done = convert(file, tmp_path / "model.safetensors", "timm")
+    library = sys.modules["timm"]
+    if len(done.files) == 2:
+        theirs = library.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    else:
+        (note,) = (note for note in done.notes if note.endswith("builds the model"))
+        names = {"timm": library, "functools": functools, "torch": torch}
+        theirs = eval(note.removesuffix(" builds the model"), names)
+        theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-5, atol=1e-5)
 
 
 def test_torchvision_requires_square_images(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
 from vitlab.weights import FORMATS, ModelFacts, open_model
-from vitlab.weights.timm_models import architectures, entry_point
 
 tv = torchvision("torchvision.models")
 import timm  # noqa: E402
@@ -171,18 +170,21 @@ BARE = "timm, the tensors alone"
 
 def published(name: str, folder: Path, **more: Any) -> nn.Module:
     """Return timm's architecture at a head width of 8, with two blocks and 4 by 4 patches, and write its config."""
-    row = entry_point(name)
-    assert row is not None
-    heads = row["num_heads"]
+    with torch.device("meta"):
+        whole = timm.create_model(name)
+    first = whole.blocks[0]
+    attention = first.attns[0].attn if hasattr(first, "attns") else getattr(first, "attn", first)
+    heads = attention.num_heads
     patch = int(next(part for part in name.split("_") if part.startswith("patch"))[5:]) if "patch" in name else 16
     patch = 32 if "_s32_" in name or name.startswith(("test_vit",)) else patch
     options = {"embed_dim": 8 * heads, "depth": 2, "img_size": 4 * patch, "num_classes": 5, **more}
-    if "ref_feat_shape" in row:
+    if getattr(getattr(whole, "rope", None), "ref_feat_shape", None):
         options.setdefault("ref_feat_shape", (4, 4))
-    if row.get("backbone") == "ConvStem":
+    if name == "vit_base_mci_224":
         options["embed_dim"] = 768  # created by its last layer
-    if "num_kv_heads" in row:
-        options["num_kv_heads"] = (heads, row["num_kv_heads"][0])
+    keys = {getattr(getattr(block, "attn", None), "num_kv_heads", heads) for block in whole.blocks}
+    if keys != {heads} or "sapiens" in name:  # one number per block, of which there are two here
+        options["num_kv_heads"] = (heads, min(keys))
     model = randomised(timm.create_model(name, **options))
     save_config_for_hf(model, str(folder / "config.json"), model_args=_plain(options))
     return model
@@ -371,7 +373,8 @@ def _options_text(options: Mapping[str, Any]) -> str:
 
 
 def _timm_cases() -> Iterator[Case]:
-    for name in architectures():
+    modules = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
+    for name in sorted(name for module in modules for name in timm.list_models(module=module)):
         yield Case(CONFIGURED, name, functools.partial(configured, name))
     for options in VIT_ARGUMENTS:
         make = functools.partial(small, base="vit_tiny_patch16_224", **options)

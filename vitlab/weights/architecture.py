@@ -279,6 +279,10 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: As
     return grid, kind
 
 
+NO_HEAD = (
+    "these weights have no head (head.weight); use weights with one, or start a training from them with "
+    "init_from.head: new"
+)
 _GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
 
 
@@ -344,10 +348,7 @@ def _head(
     if "head.weight" in state:
         outputs, _ = tensors.shape("head.weight", 2)
     elif classes is None:
-        raise WeightsError(
-            "these weights have no head (head.weight); use weights with one, or start a training from them with "
-            "init_from.head: new"
-        )
+        raise WeightsError(NO_HEAD)
     else:
         outputs = classes
     if "head_dist.weight" in state:

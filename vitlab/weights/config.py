@@ -10,21 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from vitlab.errors import WeightsError, nearest
+from vitlab.errors import WeightsError
 from vitlab.geometry import Pair
+from vitlab.weights.from_timm import names_timm, pretrained_config
 from vitlab.weights.known import Encoding, ModelFacts, plain, some
-from vitlab.weights.names import BlockNames, State, depth_of, patch_of, tensor_size
-from vitlab.weights.timm_models import (
-    CONFIG_KEYS,
-    IN_TENSORS,
-    MAPPED,
-    ONE_VALUE,
-    PRETRAINED_KEYS,
-    WITHOUT_EFFECT,
-    architectures,
-    entry_point,
-    key_set,
-)
+from vitlab.weights.names import State, depth_of, patch_of, tensor_size
+
+
+def key_set(text: str) -> frozenset[str]:
+    """Return the keys in a text that separates them by white space."""
+    return frozenset(text.split())
 
 
 class ConfigFacts(NamedTuple):
@@ -48,8 +43,9 @@ def read_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any], stat
     """
     try:
         pixels = _preprocessor(preprocessor, where)
-        if "pretrained_cfg" in config or "architecture" in config:
-            model = _timm(config, state, where)
+        if names_timm(config):
+            pretrained = pretrained_config(config)
+            model = ConfigFacts(_data_facts(config, pretrained), _note_on_crops(pretrained, where))
         elif "model_type" in config:
             model = _transformers(config, state, where)
         else:
@@ -70,8 +66,10 @@ def read_image_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]
         WeightsError: if they are malformed.
     """
     try:
-        size = _pretrained(config).get("input_size")
-        facts = _data_facts(config, _pretrained(config)).model_copy(update={"image": _pair(size[1:]) if size else None})
+        size = pretrained_config(config).get("input_size")
+        facts = _data_facts(config, pretrained_config(config)).model_copy(
+            update={"image": _pair(size[1:]) if size else None}
+        )
         return _preprocessor(preprocessor, where).facts.or_else(facts)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         raise WeightsError(
@@ -80,99 +78,6 @@ def read_image_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------
-
-_ACTIVATIONS: Mapping[str, Literal["none", "tanh"]] = {
-    "gelu": "none",
-    "gelu_python": "none",
-    "gelu_new": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_tanh": "tanh",
-}
-_POOLS: Mapping[str, Literal["cls", "gap", "map"]] = {"token": "cls", "avg": "gap", "map": "map"}
-_NORMS: Mapping[str, Literal["layernorm", "rmsnorm"]] = {
-    "layernorm": "layernorm",
-    "layernormfp32": "layernorm",
-    "rmsnorm": "rmsnorm",
-    "rmsnormfp32": "rmsnorm",
-}
-_EPS = 1e-6  #: of timm's norms by default
-
-
-def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
-    pretrained, model_args = _pretrained(config), dict(config.get("model_args") or {})
-    full_name = str(config.get("architecture") or pretrained.get("architecture"))
-    name = full_name.partition(".")[0]
-    entry = entry_point(name)
-    if entry is None:
-        raise WeightsError(
-            f"{where} names the architecture '{full_name}'; vitlab supports timm's plain, distilled, hybrid and rotary "
-            f"Vision Transformers.{nearest(name, architectures())} Remove {where} to open the tensors alone, with "
-            "defaults for what they do not show."
-        )
-    arguments = {**entry, **model_args}
-    if "norm_layer" in model_args:
-        arguments.pop("eps", None)
-    unknown = [key for key in arguments if key not in MAPPED | IN_TENSORS | WITHOUT_EFFECT | ONE_VALUE.keys()]
-    if unknown:
-        raise WeightsError(
-            f"{where}: model_args.{unknown[0]} is {arguments[unknown[0]]!r}, which vitlab does not support; use other "
-            "weights"
-        )
-    of_heads = ("num_kv_heads", "attn_pool_num_heads")
-    for key, allowed in ONE_VALUE.items():
-        value = arguments.get(key)
-        same = key in of_heads and value == arguments["num_heads"]
-        if value not in allowed and not same:
-            values = [arguments["num_heads"]] if key in of_heads else allowed
-            supported = [str(one) for one in values if one not in (None, "")]
-            raise WeightsError(
-                f"{where}: {key} of {name} is {plain(value)}; supported: {', '.join(supported) or 'none'}. Use other "
-                "weights."
-            )
-    block = BlockNames.of(state)
-    width = tensor_size(state, f"{block.norm}.weight", 0)
-    for key, value, actual in (
-        ("block_fn", arguments.get("block_fn") or "Block", "ParallelThingsBlock" if block.parallel else "Block"),
-        ("num_features", config.get("num_features"), width),
-        ("embed_dim", model_args.get("embed_dim"), width),
-        ("depth", model_args.get("depth"), depth_of(state)),
-        ("patch_size", _pair(model_args.get("patch_size")), patch_of(state)),
-        ("num_classes", model_args.get("num_classes") or None, tensor_size(state, "head.weight", 0)),
-    ):
-        _require_equal(where, key, value, actual)
-    size = pretrained.get("input_size")
-    image = _pair(arguments.get("img_size")) or (_pair(size[1:]) if size else None)
-    no_rows = arguments.get("no_embed_class", False)
-    facts = ModelFacts(
-        heads=arguments["num_heads"],
-        image=image,
-        prefix_rows="none" if no_rows else "own",
-        pool=_pool(config, arguments, model_args, state, where),
-        norm=_look_up(
-            str(arguments.get("norm_layer") or "layernorm").replace("_", "").lower(), _NORMS, where, "norm_layer"
-        ),
-        eps=arguments.get("eps", _EPS),
-        gelu=_gelu(arguments, state, where),
-        blocks="pre_norm",
-        position=_rotary(arguments, state, image, where),
-        pre_logits="tanh",
-    )
-    if "attn_pool.latent" in state and facts.eps != _EPS:
-        raise WeightsError(
-            f"{where}: the norms of {name} have eps {facts.eps:g}, and vitlab's attention pooling supports {_EPS:g} "
-            "alone; use other weights"
-        )
-    legacy = "pretrained_cfg" not in config
-    unread = [key for key in config if key not in (CONFIG_KEYS | PRETRAINED_KEYS if legacy else CONFIG_KEYS)]
-    unread += [] if legacy else [f"pretrained_cfg.{key}" for key in pretrained if key not in PRETRAINED_KEYS]
-    notes = (*_note_on_unread(unread, where), *_note_on_crops(pretrained, where))
-    return ConfigFacts(facts.or_else(_data_facts(config, pretrained)), notes)
-
-
-def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return timm's ``pretrained_cfg``; in old files it is the whole file."""
-    pretrained: Mapping[str, Any] = config.get("pretrained_cfg", config) or {}
-    return pretrained
 
 
 def _data_facts(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> ModelFacts:
@@ -185,89 +90,15 @@ def _data_facts(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> Mod
     )
 
 
-def _pool(
-    config: Mapping[str, Any], arguments: Mapping[str, Any], model_args: Mapping[str, Any], state: State, where: str
-) -> Literal["cls", "gap", "map"] | None:
-    value = model_args.get("global_pool", config.get("global_pool"))
-    if value is None:
-        value = arguments.get("global_pool", "avg" if arguments["class"] == "Eva" else "token")
-    if "global_pool" in model_args and config.get("global_pool") not in (None, value):
-        raise WeightsError(
-            f"{where} says global_pool {config['global_pool']}, and {value} under model_args; correct one of them"
-        )
-    if "head.weight" not in state and value not in _POOLS:
-        return None  # there is no head to read it
-    pool: Literal["cls", "gap", "map"] = _look_up(value, _POOLS, where, "global_pool")
-    prefix = [name for name in ("cls_token", "dist_token", "reg_token") if name in state]
-    if pool != "cls" and prefix:
-        if arguments.get("pool_include_prefix"):
-            raise WeightsError(
-                f"{where}: pool_include_prefix is true, but vitlab pools only the patch tokens; use other weights"
-            )
-        if pool == "map" and arguments["class"] == "Eva":
-            raise WeightsError(
-                f"{where}: the attention pooling of timm's Eva reads {some(prefix)} too, which vitlab does not "
-                "support; use other weights"
-            )
-    if pool == "map" and "attn_pool.latent" not in state and "head.weight" in state:
-        raise WeightsError(
-            f"{where} says global_pool map, and the tensors have no attention pooling; use the config.json of these "
-            "weights"
-        )
-    return pool
-
-
-def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["none", "tanh"]:
-    """Return the approximation of the GELU; a gated MLP has a SiLU instead."""
-    value = str(arguments.get("act_layer") or "gelu")
-    if f"{BlockNames.of(state).mlp}.fc1_g.weight" in state:
-        if arguments["class"] != "Eva" and value.lower() != "silu":
-            raise WeightsError(
-                f"{where}: act_layer is {value} in a gated MLP, where vitlab supports silu alone; use other weights"
-            )
-        if arguments["class"] != "Eva" and "attn_pool.latent" in state:
-            raise WeightsError(
-                f"{where}: act_layer is {value}, also in attention pooling, where vitlab supports GELU alone; use "
-                "other weights"
-            )
-        return "none"
-    gelu: Literal["none", "tanh"] = _look_up(value, _ACTIVATIONS, where, "act_layer")
-    return gelu
-
-
-def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, where: str) -> Encoding:
-    """Return the rotary position encoding of timm's arguments; its type is ``none`` if there is none.
-
-    Learned positions may stand beside it.
-    """
-    if not arguments.get("use_rot_pos_emb"):
-        return Encoding(type="none")
-    kind = arguments.get("rope_type", "cat")
-    if kind not in ("cat", "dinov3", "mixed"):
-        raise WeightsError(f"{where}: rope_type is {kind}; supported: cat, dinov3, mixed. Use other weights.")
-    if arguments.get("rope_grid_indexing", "ij") not in ("ij", "xy"):
-        raise WeightsError(
-            f"{where}: rope_grid_indexing is {arguments['rope_grid_indexing']}; supported: ij, xy. Use other weights."
-        )
-    options: dict[str, Any] = {"theta": float(arguments.get("rope_temperature", 10000.0))}
-    reference, patch = _pair(arguments.get("ref_feat_shape")), patch_of(state)
-    if kind == "cat" and reference is not None:
-        grid = None if image is None or patch is None else (image[0] // patch[0], image[1] // patch[1])
-        if grid != reference:
-            options["reference"] = reference
-    if kind == "dinov3":
-        options["coordinates"] = "centred"
-    if kind != "mixed" and arguments.get("rope_grid_offset"):
-        options["offset"] = float(arguments["rope_grid_offset"])
-    return Encoding(
-        type="rope2d_mixed" if kind == "mixed" else "rope2d",
-        options=options,
-        axes=arguments.get("rope_grid_indexing", "ij"),
-        pairs="halves" if arguments.get("rope_rotate_half") else "interleaved",
-    )
-
-
 # -- transformers -----------------------------------------------------------------------------------------------------
+
+_ACTIVATIONS: Mapping[str, Literal["none", "tanh"]] = {
+    "gelu": "none",
+    "gelu_python": "none",
+    "gelu_new": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_tanh": "tanh",
+}
 
 _MODEL_TYPES: Mapping[str, float] = {"vit": 1e-12, "deit": 1e-12, "vit_msn": 1e-6}
 """Supported models of transformers, and the default of their ``layer_norm_eps``."""
@@ -389,6 +220,18 @@ def _note_on_unread(keys: list[str], where: str) -> tuple[str, ...]:
     return (f"{where}: unknown keys were not read: {some(keys)}",) if keys else ()
 
 
+def _pair(value: Any) -> Pair | None:
+    if value is None:
+        return None
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _numbers(values: Any) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    return (float(values),) if isinstance(values, int | float) else tuple(map(float, values))
+
+
 def _note_on_crops(pretrained: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Return a sentence on how the authors prepare pictures for evaluation, which the data's options decide here."""
     options = [
@@ -402,15 +245,3 @@ def _note_on_crops(pretrained: Mapping[str, Any], where: str) -> tuple[str, ...]
     return (
         f"{where}: the authors' evaluation of pictures is {', '.join([*options, *fit])}; it is not applied unless set",
     )
-
-
-def _pair(value: Any) -> Pair | None:
-    if value is None:
-        return None
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
-def _numbers(values: Any) -> tuple[float, ...] | None:
-    if values is None:
-        return None
-    return (float(values),) if isinstance(values, int | float) else tuple(map(float, values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,6 +22,7 @@ from vitlab.weights.files import WeightFile, container_of, write_file
 from vitlab.weights.known import ModelFacts, requested_grid, some
 from vitlab.weights.names import State
 from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, interpret, mismatches, open_checkpoint, require_match
+from vitlab.weights.to_timm import timm_config, to_timm
 from vitlab.weights.transfer import (
     convert_prefix_rows,
     differing_options,
@@ -124,7 +126,8 @@ def convert(
             state = select_classes(state, classes)
         headless = 1 if "head.weight" not in state else None
         architecture = replace(checkpoint, state=state).architecture(facts, headless)
-        _require_exportable(checkpoint, architecture, state, headless is not None, to)
+        if to != "timm":
+            _require_exportable(checkpoint, architecture, state, headless is not None, to)
         if (
             FORMATS[to].convention.pool == "cls"
             and "class" in architecture.prefix
@@ -140,24 +143,35 @@ def convert(
         state = resample_positions(state, architecture.grid, new, how)
         rows = _prefix_rows(state, architecture, to)
         state = convert_prefix_rows(state, architecture.prefix, architecture.prefix_rows, rows)
-        tensors = FORMATS[to].from_canonical(state, architecture.heads)
         pixels = (new[0] * step[0], new[1] * step[1])
         architecture = replace(architecture, info=replace(architecture.info, image=pixels), grid=new, prefix_rows=rows)
         written_facts = architecture.facts()
-        descriptions = _description(target, architecture, written_facts) if to.startswith("hf") else {}
-        _verify_round_trip(target, to, tensors, descriptions, state, architecture)
+        described = target.name in NAMES_ON_THE_HUB and not target.with_name("config.json").exists()
+        if to == "timm":
+            model = to_timm(architecture, state, partial(_differing_options, head=headless is None, shapes=True))
+            tensors, described = dict(model.tensors), described and not model.parts
+            descriptions = {target.with_name("config.json"): timm_config(model, architecture)} if described else {}
+            building = [] if described else [f"{model.call()} builds the model"]
+        else:
+            tensors, building = FORMATS[to].from_canonical(state, architecture.heads), []
+            descriptions = _description(target, architecture, written_facts) if to.startswith("hf") else {}
+        if (
+            to != "timm"
+            or descriptions
+            or (target.with_name("config.json").exists() and target.name in NAMES_ON_THE_HUB)
+        ):
+            _verify_round_trip(target, to, tensors, descriptions, state, architecture)
     except (WeightsError, OptionError) as error:
         raise WeightsError(f"{source}: {error}") from None
     write_file(target, tensors, {HEADER: written_facts.model_dump_json(exclude_none=True)})
     for file, content in descriptions.items():
         write_json(file, content)
-    beside = list(descriptions)
     notes = [checkpoint.wrapper_note, *checkpoint.notes, *(f"assumed: {sentence}" for sentence in architecture.assumed)]
     dropped = (*checkpoint.dropped, *removed)
     notes.append(f"left out: {some(dropped)}" if dropped else "")
-    if not beside:
+    if not descriptions and to != "timm":
         notes += _notes_on_defaults(architecture, written_facts, to)
-    return Conversion((target, *beside), tuple(filter(None, notes)))
+    return Conversion((target, *descriptions), tuple(filter(None, [*notes, *building])))
 
 
 def _skeleton(architecture: Architecture) -> State:

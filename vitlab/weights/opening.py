@@ -23,13 +23,14 @@ from vitlab.errors import OptionError, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
-from vitlab.weights.architecture import Architecture, architecture
+from vitlab.weights.architecture import NO_HEAD, Architecture, architecture
 from vitlab.weights.config import read_config, read_image_config
 from vitlab.weights.convnets import is_convnet, normalization, open_convnet
 from vitlab.weights.files import WeightFile, read_file
 from vitlab.weights.formats import DeiTFormat, HuggingFaceFormat, HuggingFaceMemoryFormat, TimmFormat, TorchvisionFormat
+from vitlab.weights.from_timm import build_timm, from_timm, names_timm
 from vitlab.weights.google import GoogleFormat
-from vitlab.weights.known import IMAGENET, ModelFacts, some
+from vitlab.weights.known import IMAGENET, AssumedFacts, ModelFacts, some
 from vitlab.weights.names import Format
 from vitlab.weights.transfer import drop_head, to_native_rotation
 from vitlab.weights.trials import Native, TrialModel, is_trial_file, load_trial
@@ -64,6 +65,7 @@ class Checkpoint:
     defaults: ModelFacts = ModelFacts()  # noqa: RUF009  #: defaults by the convention of the format
     notes: tuple[str, ...] = ()  #: one sentence for each config file that was not read
     trial: TrialModel | None = None  #: the model, if the file is that of a trial of vitlab
+    whole: Architecture | None = None  #: the architecture, if timm has built the model
 
     @property
     def file(self) -> Path:
@@ -85,6 +87,12 @@ class Checkpoint:
         merged = self.known.merge(facts, "the file")
         if self.trial is not None:
             return self.trial.architecture()
+        if self.whole is not None:
+            if "head.weight" not in self.state and classes is None:
+                raise WeightsError(NO_HEAD)
+            outputs = self.whole.info.classes if classes is None else classes
+            labels = self.whole.info.labels if outputs == self.whole.info.classes else ()
+            return replace(self.whole, info=replace(self.whole.info, classes=outputs, labels=labels))
         return architecture(
             self.state, merged, classes, defaults=self.defaults, title=self.form.title, unknown=self.unknown
         )
@@ -121,6 +129,8 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
             trial = load_trial(contents)
             state = trial.model.to_canonical(trial.model.state_dict())
             return Checkpoint(contents, Native(), state, (), (), trial.facts(), trial=trial)
+        if names_timm(contents.config) and form in (None, "timm", "deit"):
+            return _built_by_timm(contents)
         fmt = _format_of(contents, form)
         canonical = fmt.to_canonical(contents.tensors)
         config = read_config(
@@ -139,6 +149,33 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
         raise WeightsError(f"{file}: {error}") from None
     dropped = (*contents.other_keys, *canonical.dropped)
     return Checkpoint(contents, fmt, state, canonical.unknown, dropped, facts, defaults, config.notes)
+
+
+def _built_by_timm(contents: WeightFile) -> Checkpoint:
+    """Return a checkpoint whose ``config.json`` names an architecture of timm."""
+    where = str(contents.file.with_name("config.json"))
+    vit = from_timm(build_timm(contents.config, contents.tensors, where))
+    config = read_config(contents.config, contents.preprocessor, vit.state, where)
+    facts = AssumedFacts(config.facts, FORMATS["timm"].convention, "timm")
+    mean, std = facts.normalisation(vit.channels)
+    classes = vit.state["head.weight"].shape[0] if "head.weight" in vit.state else 1
+    labels = config.facts.labels if config.facts.labels and len(config.facts.labels) == classes else ()
+    geometry = ViT.anatomy(DataInfo(image=vit.image, channels=vit.channels, classes=classes), vit.options).geometry
+    whole = Architecture(
+        options=vit.options,
+        info=DataInfo(image=vit.image, channels=vit.channels, classes=classes, labels=labels),
+        heads=vit.options["heads"],
+        grid=geometry.grid,
+        prefix=geometry.prefix,
+        prefix_rows=vit.prefix_rows,
+        mean=mean,
+        std=std,
+        assumed=tuple(facts.assumed),
+    )
+    known = whole.facts()
+    return Checkpoint(
+        contents, FORMATS["timm"], vit.state, (), contents.other_keys, known, notes=config.notes, whole=whole
+    )
 
 
 def open_model(
