@@ -53,7 +53,7 @@ class TimmTarget(NamedTuple):
 
     def call(self) -> str:
         """Return the call that builds the model."""
-        texts = {name: repr(value) for name, value in self.arguments.items()} | self.parts
+        texts = {**{name: repr(value) for name, value in self.arguments.items()}, **self.parts}
         return f"timm.create_model({self.name!r}, {', '.join(f'{name}={text}' for name, text in texts.items())})"
 
 
