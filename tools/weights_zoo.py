@@ -634,7 +634,7 @@ Configurations of timm, transformers, torchvision and Google, shrunk to two bloc
   difference; the wrong assumption is among those listed.
 
 A `config.json` is read completely, but only beside a file with the hub's name, `model.safetensors` or
-`pytorch_model.bin`. An architecture of timm that is not in the first table is refused by its name.
+`pytorch_model.bin`. If it names an architecture of timm, timm builds and fills the model, and must be installed.
 
 `python tools/weights_zoo.py` tries all rows and writes this page; `tests/test_weights_zoo.py` tries some of them and
 fails if the page differs.
