@@ -13,6 +13,7 @@ Printed are
 - the same false alarms with a second stage;
 - over repeats of the study of the pool itself, each with seeds of its own for baseline and candidate, all verdicts;
 - the verdicts by the number of seeds and by what has changed, the table of docs/pages/statistics_appendix.md;
+- false alarms where trainings collapse or are lost on both sides, the table of docs/pages/guides/ci.md;
 - for each bug of ``bugs.py``, its effect over all its seeds and the verdicts on it.
 
 The exit code is 1 if a share of false alarms is above 5 % and two standard errors, or a bug whose effect exceeds the
@@ -37,12 +38,14 @@ from sources import pool as pool_of
 from tables import markdown
 
 from vitlab.comparison.arrays import contrast
+from vitlab.regression.arrays import VERDICTS, Cells, Judged, Verdict, judge_arrays, robust_sd
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import Cell, overall
 from vitlab.regression.gate import statistical
 from vitlab.spec import Study
 
 SEEDS, ARMS, ALPHA = (3, 5, 10), (1, 5, 20), 0.05
+RATES = (0.0, 0.05, 0.1, 0.2)  #: shares of trainings that collapse or are lost
 BUGGED, MARGINS = (5, 10, 20), (None, 0.03)  #: seeds, and margins, by which bugs are judged; None is the default
 LOOKS = ((3, 6), (5, 10))  #: seeds of the first look, and of the second
 METRIC = "val/accuracy"
@@ -94,12 +97,21 @@ def gate(
     quantum: float = 0.0,
     second: int | None = None,
     margin: float | None = None,
-) -> list[Cell]:
-    """Return the cells of a study, from the values of its arms at all seeds that it may need."""
+) -> tuple[list[Cell], Verdict]:
+    """Return the cells and the verdict of a study, from the values of its arms at all seeds that it may need."""
     baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum), anchor=None)
     samples = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
-    cells, _ = statistical(study(seeds, second, margin), baseline, lambda more, _: samples[len(more or range(seeds))])
-    return cells
+    cells, counts, _ = statistical(
+        study(seeds, second, margin), baseline, lambda more, _: samples[len(more or range(seeds))]
+    )
+    return cells, overall([*(cell.verdict for cell in cells), *(finding.verdict for finding in counts)])
+
+
+def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> Judged:
+    """Judge many studies with the default margin: arms of a baseline and a candidate."""
+    lost = np.zeros(values_SA2N.shape, bool) if lost_SA2N is None else lost_SA2N
+    sd = robust_sd(values_SA2N[:, :, 0])[:, None]
+    return judge_arrays(values_SA2N, lost, Cells.of_arms(values_SA2N.shape[1], 2 * sd, sd), ALPHA)
 
 
 def _values(sources: Floats, quantum: float) -> Values:
@@ -116,13 +128,9 @@ def independent(count: int, seeds: int, arms: int, drop: float, draws: np.random
     new = new - drop
     sd = np.sqrt(old.var(axis=2, ddof=1).mean(axis=1))[:, None]
     p = stats.ttest_rel(new, old, axis=2, alternative="less").pvalue
-    order = np.argsort(p, axis=1)
-    steps = np.take_along_axis(p, order, 1) * np.arange(arms, 0, -1)
-    corrected = np.empty_like(p)
-    np.put_along_axis(corrected, order, np.maximum.accumulate(steps, axis=1), 1)
     mean, se = (old - new).mean(axis=2), stats.sem(old - new, axis=2)
     passes = mean + stats.t.ppf(1 - ALPHA, seeds - 1) * se < 2 * sd
-    return float(((corrected < ALPHA) & (mean >= sd) & ~passes).mean())
+    return float(((p * arms < ALPHA) & (mean >= sd) & ~passes).mean())
 
 
 def bound(count: int) -> float:
@@ -153,17 +161,14 @@ def gate_rows(
     """Print the gate's results on unchanged studies, and with ``draws`` (Gaussian noise) on changed ones."""
     for seeds in SEEDS:
         for arms in ARMS:
-            verdicts = [
-                overall(cell.verdict for cell in gate(source(arms, seeds), source(arms, seeds), seeds, quantum))
-                for _ in range(count)
-            ]
+            verdicts = [gate(source(arms, seeds), source(arms, seeds), seeds, quantum)[1] for _ in range(count)]
             row = [seeds, arms, alarms_of(verdicts, worst), f"{verdicts.count('pass') / count:.1%}"]
             for drop in (1.0, 2.0) if draws is not None else ():
                 few = max(1, count // arms)
                 cells = [
                     cell.verdict
                     for _ in range(few)
-                    for cell in gate(source(arms, seeds), source(arms, seeds) - drop, seeds)
+                    for cell in gate(source(arms, seeds), source(arms, seeds) - drop, seeds)[0]
                 ]
                 alone = independent(count, seeds, arms, drop, draws)
                 row.append(f"{cells.count('regressed') / len(cells):.0%} ({alone:.0%})")
@@ -182,38 +187,56 @@ def gate_page(count: int, draws: np.random.Generator, worst: list[float]) -> str
         for arms in (1, 5):
             row = [str(seeds), str(arms)]
             for name, drop in CHANGES.items():
-                verdicts = []
-                for _ in range(max(1, count // arms)):
-                    old, new = draws.normal(size=(2, arms, seeds))
-                    new[0] -= drop
-                    if name.startswith("40"):
-                        new[0, : round(0.4 * seeds)] -= COLLAPSE
-                    if name.startswith("collapse"):
-                        old[0, -1] -= COLLAPSE
-                    cells = gate(old, new, seeds)
-                    verdicts.append(overall(cell.verdict for cell in cells) if drop == 0 else cells[0].verdict)
-                shares = [100 * verdicts.count(verdict) / len(verdicts) for verdict in ("regressed", "pass")]
+                values = draws.normal(size=(count, arms, 2, seeds))
+                values[:, 0, 1] -= drop
+                if name.startswith("40"):
+                    values[:, 0, 1, : round(0.4 * seeds)] -= COLLAPSE
+                if name.startswith("collapse"):
+                    values[:, 0, 0, -1] -= COLLAPSE
+                judged = gates(values)
+                verdicts = judged.overall if drop == 0 else judged.verdict[:, 0]
+                shares = [100 * np.mean(verdicts == VERDICTS.index(verdict)) for verdict in ("regressed", "pass")]
                 row.append(" / ".join(f"{share:.1f}" for share in shares))
                 if name == "unchanged":
-                    worst.append(shares[0] / 100 - bound(len(verdicts)))
+                    worst.append(shares[0] / 100 - bound(count))
             rows.append(row)
             print(" | ".join(row), flush=True)
     text = (
         f"Verdicts of the gate with its default margin, in percent: regressed / pass ({count:,} simulated studies a "
-        "cell, fewer by the number of arms; Gaussian seeds, none shared with the baseline). Of several arms, one has "
+        "cell; Gaussian seeds, none shared with the baseline). Of several arms, one has "
         "changed: losses are judged by its verdict, the other columns by that of the study. In the last column, one seed "
         "of the baseline has collapsed.\n\n"
     )
     return text + markdown(["seeds", "arms", *CHANGES], rows)
 
 
+def collapse_page(count: int, draws: np.random.Generator, worst: list[float]) -> str:
+    """Return the table of docs/pages/guides/ci.md: false alarms by the share of trainings that come to nothing."""
+    rows = []
+    for seeds in (3, 4, 5, 8, 10):
+        for arms in ARMS:
+            row = [str(seeds), str(arms)]
+            for rate in RATES:
+                shares = []
+                for is_lost in (False, True) if rate else (False,):
+                    values = draws.normal(size=(count, arms, 2, seeds))
+                    bad = draws.random(values.shape) < rate
+                    values = np.where(bad, math.nan if is_lost else values - COLLAPSE, values)
+                    shares.append(float(np.mean(gates(values, bad & is_lost).overall == VERDICTS.index("regressed"))))
+                worst.append(max(shares) - bound(count))
+                row.append(" / ".join(f"{100 * share:.1f}" for share in shares))
+            rows.append(row)
+            print(" | ".join(row), flush=True)
+    return markdown(["seeds", "arms", *(f"{rate:.0%} collapse / are lost" if rate else "none" for rate in RATES)], rows)
+
+
 def look_rows(source: Source, quantum: float, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
     """Print the gate's results on unchanged studies, where inconclusive cells get more seeds."""
     for first, second in LOOKS:
         for arms in ARMS:
-            cells = [gate(source(arms, second), source(arms, second), first, quantum, second) for _ in range(count)]
-            verdicts = [overall(cell.verdict for cell in family) for family in cells]
-            again = np.mean([max(cell.n for cell in family) > first for family in cells])
+            judged = [gate(source(arms, second), source(arms, second), first, quantum, second) for _ in range(count)]
+            verdicts = [verdict for _, verdict in judged]
+            again = np.mean([max(cell.n for cell in family) > first for family, _ in judged])
             passed = verdicts.count("pass") / count
             yield f"{first}, then {second}", arms, alarms_of(verdicts, worst), f"{passed:.1%}", f"{again:.0%}"
 
@@ -227,8 +250,7 @@ def repeat_rows(
         verdicts = []
         for _ in range(count):
             sample = draws.permutation(pool.shape[1])[: 2 * most]
-            cells = gate(pool[:, sample[:most]], pool[:, sample[most:]], seeds, quantum, second)
-            verdicts.append(overall(cell.verdict for cell in cells))
+            verdicts.append(gate(pool[:, sample[:most]], pool[:, sample[most:]], seeds, quantum, second)[1])
         shares = [f"{verdicts.count(verdict) / count:.1%}" for verdict in ("pass", "inconclusive")]
         yield f"{seeds}, then {second}" if second else seeds, alarms_of(verdicts, worst), *shares
 
@@ -242,11 +264,12 @@ def bug_rows(
         sound = pool["sound"][arm][: len(values)]
         effect = contrast(dict(enumerate(sound.tolist())), dict(enumerate(values.tolist())))
         for margin, seeds in itertools.product(MARGINS, BUGGED):
-            (cell,) = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
+            (cell,), _ = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()
             for _ in range(count):
                 sample = draws.permutation(len(values))[:seeds]
-                shares[gate(sound[None, sample], values[None, sample], seeds, quantum, margin=margin)[0].verdict] += 1
+                _, verdict = gate(sound[None, sample], values[None, sample], seeds, quantum, margin=margin)
+                shares[verdict] += 1
             if cell.verdict == "pass" and effect.difference > cell.margin:
                 worst.append(math.inf)
             drop = f"{100 * effect.difference:.1f} ({100 * effect.low:.1f} to {100 * effect.high:.1f})"
@@ -267,7 +290,9 @@ def main() -> int:
     parser.add_argument("--studies", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=("gaussian", "real", "page"), help="these tables alone; they draw the same")
+    parser.add_argument(
+        "--only", choices=("gaussian", "real", "page", "collapses"), help="these tables alone; they draw the same"
+    )
     arguments = parser.parse_args()
     count, repeats, worst = arguments.studies, arguments.repeats, list[float]()
     print(f"{count} studies a line; false alarms may reach {bound(count):.2%}, over {repeats} {bound(repeats):.2%}")
@@ -276,6 +301,8 @@ def main() -> int:
     if arguments.only in (None, "page"):
         text = gate_page(count, np.random.default_rng([arguments.seed, 5]), worst)
         print(f"\n{text}")
+    if arguments.only in (None, "collapses"):
+        print(f"\n{collapse_page(count, np.random.default_rng([arguments.seed, 6]), worst)}")
     if arguments.only in (None, "gaussian"):
         draws = np.random.default_rng([arguments.seed, 0])
         noise = gaussian(draws)

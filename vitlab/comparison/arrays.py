@@ -44,7 +44,7 @@ class Design:
     correction: Correction = "bonferroni"
     variance: Variance = "shared"
     sign: int = 1  #: 1 if larger values are better, -1 if smaller ones are
-    quantum: float = 0.0  #: smallest change of a value; 0 if there is none
+    quantum: Floats | float = 0.0  #: smallest change of a value; 0 if there is none (C)
     margin: float | None = None  #: of equivalence
     overlap: Floats | float = 0.0
     """Validation images over training images, where each seed holds out others of the same images, else 0 (C).

@@ -29,27 +29,32 @@ class Sample:
     """Seed to one value per image; the images of all arms are the same, in the same order."""
 
 
+def prerequisites(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, dict[str, set[str]]]:
+    """Return the trainings that each arm's trials start from, by arm and role, at the given seeds or at all."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for planned in plan.trials:
+        if seeds is None or planned.seed in seeds:
+            for role, trial in planned.trial.needs.items():
+                found.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
+    return found
+
+
 def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
     """Return the reasons why comparisons are refused, by arm, at the given seeds or at all.
 
     If two arms differ by their prerequisite (a teacher, a pre-trained body), the sample is that of the prerequisites:
     five students of one teacher are one sample of the teacher.
     """
-    prerequisites: dict[str, dict[str, set[str]]] = {}
-    for planned in plan.trials:
-        if seeds is None or planned.seed in seeds:
-            for role, trial in planned.trial.needs.items():
-                prerequisites.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
-    reasons = {}
+    of_arms, reasons = prerequisites(plan, seeds), {}
     for arm in plan.arms:
-        first, second = prerequisites.get(arm.name, {}), prerequisites.get(arm.baseline or "", {})
+        first, second = of_arms.get(arm.name, {}), of_arms.get(arm.baseline or "", {})
         for role in sorted(first.keys() & second.keys()):
-            if first[role] != second[role] and (reason := no_sample(role, min(len(first[role]), len(second[role])))):
+            if first[role] != second[role] and (reason := no_sample(min(len(first[role]), len(second[role])))):
                 reasons[arm.name] = f"the arms differ by their {role}, of which {reason}"
     return reasons
 
 
-def no_sample(role: str, prerequisites: int) -> str:
+def no_sample(prerequisites: int) -> str:
     """Return why so many distinct prerequisites of an arm are no sample; empty if they are."""
     if prerequisites >= MIN_PREREQUISITES:
         return ""

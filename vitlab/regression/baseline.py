@@ -68,8 +68,9 @@ class Values(Frozen):
     diverged: dict[str, tuple[int, ...]]  #: arm to seeds that diverged or have no finite value
     behind: dict[str, int] = Field(default_factory=dict)
     """Arm to the number of trainings its seeds start from, if they start from any."""
-    versions: dict[str, str] = Field(default_factory=dict)
-    """Distribution name to installed version; empty in files written by earlier versions of vitlab."""
+    versions: dict[str, str] = Field(default_factory=dict)  #: distribution name to installed version
+    seconds: dict[str, float] = Field(default_factory=dict, exclude=True, repr=False)
+    """Arm to the seconds that its trainings took; not written into the file."""
 
 
 class Acceptance(Frozen):

@@ -17,8 +17,8 @@ from vitlab.identity.code import requirements_of
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Facts, Values, read_baseline, update_baseline, write_baseline
-from vitlab.regression.decide import Cell, overall
-from vitlab.regression.facts import Finding, compare_facts, compute_facts, first_of_arms
+from vitlab.regression.decide import Cell, Finding, overall, warnings
+from vitlab.regression.facts import compare_facts, compute_facts, first_of_arms
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import logs_command
 from vitlab.spec import Study, read_document
@@ -76,10 +76,10 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, installed)
         try:
-            cells, more_notes = gate.statistical(
+            cells, counts, more_notes = gate.statistical(
                 study, baseline, lambda seeds, arms: _train(request, study, seeds, arms, pinned)
             )
-            notes += more_notes
+            findings, notes = [*findings, *counts], [*notes, *more_notes]
         except TrialFailed as failed:
             if overall(finding.verdict for finding in findings) != "regressed":
                 raise
@@ -90,7 +90,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     verdict = overall(verdicts if cells or "statistical" not in tiers else [*verdicts, "inconclusive"])
     assert study.check is not None
     fails = verdict == "regressed" or (verdict == "inconclusive" and study.check.on_inconclusive == "fail")
-    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
+    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), tuple(warnings(cells)))
 
 
 def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:

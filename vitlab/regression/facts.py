@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import count
 from vitlab.plan.values import Plan, Planned
 from vitlab.regression.baseline import ArmFacts, Facts, TraceRecord
-from vitlab.regression.decide import Verdict
+from vitlab.regression.decide import Finding
 
 TOLERANCE = {"fp64": 1e-7, "fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 """Relative difference of losses attributed to rounding, by precision; twenty steps amplify it some hundredfold."""
@@ -25,16 +24,6 @@ NO_ROUNDING = 1e-4
 """Relative difference of losses in double precision that another processor cannot explain: kernels for AVX-512, for
 AVX2 and for neither differed by at most 4e-8, which initial values drawn in single precision bring in."""
 MAX_LISTED_CHANGES = 8  #: changed options that are listed by name
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check of an arm or of the plan."""
-
-    arm: str  #: empty for the plan
-    check: str
-    verdict: Verdict
-    sentence: str = ""
 
 
 def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path] = ()) -> Facts:
@@ -135,9 +124,7 @@ def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     if not changes and not origins and old.key != new.key:
         changes.append("the trial that it starts from has changed")
     if not changes and origins:
-        yield Finding(
-            arm, "key", "pass", f"the key differs because components come from other packages: {', '.join(origins)}"
-        )
+        yield Finding(arm, "key", "pass", "; ".join(_changed_origins(old.origins, new.origins)))
     else:
         yield _finding(arm, "key", changes)
     for name in ("params", "macs"):
@@ -147,6 +134,25 @@ def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     for trace in new.traces:
         if trace.precision in by_precision:
             yield _trace(arm, by_precision[trace.precision], trace, before, after)
+
+
+def _changed_origins(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each plugin that has changed since; an origin is ``SLOT:NAME PACKAGE VERSION``."""
+    before, after = (dict(origin.split(" ", 1) for origin in origins) for origins in (old, new))
+    changes = {}
+    for component in dict.fromkeys([*before, *after]):
+        was, now = before.get(component), after.get(component)
+        if was == now:
+            continue
+        if was is None or now is None:
+            changes[component] = f"{component} came from {was}" if now is None else f"{component} comes from {now}"
+            continue
+        (package, version), (other, now_version) = was.rsplit(" ", 1), now.rsplit(" ", 1)
+        if package == other:
+            changes[package] = f"{package} has changed ({version} -> {now_version})"
+        else:
+            changes[component] = f"{component} came from {was} and comes from {now}"
+    yield from changes.values()
 
 
 def _trace(arm: str, old: TraceRecord, new: TraceRecord, before: Facts, after: Facts) -> Finding:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from vitlab import statistics
+from vitlab.comparison.samples import no_sample, prerequisites
 from vitlab.errors import UserError, count, nearest
 from vitlab.plan.values import Plan
+from vitlab.regression import arrays, power
 from vitlab.regression import decide as judging
+from vitlab.regression.arrays import MIN_SEEDS, NAN, Verdict, as_array
 from vitlab.regression.baseline import Baseline, Values
-from vitlab.regression.decide import MIN_SEEDS, Against, Cell, Pair, Verdict
-from vitlab.regression.facts import Finding, first_of_arms
+from vitlab.regression.decide import Against, Cell, Finding, Pair
+from vitlab.regression.facts import first_of_arms
 from vitlab.report import frame
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
@@ -37,6 +41,7 @@ class CheckResult:
     findings: tuple[Finding, ...] = ()  #: of the exact and the learning tier
     cells: tuple[Cell, ...] = ()  #: of the statistical tier
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  #: arms of which notably more trainings were lost or collapsed
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     quanta = {}
     for metric, goal in goals(study).items():
         if metric not in table:
-            table[metric] = math.nan
+            table[metric] = NAN
         if any_done and table[metric].isna().all():
             reported = [name for name in map(str, table) if frame.is_metric(name) and table[name].notna().any()]
             raise UserError(
@@ -95,8 +100,9 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         metrics=metrics,
         quanta=quanta,
         diverged=diverged,
-        behind=_prerequisite_counts(plan),
+        behind={arm: min(map(len, roles.values())) for arm, roles in prerequisites(plan).items()},
         versions=_versions(outcomes),
+        seconds={str(arm): float(seconds) for arm, seconds in table.groupby("arm")["wall_s"].sum().items()},
     )
 
 
@@ -163,8 +169,8 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                     notes.append(f"arm '{arm}' has no {metric}, and had none in the {against}: it is not judged")
                     continue
                 before, after = values.data.get(arm), new.data.get(arm)
-                failed_before = set(values.diverged.get(arm, ())) - by_arm[arm].keys()
-                failed = set(new.diverged.get(arm, ())) - candidate.keys()
+                lost_before = frozenset(values.diverged.get(arm, ())) - by_arm[arm].keys()
+                lost = frozenset(new.diverged.get(arm, ())) - candidate.keys()
                 pairs.append(
                     Pair(
                         arm=arm,
@@ -176,9 +182,10 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                         min_abs=min_abs,
                         quantum=values.quanta.get(metric, 0.0),
                         against=against,
-                        failed=(len(failed_before), len(failed)),
+                        lost=(lost_before, lost),
                         refused="" if before == after else f"its data was {before} and is {after}",
-                        no_sample=_no_sample(new.behind.get(arm)),
+                        seconds=new.seconds.get(arm, NAN),
+                        no_sample=no_sample(new.behind[arm]) if arm in new.behind else "",
                     )
                 )
         notes += [
@@ -187,38 +194,47 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
     return pairs, list(dict.fromkeys(notes))
 
 
-def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[str]]:
+def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
     """Train and judge every cell; with ``escalate_to``, train more seeds of the inconclusive arms and judge them again.
 
     Each of two looks spends half of alpha, so that the chance of a false alarm is that of a single look.
+
+    Returns:
+        the cells, the findings on the number of lost and collapsed trainings, and notes.
     """
     assert study.check is not None
     old = _values(baseline)  # before anything is trained
     alpha = _level(study)
     pairs, notes = family(study, baseline, train(None, ()))
-    cells = judging.judge(pairs, alpha)
+    cells, findings = judging.judge(pairs, alpha)
     inconclusive = list(dict.fromkeys(cell.arm for cell in cells if cell.verdict == "inconclusive" and cell.se > 0))
     more = more_seeds(study)
     if more is None or not inconclusive:
-        return cells, notes
+        return cells, findings, notes
     baseline_seeds = {seed for arms in old.metrics.values() for arm in inconclusive for seed in arms.get(arm, {})}
     seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in study.seeds.values)
     if len(seeds) == len(study.seeds.values):
         notes.append(
             "more seeds would not help, because the baseline has no more; set escalate_to and accept a baseline again"
         )
-        return cells, notes
+        return cells, findings, notes
     pairs, notes = family(study, baseline, train(seeds, inconclusive))
-    second_look = {(cell.arm, cell.metric, cell.against): cell for cell in judging.judge(pairs, alpha)}
+    more_cells, more_findings = judging.judge(pairs, alpha)
+    second_look = {(cell.arm, cell.metric, cell.against): cell for cell in more_cells}
+    decided = {finding.check: finding for finding in findings if finding.verdict == "regressed"}
     notes.append(
         f"{count(len(seeds), 'seed')} of {', '.join(inconclusive)}, for {len(study.seeds.values)} were inconclusive"
     )
-    return [
-        second_look.get((cell.arm, cell.metric, cell.against), cell)
-        if cell.arm in inconclusive and cell.verdict == "inconclusive"
-        else cell
-        for cell in cells
-    ], notes
+    return (
+        [
+            second_look.get((cell.arm, cell.metric, cell.against), cell)
+            if cell.arm in inconclusive and cell.verdict == "inconclusive"
+            else cell
+            for cell in cells
+        ],
+        [*({finding.check: finding for finding in more_findings} | decided).values()],
+        notes,
+    )
 
 
 def more_seeds(study: Study) -> tuple[int, ...] | None:
@@ -262,23 +278,21 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
     cells = []
     for against, values in _sides(baseline):
         for metric, goal in goals(study).items():
-            by_arm = judging.sound_seeds(values.metrics.get(metric, {}), goal)
-            current_by_arm = judging.sound_seeds(now.metrics.get(metric, {}), goal)
-            sd = judging.pooled_sd([*seeds.values()] for seeds in by_arm.values())
+            by_arm, current_by_arm = (_sound(side.metrics.get(metric, {}), goal) for side in (values, now))
+            sd = float(arrays.pooled_sd(as_array(by_arm))[0])
             margin, _ = _margins(study, values, metric)
             for arm, seeds in by_arm.items():
                 current = current_by_arm.get(arm, {})
                 if not seeds or not current:
                     continue
-                sign = 1 if goal == "max" else -1
-                drop = sign * (fmean(seeds.values()) - fmean(current.values()))
-                arm_sd = judging.pooled_sd([[*seeds.values()]]) or sd
+                drop = _sign(goal) * (fmean(seeds.values()) - fmean(current.values()))
+                arm_sd = float(arrays.pooled_sd(as_array({arm: seeds}))[0]) or sd
                 n, n_second = (len(seeds.keys() & set(some)) for some in (study.seeds.values, more))
                 if MIN_SEEDS <= n < n_second and arm_sd > 0:
-                    chance = judging.chance_in_two_looks(n, n_second, arm_sd, margin - drop, alpha)
+                    chance = power.chance_in_two_looks(n, n_second, arm_sd, margin - drop, alpha)
                 else:
-                    chance = judging.chance_to_pass(n, arm_sd, margin - drop, alpha) if drop < margin else 0.0
-                needs = judging.seeds_to_pass(arm_sd * math.sqrt(2), margin - drop, alpha) if drop < margin else None
+                    chance = power.chance_to_pass(n, arm_sd, margin - drop, alpha) if drop < margin else 0.0
+                needs = power.seeds_to_pass(arm_sd * math.sqrt(2), margin - drop, alpha) if drop < margin else None
                 cells.append(Outlook(arm, metric, against, max(n, n_second), arm_sd, margin, chance, needs))
     return cells
 
@@ -297,20 +311,14 @@ def _sides(baseline: Baseline) -> Iterator[tuple[Against, Values]]:
         yield "anchor", baseline.anchor
 
 
-def _prerequisite_counts(plan: Plan) -> dict[str, int]:
-    """Return the number of trainings that each arm's seeds start from, if they start from any."""
-    prerequisites: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for planned in plan.trials:
-        for role, name in planned.trial.needs.items():
-            prerequisites[planned.arm][role].add(name.partition("/")[0])
-    return {arm: min(map(len, roles.values())) for arm, roles in prerequisites.items()}
+def _sound(arms: Mapping[str, Mapping[int, float]], goal: Goal) -> dict[str, dict[int, float]]:
+    """Return the values of each arm's seeds without those that collapsed."""
+    collapsed = statistics.collapsed_seeds(arms, _sign(goal))
+    return {arm: {seed: x for seed, x in by.items() if seed not in collapsed[arm]} for arm, by in arms.items()}
 
 
-def _no_sample(behind: int | None) -> str:
-    """Return why an arm's seeds are no sample: five students of one teacher are one sample of the teacher."""
-    if behind is None or behind >= MIN_SEEDS:
-        return ""
-    return f"all its seeds start from {behind} training{'s' * (behind > 1)}; a test needs at least {MIN_SEEDS}"
+def _sign(goal: Goal) -> int:
+    return 1 if goal == "max" else -1
 
 
 def _values(baseline: Baseline) -> Values:
@@ -340,7 +348,7 @@ def _versions(outcomes: Sequence[frame.StoredTrial]) -> dict[str, str]:
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     assert study.check is not None
-    sd = judging.robust_sd(values.metrics.get(metric, {}), goals(study)[metric])
+    sd = float(arrays.robust_sd(as_array(values.metrics.get(metric, {})), _sign(goals(study)[metric]))[0])
     steps = 2 * values.quanta.get(metric, 0.0)
     min_abs = study.check.min_abs.get(metric, max(sd, steps))
     return study.check.margin.get(metric, max(study.check.margin_sd * sd, steps, min_abs)), min_abs

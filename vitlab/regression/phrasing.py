@@ -10,8 +10,10 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from vitlab.regression.decide import MAX_SEEDS, Cell
+from vitlab.regression.arrays import NAN
+from vitlab.regression.decide import Cell
 from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
+from vitlab.regression.power import MAX_SEEDS
 from vitlab.report import escaping
 
 
@@ -23,13 +25,14 @@ def markdown(result: CheckResult) -> str:
     verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
     if verdicts:
         lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
+    lines += [f"**Warning:** {escaping.markdown(warning)}.\n" for warning in result.warnings]
     for item in listed:
         prefix = f"{item.arm}: " if item.arm else ""
         lines.append(f"- **{item.verdict}** {escaping.markdown(f'{prefix}{item.check}: {item.sentence}')}")
     lines += [""] * bool(listed)
     if result.cells:
         lines += [
-            "| arm | metric | verdict | baseline | candidate | drop | at most | margin | p (Holm) | seeds | why |",
+            "| arm | metric | verdict | baseline | candidate | drop | at most | margin | p (adjusted) | seeds | why |",
             "|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
             *(_row(cell) for cell in result.cells),
             "",
@@ -44,19 +47,24 @@ def as_json(result: CheckResult) -> str:
 
 
 def junit(result: CheckResult) -> str:
-    """Return JUnit XML with a test case for each check of an arm and each cell; inconclusive ones are skipped."""
-    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence) for item in result.findings]
-    cases += [(cell.arm, _metric(cell), cell.verdict, _sentence(cell)) for cell in result.cells]
+    """Return JUnit XML: a test case for each check of an arm and each cell, with the training seconds of its arm.
+
+    Inconclusive ones are skipped.
+    """
+    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, NAN) for item in result.findings]
+    cases += [(cell.arm, _metric(cell), cell.verdict, _sentence(cell), cell.seconds) for cell in result.cells]
     suite = ElementTree.Element(
         "testsuite",
         name=f"vitlab check {result.study}",
         tests=str(len(cases)),
-        failures=str(sum(verdict == "regressed" for _, _, verdict, _ in cases)),
+        failures=str(sum(verdict == "regressed" for _, _, verdict, *_ in cases)),
         errors="0",
-        skipped=str(sum(verdict == "inconclusive" for _, _, verdict, _ in cases)),
+        skipped=str(sum(verdict == "inconclusive" for _, _, verdict, *_ in cases)),
     )
-    for arm, name, verdict, sentence in cases:
+    for arm, name, verdict, sentence, seconds in cases:
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(arm), name=_xml(name))
+        if math.isfinite(seconds):
+            case.set("time", f"{seconds:.3f}")
         if verdict == "regressed":
             ElementTree.SubElement(case, "failure", message=_xml(sentence))
         elif verdict == "inconclusive":
@@ -70,7 +78,7 @@ def github(result: CheckResult, file: str) -> list[str]:
     results = [(item.verdict, f"{item.arm or 'plan'}: {item.check}", item.sentence) for item in result.findings]
     results += [(cell.verdict, f"{cell.arm}: {_metric(cell)}", _sentence(cell)) for cell in result.cells]
     level = {"regressed": "error", "inconclusive": "warning"}
-    return [
+    return [f"::warning file={_property(file)}::{_data(warning)}" for warning in result.warnings] + [
         f"::{level[verdict]} file={_property(file)},title={_property(title)}::{_data(sentence)}"
         for verdict, title, sentence in results
         if verdict != "pass"
@@ -103,7 +111,7 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
 
 
 def _row(cell: Cell) -> str:
-    numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_corrected)
+    numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_adjusted)
     columns = [cell.arm, _metric(cell), cell.verdict, *map(_number, numbers), str(cell.n), _reason(cell)]
     return f"| {' | '.join(map(escaping.markdown, columns))} |"
 
@@ -114,8 +122,7 @@ def _metric(cell: Cell | Outlook) -> str:
 
 def _reason(cell: Cell) -> str:
     reasons = [cell.reason]
-    if cell.verdict == "inconclusive" and math.isfinite(cell.detectable):
-        reasons.append(f"finds a drop of {_number(cell.detectable)} with 80 % power")
+    if cell.verdict == "inconclusive" and cell.se > 0:
         seeds = f"more than {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
         reasons.append(f"unchanged, it would need {seeds} seeds to pass")
     return "; ".join(reasons)

@@ -1,0 +1,213 @@
+"""Judgement of many studies by the gate: cells and counts, from an array of values (studies, cells, sides, seeds).
+
+:func:`vitlab.regression.decide.judge` judges a study by it, and simulations judge thousands.  The rules are those of
+:mod:`vitlab.regression.decide`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtr, stdtrit
+
+from vitlab import statistics
+from vitlab.comparison.arrays import PAIRED, Contrasts, Design, collapsed_pairs, contrasts
+
+Verdict = Literal["pass", "regressed", "inconclusive"]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+NAN = math.nan
+VERDICTS: tuple[Verdict, ...] = ("pass", "inconclusive", "regressed")
+MIN_SEEDS = 3  #: fewest seeds of a judged cell
+OUTLIER_FACTOR = 3.0  #: largest pooled standard deviation, in robust ones; more is due to outliers
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What is judged in every study of an array: cells C, each with the values of two sides at seeds N.
+
+    Cells of several metrics share their trainings, so these are counted once.
+    """
+
+    margin: Floats  #: of each cell, or of each study and cell
+    min_abs: Floats
+    quantum: Floats
+    trainings: Ints  #: the arm, and the side that it is compared with, of each cell
+    sides: Ints  #: the side of each of these; each has its own count
+    counted: Mask  #: cells whose trainings are counted and tested
+
+    @classmethod
+    def of_arms(cls, arms: int, margin: Floats, min_abs: Floats, quantum: float = 0.0) -> Cells:
+        """Return cells of one metric and one side."""
+        sides, counted = np.zeros(arms, int), np.ones(arms, bool)
+        return cls(margin, min_abs, np.full(arms, quantum), np.arange(arms), sides, counted)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The judged cells of studies (S, C), and the counts of each side (S, G)."""
+
+    contrasts: Contrasts  #: of the seeds that neither side lost
+    means: Floats  #: of the baseline and of the candidate (S, C, 2)
+    identical: Mask
+    se: Floats
+    worst: Floats
+    p: Floats
+    p_adjusted: Floats
+    has_more: Mask  #: whether the candidate lost a larger share
+    verdict: Ints  #: place in ``VERDICTS``
+    collapsed: Ints  #: (S, C, 2)
+    broken: Ints  #: lost and collapsed seeds of the baseline and of the candidate (S, C, 2)
+    seeds: Ints  #: among these (S, C, 2)
+    count_broken: Ints  #: (S, G, 2)
+    count_seeds: Ints  #: (S, G, 2)
+    count_p: Floats  #: adjusted (S, G); NaN without lost and collapsed trainings
+    count_verdict: Ints  #: (S, G)
+    family: Ints  #: (S)
+
+    @property
+    def overall(self) -> Ints:
+        """Return the verdict of each study (S)."""
+        return np.maximum(self.verdict.max(axis=1, initial=0), self.count_verdict.max(axis=1, initial=0))
+
+
+def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float = 0.05) -> Judged:
+    """Judge every cell of every study.
+
+    Args:
+        values_SC2N: of the baseline and of the candidate, signed so that larger is better; NaN where there is none.
+        lost_SC2N: seeds that diverged or have no finite value.
+        cells: their thresholds.
+        alpha: of the family.
+    """
+    s, c, _, n_seeds = values_SC2N.shape
+    places = 2 * np.arange(c)
+    design = Design(places + 1, places, np.ones(c, int), variance="own", quantum=cells.quantum)
+    collapsed_SC2N = _collapsed(values_SC2N, design)
+    sound_SC2N = np.where(collapsed_SC2N, NAN, values_SC2N)
+    compared = contrasts(sound_SC2N.reshape(s, 2 * c, n_seeds), design, np.zeros((s, c), int))
+
+    n, sd = compared.pairs, np.where(compared.test == PAIRED, compared.sd, 0.0)
+    drop, both = -compared.difference, np.isfinite(values_SC2N).all(axis=2)
+    equal = (values_SC2N[:, :, 0] == values_SC2N[:, :, 1]) | ~both
+    identical = equal.all(axis=2) & (both.sum(axis=2) >= MIN_SEEDS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        se = np.maximum(sd, cells.quantum / math.sqrt(6)) / np.sqrt(n)
+        # Equal differences of a metric without steps have no spread; only their signs can be tested.
+        p = np.where(se > 0, stdtr(n - 1, -drop / se), np.where(drop > 0, 0.5**n, 1.0))
+        worst = drop + np.where(se > 0, stdtrit(n - 1, 1 - alpha) * se, 0.0)
+    is_tested = cells.counted & (n >= MIN_SEEDS) & ~identical
+    p = np.where(identical, 1.0, np.where(is_tested, p, NAN))
+    worst = np.where(identical, 0.0, np.where(is_tested, worst, NAN))
+    used = np.isfinite(sound_SC2N).all(axis=2, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        means = np.where(used, sound_SC2N, 0.0).sum(axis=3) / used.sum(axis=3)
+
+    present = np.isfinite(values_SC2N) | lost_SC2N
+    broken_SC2, seeds_SC2, sums, sizes = _count(present, collapsed_SC2N | lost_SC2N, cells)
+    p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes, cells))
+    family = c + (sums.sum(axis=2) > 0).sum(axis=1)
+    p_adjusted = np.minimum(1.0, family[:, None] * p)
+    count_p = np.minimum(1.0, family[:, None] * _p_of_counts(sums, sizes))
+
+    share_SC2 = broken_SC2 / np.maximum(seeds_SC2, 1)
+    count_share = sums / np.maximum(sizes, 1)
+    has_more = cells.counted & (share_SC2[:, :, 1] > share_SC2[:, :, 0])
+    with np.errstate(invalid="ignore"):
+        passes = (identical | (worst < cells.margin)) & ~has_more
+        regressed = (p_adjusted < alpha) & (drop >= cells.min_abs) & ~(worst < cells.margin)
+        count_verdict = np.select([count_p < alpha, count_share[:, :, 1] > count_share[:, :, 0]], [2, 1], 0)
+    verdict = np.select([regressed, passes], [2, 0], 1)
+    return Judged(
+        compared, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
+        broken_SC2, seeds_SC2, sums, sizes, count_p, count_verdict, family,
+    )  # fmt: skip
+
+
+def _collapsed(values_SC2N: Floats, design: Design) -> Mask:
+    """Return which seeds collapsed: by the other seeds of their side, or by those of both sides together.
+
+    The second rule finds two of three seeds that collapsed.  It compares equal numbers of both sides, so that a drop of
+    all seeds of a side, which the test of means has to find, is no collapse.
+    """
+    s, c, _, n = values_SC2N.shape
+    flags = np.stack(collapsed_pairs(values_SC2N.reshape(s, 2 * c, n), design)[::-1], axis=2)
+    common = np.where(np.isfinite(values_SC2N).all(axis=2, keepdims=True), values_SC2N, NAN)
+    together = statistics.collapsed(common.reshape(s * c, 1, 2 * n))
+    return np.asarray(flags | together.reshape(values_SC2N.shape))
+
+
+def _count(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return lost and collapsed trainings, and all, of each cell's arm (S, C, 2) and of each side (S, G, 2)."""
+    s, c = present.shape[:2]
+    bad, all_ = np.zeros((s, c, 2), int), np.zeros((s, c, 2), int)
+    sides = int(cells.sides.max(initial=-1)) + 1
+    sums, sizes = np.zeros((s, sides, 2), int), np.zeros((s, sides, 2), int)
+    for training in np.unique(cells.trainings):
+        where = cells.trainings == training
+        of_arm, is_bad = present[:, where].any(axis=1), broken[:, where].any(axis=1)
+        common = of_arm.all(axis=1, keepdims=True)
+        used = np.where(common.any(axis=2, keepdims=True), common, of_arm)
+        bad[:, where] = (used & is_bad).sum(axis=2)[:, None]
+        all_[:, where] = used.sum(axis=2)[:, None]
+        if (cells.counted & where).any():
+            [side] = np.unique(cells.sides[where])
+            sums[:, side] += (used & is_bad).sum(axis=2)
+            sizes[:, side] += used.sum(axis=2)
+    return bad, all_, sums, sizes
+
+
+def _p_of_counts(sums: Ints, sizes: Ints) -> Floats:
+    """Return the p of Boschloo's test that the candidate lost more (S, G); NaN if neither side lost any."""
+    p = np.where(sums.sum(axis=2) > 0, 1.0, NAN)
+    has_more = sums[:, :, 1] * sizes[:, :, 0] > sums[:, :, 0] * sizes[:, :, 1]
+    for study, side in zip(*np.nonzero(has_more), strict=True):
+        old, new = sums[study, side].tolist()
+        p[study, side] = statistics.boschloo((old, new), tuple(sizes[study, side].tolist()))
+    return p
+
+
+def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes: Ints, cells: Cells) -> Floats:
+    """Return the probability that as many trainings of an arm all come to nothing, at the rate of the others (S, C)."""
+    side = cells.sides[cells.trainings]
+    others = sizes[:, side].sum(axis=2) - seeds[:, :, 1]
+    bad = sums[:, side].sum(axis=2) - broken[:, :, 1]
+    rate = np.clip((bad + 1) / (others + 1), 0.0, 1.0)
+    return np.where(bad > 0, rate ** np.maximum(n, 1), 0.0)
+
+
+def as_array(arms: Mapping[str, Mapping[int, float]]) -> Floats:
+    """Return the values of arms by seed as one study of an array (1, A, N)."""
+    seeds = sorted({seed for values in arms.values() for seed in values})
+    rows = [[values.get(seed, NAN) for seed in seeds] for values in arms.values()]
+    return np.array(rows, dtype=float).reshape(1, len(arms), len(seeds))
+
+
+def pooled_sd(values_SAN: Floats) -> Floats:
+    """Return the pooled standard deviation within the arms of each study; 0 if none has two values."""
+    is_finite = np.isfinite(values_SAN)
+    n = is_finite.sum(axis=2, keepdims=True)
+    values = np.where(is_finite, values_SAN, 0.0)
+    centered = np.where(is_finite, values - values.sum(axis=2, keepdims=True) / np.maximum(n, 1), 0.0)
+    df = np.maximum(n - 1, 0).sum(axis=(1, 2))
+    return np.sqrt((centered**2).sum(axis=(1, 2)) / np.maximum(df, 1))
+
+
+def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
+    """Return the pooled standard deviation of the seeds that did not collapse, limited where a few outliers dominate.
+
+    The limit is a multiple of the standard deviation that follows from the median distance to the median of an arm.
+    """
+    sound = np.where(statistics.collapsed(values_SAN, sign), NAN, values_SAN)
+    pooled, x = pooled_sd(sound), np.ma.masked_invalid(sound)
+    n = np.asarray(x.count(axis=2))[:, :, None]
+    distances = np.ma.abs(x - np.ma.median(x, axis=2, keepdims=True)) * np.sqrt(n / np.maximum(n - 1, 1))
+    distances = np.ma.masked_where(np.broadcast_to(n < 3, distances.shape), distances)
+    robust = statistics.NORMAL_MAD * np.ma.median(distances.reshape(len(x), -1), axis=1).filled(0.0)
+    return np.where(robust > 0, np.minimum(pooled, OUTLIER_FACTOR * robust), pooled)
