@@ -25,6 +25,7 @@ import yaml
 from click.testing import CliRunner
 from scipy import stats
 
+from vitlab import __version__ as vitlab_version
 from vitlab import lab
 from vitlab.cli import cli, main
 from vitlab.cli.check import command
@@ -330,7 +331,7 @@ def test_no_surviving_arm_means_regression(accepted: Path, tmp_path: Path, monke
     shutil.copy(accepted / "gate.baseline.yaml", tmp_path)
     monkeypatch.setattr(Training, "rate", lambda self, step: math.inf)
     done = vitlab(tmp_path, "--tier", "statistical")
-    assert done.exit_code == 1 and "3 of 3 seeds diverged" in done.stdout
+    assert done.exit_code == 1 and "3 of 3 trainings diverged" in done.stdout
 
 
 def test_reasons_are_stored_and_exact_results_not_retrained(accepted: Path, tmp_path: Path) -> None:
@@ -389,6 +390,29 @@ def test_workflow_is_valid_yaml_that_runs_check(accepted: Path) -> None:
         words = run.split()
         assert words[:3] == ["vitlab", "check", str(accepted / "gate.yaml")]
         assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_workflow_repeats_options_and_python_of_baseline(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who has a file alone, with a plugin beside it."""
+    monkeypatch.chdir(accepted)
+    (accepted / "own.py").write_text("")
+    steps = yaml.safe_load(vitlab(accepted, "--workflow", "--plugin", "own.py", "--set", "seeds=[1, 2]").stdout)[
+        "jobs"
+    ]["check"]["steps"]
+    runs = [shlex.split(step["run"]) for step in steps if "run" in step]
+    checks = [words for words in runs if words[:2] == ["vitlab", "check"]]
+    assert len(checks) == 2
+    for words in checks:
+        parsed = command.make_context("check", [*words[2:]], resilient_parsing=True).params
+        assert parsed["changes"] == ("seeds=[1, 2]",) and parsed["plugins"] == (Path("own.py"),)
+        assert parsed["baseline"] == accepted / "gate.baseline.yaml" and "--out" not in words
+    assert ["pip", "install", f"vitlab=={vitlab_version}"] in runs, "there is no package in this folder"
+    [python] = [step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")]
+    values = read_baseline(accepted / "gate.baseline.yaml").values
+    assert values is not None and values.versions["python"].startswith(f"{python}.")
+    (accepted / "pyproject.toml").write_text("")
+    assert "pip install -e ." in vitlab(accepted, "--workflow").stdout
+    (accepted / "pyproject.toml").unlink()
 
 
 def test_workflow_of_repository_checks_present_baseline() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from vitlab._version import __version__
 from vitlab.cli.options import (
     as_written,
     file_argument,
@@ -48,7 +50,7 @@ WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 @click.option(
     "--workflow",
     is_flag=True,
-    help="Print a workflow of GitHub Actions that runs this check, under the torch of the baseline.",
+    help="Print a workflow of GitHub Actions that runs this check, under Python and torch of the baseline.",
 )
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
 @json_option
@@ -88,7 +90,8 @@ def command(
     if baseline is None:  # that of a packaged study is in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
     if workflow:
-        click.echo(_workflow(name, baseline))
+        words = [str(name), *as_written(context, without=(*CHOICES, "--baseline", "--out"))]
+        click.echo(_workflow([*words, "--baseline", str(baseline)], baseline))
         return
 
     from vitlab.driver.progress import watch_on
@@ -117,16 +120,28 @@ def command(
     click.get_current_context().exit(check.exit_code(checked))
 
 
-def _workflow(file: Path, baseline: Path) -> str:
-    """Return the workflow with the torch version of the baseline, or the installed one if there is no baseline."""
-    from importlib.metadata import version
+def _workflow(words: Sequence[str], baseline: Path) -> str:
+    """Return the workflow with the Python and torch versions of the baseline, or the installed ones if there is none.
 
+    Args:
+        words: file and options of the check.
+        baseline: the file of the baseline.
+    """
     from jinja2 import Environment
 
     from vitlab.regression.baseline import read_baseline
+    from vitlab.runner.circumstances import versions
 
-    facts = read_baseline(baseline).facts if baseline.exists() else None
-    torch = version("torch").partition("+")[0] if facts is None else facts.torch
+    stored = read_baseline(baseline) if baseline.exists() else None
+    recorded = versions() | (stored.values.versions if stored is not None and stored.values is not None else {})
+    torch = recorded["torch"] if stored is None or stored.facts is None else stored.facts.torch
+    # A folder with a pyproject.toml is vitlab itself, or a package of plugins that depends on it.
+    requirement = "-e ." if Path("pyproject.toml").is_file() else f"vitlab=={__version__}"
     # The template is YAML and not HTML: values used in a shell are quoted instead of escaped.
     template = Environment(autoescape=False, keep_trailing_newline=False).from_string(WORKFLOW.read_text())
-    return template.render(file=shlex.quote(str(file)), baseline=shlex.quote(str(baseline)), torch=shlex.quote(torch))
+    return template.render(
+        words=shlex.join(words),
+        python=".".join(recorded["python"].split(".")[:2]),
+        torch=shlex.quote(torch.partition("+")[0]),
+        requirement=requirement,
+    )
