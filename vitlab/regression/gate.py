@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -68,7 +68,6 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     table = frame.table(plan, outcomes)
     any_done = table["status"].eq(Ending.DONE).any()
     metrics: dict[str, dict[str, dict[int, float]]] = {}
-    images = frame.images_per_split(outcomes)
     quanta = {}
     for metric, goal in goals(study).items():
         if metric not in table:
@@ -78,14 +77,9 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
             raise UserError(
                 f"no trial has the metric {metric}.{nearest(metric, reported)} Metrics: {', '.join(reported)}."
             )
-        is_main_metric = metric == study.analysis.metric
-        analysis = (
-            study.analysis if is_main_metric else study.analysis.model_copy(update={"metric": metric, "goal": goal})
-        )
-        if not is_main_metric:
-            analysis = analysis.model_copy(update={"at": "last"})
-        facts = plan.facts(metric)
-        quanta[metric] = 0.0 if facts is None else facts.smallest_change(images.get(metric.partition("/")[0]))
+        changes = {} if metric == study.analysis.metric else {"metric": metric, "goal": goal, "at": "last"}
+        analysis = study.analysis.model_copy(update=changes)
+        quanta[metric] = frame.metric_quantum(replace(plan, analysis=analysis), outcomes)
         metrics[metric] = frame.usable(table, analysis, quanta[metric])
     diverged: dict[str, tuple[int, ...]] = {}
     for item in outcomes:
