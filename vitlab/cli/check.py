@@ -133,7 +133,9 @@ def _workflow(words: Sequence[str], baseline: Path) -> str:
     from vitlab.runner.circumstances import versions
 
     stored = read_baseline(baseline) if baseline.exists() else None
-    recorded = versions() | (stored.values.versions if stored is not None and stored.values is not None else {})
+    recorded = dict(versions())
+    if stored is not None and stored.values is not None:
+        recorded |= stored.values.versions
     torch = recorded["torch"] if stored is None or stored.facts is None else stored.facts.torch
     # A folder with a pyproject.toml is vitlab itself, or a package of plugins that depends on it.
     requirement = "-e ." if Path("pyproject.toml").is_file() else f"vitlab=={__version__}"

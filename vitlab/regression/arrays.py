@@ -17,6 +17,7 @@ from scipy.special import stdtr, stdtrit
 
 from vitlab import statistics
 from vitlab.comparison.arrays import PAIRED, Contrasts, Design, collapsed_pairs, contrasts
+from vitlab.statistics.counts import finite_median
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 Floats = npt.NDArray[np.float64]
@@ -74,7 +75,7 @@ class Judged:
     @property
     def overall(self) -> Ints:
         """Return the verdict of each study (S)."""
-        return np.maximum(self.verdict.max(axis=1, initial=0), self.count_verdict.max(axis=1, initial=0))
+        return np.asarray(np.concatenate([self.verdict, self.count_verdict], axis=1).max(axis=1))
 
 
 def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float = 0.05) -> Judged:
@@ -151,9 +152,9 @@ def _count(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints,
     sums, sizes = np.zeros((s, sides, 2), int), np.zeros((s, sides, 2), int)
     for training in np.unique(cells.trainings):
         where = cells.trainings == training
-        of_arm, is_bad = present[:, where].any(axis=1), broken[:, where].any(axis=1)
-        common = of_arm.all(axis=1, keepdims=True)
-        used = np.where(common.any(axis=2, keepdims=True), common, of_arm)
+        of_arm, is_bad = np.any(present[:, where], axis=1), np.any(broken[:, where], axis=1)  # (S, 2, N)
+        common = np.all(of_arm, axis=1, keepdims=True)
+        used = of_arm & (common | ~np.any(common, axis=2, keepdims=True))
         bad[:, where] = (used & is_bad).sum(axis=2)[:, None]
         all_[:, where] = used.sum(axis=2)[:, None]
         if (cells.counted & where).any():
@@ -196,7 +197,7 @@ def pooled_sd(values_SAN: Floats) -> Floats:
     values = np.where(is_finite, values_SAN, 0.0)
     centered = np.where(is_finite, values - values.sum(axis=2, keepdims=True) / np.maximum(n, 1), 0.0)
     df = np.maximum(n - 1, 0).sum(axis=(1, 2))
-    return np.sqrt((centered**2).sum(axis=(1, 2)) / np.maximum(df, 1))
+    return np.asarray(np.sqrt((centered**2).sum(axis=(1, 2)) / np.maximum(df, 1)))
 
 
 def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
@@ -205,9 +206,7 @@ def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
     The limit is a multiple of the standard deviation that follows from the median distance to the median of an arm.
     """
     sound = np.where(statistics.collapsed(values_SAN, sign), NAN, values_SAN)
-    pooled, x = pooled_sd(sound), np.ma.masked_invalid(sound)
-    n = np.asarray(x.count(axis=2))[:, :, None]
-    distances = np.ma.abs(x - np.ma.median(x, axis=2, keepdims=True)) * np.sqrt(n / np.maximum(n - 1, 1))
-    distances = np.ma.masked_where(np.broadcast_to(n < 3, distances.shape), distances)
-    robust = statistics.NORMAL_MAD * np.ma.median(distances.reshape(len(x), -1), axis=1).filled(0.0)
-    return np.where(robust > 0, np.minimum(pooled, OUTLIER_FACTOR * robust), pooled)
+    pooled, n = pooled_sd(sound), np.isfinite(sound).sum(axis=2, keepdims=True)
+    distances = np.abs(sound - finite_median(sound)[:, :, None]) * np.sqrt(n / np.maximum(n - 1, 1))
+    robust = statistics.NORMAL_MAD * finite_median(np.where(n > 2, distances, NAN).reshape(len(sound), -1))
+    return np.asarray(np.where(robust > 0, np.minimum(pooled, OUTLIER_FACTOR * robust), pooled))

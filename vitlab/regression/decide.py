@@ -150,10 +150,14 @@ def warnings(cells: Iterable[Cell]) -> list[str]:
 def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
     """Return a cell with its verdict and the reason for it."""
     n, sign = int(judged.contrasts.pairs[0, place]), 1 if pair.goal == "max" else -1
-    counts = {name: tuple(getattr(judged, name)[0, place].tolist()) for name in ("broken", "seeds", "collapsed")}
+    broken, seeds, collapsed = (
+        (int(of_sides[0, place, 0]), int(of_sides[0, place, 1]))
+        for of_sides in (judged.broken, judged.seeds, judged.collapsed)
+    )
     cell = Cell(
         pair.arm, pair.metric, pair.against, "inconclusive", "", n, TESTS[0], margin=pair.margin,
-        min_abs=pair.min_abs, alpha=alpha, family=int(judged.family[0]), seconds=pair.seconds, **counts,
+        min_abs=pair.min_abs, alpha=alpha, family=int(judged.family[0]), seconds=pair.seconds,
+        broken=broken, seeds=seeds, collapsed=collapsed,
     )  # fmt: skip
     if pair.refused:
         return replace(cell, reason=pair.refused)
@@ -168,11 +172,16 @@ def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
         return replace(cell, reason=more or f"{n} {few}; set seeds to at least {MIN_SEEDS + max(cell.broken)}")
     if not identical and pair.no_sample:
         return replace(cell, reason=pair.no_sample)
-    numbers = {name: float(getattr(judged, name)[0, place]) for name in ("worst", "p", "p_adjusted")}
-    test = "identical" if identical else "sign flip"
-    if not identical and judged.se[0, place] > 0:
-        test, numbers["se"] = "paired t", float(judged.se[0, place])
-    cell = replace(cell, test=test, verdict=VERDICTS[judged.verdict[0, place]], **numbers)
+    by_t = not identical and judged.se[0, place] > 0
+    cell = replace(
+        cell,
+        test="identical" if identical else "paired t" if by_t else "sign flip",
+        verdict=VERDICTS[judged.verdict[0, place]],
+        worst=float(judged.worst[0, place]),
+        p=float(judged.p[0, place]),
+        p_adjusted=float(judged.p_adjusted[0, place]),
+        se=float(judged.se[0, place]) if by_t else NAN,
+    )
     reason = _reason(cell)
     if more:
         reason = f"{reason}; {more}" if cell.verdict == "regressed" else more

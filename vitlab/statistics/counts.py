@@ -29,12 +29,12 @@ def collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
         sign: 1 if larger values are better, -1 if smaller ones are.
     """
     n_SA = np.isfinite(values_SAN).sum(axis=2)
-    distance_SAN = sign * (values_SAN - _median(values_SAN)[:, :, None])
+    distance_SAN = sign * (values_SAN - finite_median(values_SAN)[:, :, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         unbiased_SAN = np.abs(distance_SAN) * np.sqrt(n_SA / (n_SA - 1))[:, :, None]
     size_SAN = np.where(n_SA[:, :, None] >= 3, unbiased_SAN, math.nan)
     moved_SN = np.where(size_SAN > 0, size_SAN, math.nan).reshape(len(values_SAN), -1)
-    scale_SA = NORMAL_MAD * np.maximum(_median(moved_SN)[:, None], _median(size_SAN))
+    scale_SA = NORMAL_MAD * np.maximum(finite_median(moved_SN)[:, None], finite_median(size_SAN))
     with np.errstate(invalid="ignore"):
         return np.asarray(distance_SAN < -COLLAPSED_SD * scale_SA[:, :, None])
 
@@ -50,7 +50,7 @@ def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> d
     }
 
 
-def _median(values: Floats) -> Floats:
+def finite_median(values: Floats) -> Floats:
     """Return the median of the finite values along the last axis; NaN if there are none."""
     if not values.shape[-1]:
         return np.full(values.shape[:-1], math.nan)
