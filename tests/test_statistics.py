@@ -74,9 +74,10 @@ def test_undecidable_comparison_counts_in_family():
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (5, 0.05 / 3), (20, 0.01), (200, 0.05)])
-def test_detectable_effect_equals_statsmodels(n, alpha):
-    size = TTestPower().solve_power(nobs=n, alpha=alpha, power=0.8, alternative="two-sided")
-    assert st.detectable_difference(0.7 / math.sqrt(n), n - 1, alpha) == pytest.approx(0.7 * size, rel=1e-5)
+def test_power_equals_statsmodels(n, alpha):
+    for effect in (0.3, 1.0, 2.0):
+        expected = TTestPower().power(effect_size=effect, nobs=n, alpha=alpha, alternative="two-sided")
+        assert st.power(0.7 * effect, 0.7 / math.sqrt(n), n - 1, alpha) == pytest.approx(expected, abs=1e-5)
 
 
 def test_power_at_one_degree_of_freedom_equals_simulation():

@@ -21,6 +21,7 @@ import calibration
 import numpy as np
 import splits
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from sources import METRICS, SYNTHETIC, Source, collapses, patterns, pool, real, two_valued
 from tables import ALPHA, markdown, percent, standard_error
 
@@ -155,7 +156,8 @@ def of_looks(studies: int, seed: int) -> tuple[str, bool]:
     rows, valid = [], True
     for sizes, m in LOOKS:
         for factor in (0.0, 1.0, 1.5):
-            unit = statistics.detectable_difference(math.sqrt(2 / sizes[-1]), sizes[-1] - 1, ALPHA / m)
+            se, df = math.sqrt(2 / sizes[-1]), sizes[-1] - 1
+            unit = brentq(lambda effect: statistics.power(effect, se, df, ALPHA / m) - 0.8, 0.0, 100.0)  # noqa: B023
             draws = np.random.default_rng([seed, 11, m, *sizes])
             values = draws.standard_normal((studies, m + 1, sizes[-1]))
             values[:, 1] += factor * unit

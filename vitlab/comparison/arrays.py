@@ -129,6 +129,8 @@ class Judged:
     verdict: Ints  #: place in ``VERDICTS`` (S, C)
     complete_verdict: Ints  #: the same of the complete pairs alone
     lost: Ints  #: lost seeds of both sides (S, C)
+    collapsed_arms: Mask  #: seeds of the arm of each comparison that collapsed (S, C, N)
+    sound_difference: Floats  #: mean difference without collapsed seeds; NaN where there are none (S, C)
 
 
 @dataclass(frozen=True)
@@ -174,12 +176,15 @@ def judge(
         chance_A: value of guesses of each arm; NaN if it is not known.
         choices: what tuning adds.
     """
-    collapsed_SC2 = np.stack([mask.sum(axis=2) for mask in collapsed_pairs(values_SAN, design)], axis=2)
-    collapsed_SC = collapsed_SC2.sum(axis=2)
+    arms_SCN, baselines_SCN = collapsed_pairs(values_SAN, design)
+    collapsed_SC = arms_SCN.sum(axis=2) + baselines_SCN.sum(axis=2)
+    d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
+    _, sound, _ = _moments(np.where(arms_SCN | baselines_SCN, math.nan, d_SCN))
+    flagged = arms_SCN, np.where(collapsed_SC > 0, sound, math.nan)
     complete = contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
     verdict_SC = _verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
-        return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs))
+        return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs), *flagged)
     chance_A = np.full(values_SAN.shape[1], math.nan) if chance_A is None else chance_A
     filled = contrasts(np.where(lost_SAN, chance_A[:, None], values_SAN), design, collapsed_SC, tested_SC, choices)
     sides = (design.arms, design.baselines)
@@ -193,7 +198,7 @@ def judge(
             filled.p_equal_corrected < design.alpha,
             (filled.p_corrected <= design.alpha) & same_side & (verdict_SC > VERDICTS.index(Verdict.EQUIVALENT)),
         )
-    return Judged(complete, filled, np.where((lost_SC > 0) & ~holds, 0, verdict_SC), verdict_SC, lost_SC)
+    return Judged(complete, filled, np.where((lost_SC > 0) & ~holds, 0, verdict_SC), verdict_SC, lost_SC, *flagged)
 
 
 def contrasts(

@@ -62,21 +62,21 @@ def no_sample(prerequisites: int) -> str:
     return f"{prerequisites} {stand} behind an arm: fewer than {MIN_PREREQUISITES} are no sample"
 
 
-def choices(plan: Plan, samples: Mapping[str, Sample]) -> dict[str, tuple[float, float]]:
+def choices(plan: Plan, values: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
     """Return the variance of the choice of knobs, and its degrees of freedom, of arms that are tuned by the metric."""
     sign = 1 if plan.analysis.goal == "max" else -1
     of_arms = {}
     for tuning in plan.tuning:
         scored = [(index, rival.score) for index, rival in enumerate(tuning.rivals) if rival.score is not None]
-        arm = tuning.arm or ""
-        values = list(samples[arm].values.values()) if arm in samples else []
-        if tuning.winner is None or tuning.select != plan.analysis.metric or len(values) < 2 or len(scored) < 2:
+        arm, is_judged = tuning.arm or "", tuning.select == plan.analysis.metric
+        own = values.get(arm, [])
+        if tuning.winner is None or not is_judged or len(own) < 2 or len(scored) < 2:
             continue
         of_arms[arm] = statistics.choice_variance(
             [sign * score for _, score in scored],
             [index for index, _ in scored].index(tuning.winner),
-            sign * float(np.mean(values)),
-            float(np.std(values, ddof=1)),
+            sign * float(np.mean(own)),
+            float(np.std(own, ddof=1)),
             len(tuning.rivals[tuning.winner].trials),
         )
     return of_arms

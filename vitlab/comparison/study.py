@@ -8,13 +8,13 @@ all further seeds have ended; the decided comparisons still count in the family.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vitlab import statistics
-from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, collapsed_pairs, judge
+from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
 from vitlab.comparison.family import Family
 from vitlab.comparison.samples import Sample, choices, joint_overlap, refusals
 from vitlab.comparison.verdict import Verdict
@@ -129,17 +129,8 @@ class _Study:
         values_AN = np.where(seen_N, self.values_AN, NAN)
         reasons = refusals(self.plan, None if looks is None else set(looks.seeds[look])) | dict(refused)
         chance = {} if self.facts is None else self.facts.chance
-        seen = (
-            {
-                arm: replace(
-                    sample, values={seed: x for seed, x in sample.values.items() if seed in self.seeds[seen_N]}
-                )
-                for arm, sample in self.samples.items()
-            }
-            if looks is not None and self.plan.tuning
-            else self.samples
-        )
-        choice, sd_of_choice = self._choices(seen)
+        of_arms = {arm: row[np.isfinite(row)].tolist() for arm, row in zip(self.samples, values_AN, strict=True)}
+        choice, sd_of_choice = self._choices(of_arms)
         design = replace(self.design, share=shares[look])
         judged = judge(
             values_AN[None],
@@ -149,7 +140,6 @@ class _Study:
             chance_A=np.array([chance.get(arm, NAN) for arm in self.samples]),
             choices=choice,
         )
-        flags = [mask[0] for mask in collapsed_pairs(values_AN[None], design)]
         return {
             arm: Comparison(
                 arm=arm,
@@ -166,8 +156,8 @@ class _Study:
                 awaited=awaited.get(arm, 0),
                 lost=int(judged.lost[0, place]),
                 chance=chance.get(arm, NAN),
-                collapsed=tuple(self.seeds[flags[0][place]].tolist()),
-                sound_difference=self._sound_difference(values_AN, flags, place),
+                collapsed=tuple(self.seeds[judged.collapsed_arms[0, place]].tolist()),
+                sound_difference=float(judged.sound_difference[0, place]),
                 choice_sd=sd_of_choice[place],
                 decidable=self._decidable(contrast, place),
                 new_images=self._interval_for_new_images(arm, baseline, contrast, float(design.levels[place])),
@@ -175,9 +165,9 @@ class _Study:
             for place, (arm, baseline) in enumerate(self.compared.items())
         }
 
-    def _choices(self, samples: Mapping[str, Sample]) -> tuple[Choices, list[float]]:
+    def _choices(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
         """Return what tuning adds to each comparison, and its standard deviation."""
-        of_arms = choices(self.plan, samples)
+        of_arms = choices(self.plan, values)
         if not of_arms:
             return Choices(), [NAN] * len(self.compared)
         sides = [[of_arms.get(name, (0.0, 1.0)) for name in pair] for pair in self.compared.items()]
@@ -185,15 +175,6 @@ class _Study:
         is_tuned = [any(name in of_arms for name in pair) for pair in self.compared.items()]
         sds = np.where(is_tuned, np.sqrt(variance_C2.sum(axis=1)), NAN)
         return Choices(variance_C2[None], df_C2[None]), sds.tolist()
-
-    def _sound_difference(self, values_AN: np.ndarray, flags: list[np.ndarray], place: int) -> float:
-        """Return the mean difference over the pairs without collapsed seeds; NaN where none collapsed."""
-        is_collapsed = flags[0][place] | flags[1][place]
-        if not is_collapsed.any():
-            return NAN
-        d_N = values_AN[self.design.arms[place]] - values_AN[self.design.baselines[place]]
-        sound = d_N[np.isfinite(d_N) & ~is_collapsed]
-        return float(sound.mean()) if len(sound) else NAN
 
     def _decidable(self, contrast: Contrast, place: int) -> float:
         """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""

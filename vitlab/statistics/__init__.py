@@ -17,7 +17,6 @@ from vitlab.statistics.crossed import interval_for_new_images as interval_for_ne
 from vitlab.statistics.crossed import sd_interval as sd_interval
 from vitlab.statistics.crossed import split_sd as split_sd
 from vitlab.statistics.family import adjust_p_values as adjust_p_values
-from vitlab.statistics.family import detectable_difference as detectable_difference
 from vitlab.statistics.family import power as power
 from vitlab.statistics.replicates import Mean as Mean
 from vitlab.statistics.replicates import mean_interval as mean_interval

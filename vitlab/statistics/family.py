@@ -33,25 +33,3 @@ def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
     z = np.linspace(-9.0, 9.0, 4001)
     normal = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     return float(np.trapezoid(normal * chdtr(df, df * ((z + shift) / critical) ** 2), z))
-
-
-def detectable_difference(se: float, df: float, alpha: float = 0.05, chance: float = 0.8) -> float:
-    """Return the smallest true difference that a two-sided t-test detects with power ``chance``.
-
-    Args:
-        se: standard error of the difference; for pairs, the standard deviation of the differences over root n.
-        df: degrees of freedom; for pairs, n - 1.
-        alpha: level of the test; for the m comparisons of a family, the first must pass alpha / m.
-        chance: the power.
-
-    Returns:
-        NaN if there is no spread.
-    """
-    if not (se > 0 and df > 0):
-        return NAN
-    from scipy.optimize import brentq
-
-    high = t_quantile(1 - alpha / 2, df) + 10.0
-    while power(high, 1.0, df, alpha) < chance:
-        high *= 2
-    return se * float(brentq(lambda shift: power(shift, 1.0, df, alpha) - chance, 0.0, high))
