@@ -73,11 +73,11 @@ def judge_study(
     numbers = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
     study = _Study(plan, compared, samples, quantum, Family.of(plan, compared))
-    judged: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     for look in sorted(set(looks.values())):
         of_look = study.judge(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
-        judged |= {arm: comparison for arm, comparison in of_look.items() if looks[arm] == look}
-    return {arm: judged[arm] for arm in compared}
+        comparisons |= {arm: comparison for arm, comparison in of_look.items() if looks[arm] == look}
+    return {arm: comparisons[arm] for arm in compared}
 
 
 def is_futile(decidable: float | None, plan: Plan) -> bool:
@@ -132,7 +132,7 @@ class _Study:
         of_arms = {arm: row[np.isfinite(row)].tolist() for arm, row in zip(self.samples, values_AN, strict=True)}
         choice, sd_of_choice = self._choices(of_arms)
         design = replace(self.design, share=shares[look])
-        judged = judge(
+        result = judge(
             values_AN[None],
             design,
             tested_SC=np.array([[arm in waiting and arm not in reasons for arm in self.compared]]),
@@ -144,20 +144,20 @@ class _Study:
             arm: Comparison(
                 arm=arm,
                 baseline=baseline,
-                contrast=(contrast := judged.contrasts.of(0, place)),
-                with_chance=judged.with_chance.of(0, place) if judged.lost[0, place] else None,
-                verdict=Verdict.REFUSED if arm in reasons else VERDICTS[judged.verdict[0, place]],
-                complete_verdict=Verdict.REFUSED if arm in reasons else VERDICTS[judged.complete_verdict[0, place]],
+                contrast=(contrast := result.contrasts.of(0, place)),
+                with_chance=result.with_chance.of(0, place) if result.lost[0, place] else None,
+                verdict=Verdict.REFUSED if arm in reasons else VERDICTS[result.verdict[0, place]],
+                complete_verdict=Verdict.REFUSED if arm in reasons else VERDICTS[result.complete_verdict[0, place]],
                 refused=reasons.get(arm),
                 exploratory=self.family.exploratory[arm] or None,
                 registered=arm not in self.family.later,
                 family=self.family.sizes[arm],
                 look=look + 1,
                 awaited=awaited.get(arm, 0),
-                lost=int(judged.lost[0, place]),
+                lost=int(result.lost[0, place]),
                 chance=chance.get(arm, NAN),
-                collapsed=tuple(self.seeds[judged.collapsed_arms[0, place]].tolist()),
-                sound_difference=float(judged.sound_difference[0, place]),
+                collapsed=tuple(self.seeds[result.collapsed_arms[0, place]].tolist()),
+                sound_difference=float(result.sound_difference[0, place]),
                 choice_sd=sd_of_choice[place],
                 decidable=self._decidable(contrast, place),
                 new_images=self._interval_for_new_images(arm, baseline, contrast, float(design.levels[place])),
