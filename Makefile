@@ -52,10 +52,13 @@ soak: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/python tools/soak.py
 
-# Damaged study files and damaged stores at length; a finding is printed with the command that repeats it.
+# Damaged study files and stores, and what commands are given; a finding is printed with the input that repeats it.
 fuzz: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_studies.py --mutants 30000 --processes 2 --seed $(SEED)
-	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_store.py --mutants 3000 --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_studies.py --inputs 30000 --processes 2 --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_studies.py --inputs 6000 --processes 2 --seed every
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_store.py --inputs 3000 --seed $(SEED)
+	for kind in commands tables weights pictures addresses; do \
+	  OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_inputs.py $$kind --inputs 1000 --seed $(SEED) || exit 1; done
 
 # Tests build the site too; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
 docs: .venv/ready-dev

@@ -1,16 +1,30 @@
-"""A short run of the fuzzer of study files; ``make fuzz`` has longer ones."""
+"""Short runs of the fuzzers of study files and of what commands are given; ``make fuzz`` has longer ones."""
 
 import os
 from pathlib import Path
 
+import pytest
 import warm
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
 
-def test_mutated_study_gives_plan_or_user_error(tmp_path: Path) -> None:
-    words = ["fuzz_studies", "--mutants", "100", "--seed", "0"]
-    code = f"import sys; sys.path.insert(0, {str(TOOLS)!r}); sys.argv = {words!r}; import fuzz_studies"
-    done = warm.python(f"{code}; sys.exit(fuzz_studies.main())", tmp_path, os.environ)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fuzz_studies", "--inputs", "100"],
+        ["fuzz_studies", "--inputs", "30", "--seed", "every"],
+        ["fuzz_inputs", "commands", "--inputs", "20"],
+        ["fuzz_inputs", "tables", "--inputs", "20"],
+        ["fuzz_inputs", "weights", "--inputs", "20"],
+        ["fuzz_inputs", "pictures", "--inputs", "10"],
+        ["fuzz_inputs", "addresses", "--inputs", "5"],
+    ],
+    ids=" ".join,
+)
+def test_wild_input_is_answered_or_refused_with_sentence(words: list[str], tmp_path: Path) -> None:
+    code = f"import runpy, sys; sys.path.insert(0, {str(TOOLS)!r}); sys.argv = {words!r}"
+    code = f"{code}; runpy.run_module({words[0]!r}, run_name='__main__')"
+    done = warm.python(code, tmp_path, os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "100 mutants of seed 0: 0 findings" in done.stdout and list(tmp_path.iterdir()) == []
+    assert "0 findings" in done.stdout and list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 """A fuzzer of stored files: a finished study whose files are cut, flipped, retyped, emptied or replaced by folders.
 
-    python tools/fuzz_store.py --mutants 10000 --seed 7
+    python tools/fuzz_store.py --inputs 10000 --seed 7
 
 Every mutant is read by the commands that read a store.  Each must answer or end in an error with a sentence: no other
 exception, no hang, no write outside the folder.  A run must then complete the study, with the results it had.
@@ -9,30 +9,25 @@ Mutant ``i`` of a seed is always the same; ``--only SEED:I`` runs it alone and s
 
 from __future__ import annotations
 
-import argparse
-import io
 import json
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
-import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import mock
 
-import click
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fuzz_studies import GUARD, LIMIT_S, Finding, Hang
+from fuzzing import Examine, main, outcome, quiet
 from mutations import mutate_bytes, mutate_tree
 
 STUDY = {
@@ -216,51 +211,24 @@ class Bench:
         stored_results = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}
         assert {name for name, result in stored_results.items() if result == "None"} == set()
 
-    def examine(self, seed: int, index: int, arguments: int = 2) -> Finding | None:
-        """Run one mutant."""
-        from vitlab.errors import VitlabError
-
+    def examine(self, seed: str, index: int, arguments: int = 2) -> tuple[str, str]:
+        """Run one mutant, and return its ending and what is wrong."""
         rng = Random(f"{seed}:{index}")
         self.restore()
         done = mutate(rng, self.out)
         commands: list[tuple[str, ...]] = rng.sample(READERS, arguments)
         if rng.random() < 0.05:
-            commands.append(("run",))
-            commands.append(("report", "tiny", "--format", "json"))
+            commands += [("run",), ("report", "tiny", "--format", "json")]
+        endings = []
         for words in commands:
-            what = f"{done} {' '.join(words)}"
-
-            def stop(*_: object) -> None:
-                raise Hang
-
-            signal.signal(signal.SIGVTALRM, stop)
-            signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
-            try:
-                with GUARD.watching(self.out) as violations, _quiet(), _pictures(drawn=index % 20 == 0):
-                    if words == ("run",):
-                        self.run()
-                    else:
-                        self.call(words)
-            except Hang:
-                return Finding(f"{seed}:{index}", f"{what}: more than {LIMIT_S} s of CPU time", "")
-            except (click.ClickException, VitlabError) as error:
-                if not str(error).strip() or getattr(error, "exit_code", 0) == 3:
-                    return Finding(f"{seed}:{index}", f"{what}\n{traceback.format_exc()}", "")
-                if words == ("run",):
-                    return Finding(f"{seed}:{index}", f"{what}\n{traceback.format_exc()}", "")
-            except (Exception, SystemExit):
-                return Finding(f"{seed}:{index}", f"{what}\n{traceback.format_exc()}", "")
-            finally:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            if violations:
-                return Finding(f"{seed}:{index}", f"{what}\n" + "\n".join(violations), "")
-        return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")), redirect_stderr(io.StringIO()):
-        yield
+            with quiet(), _pictures(drawn=index % 20 == 0):
+                ending, what = outcome(self.run if words == ("run",) else partial(self.call, words), self.out)
+            if words == ("run",) and ending != "done":
+                what = what or "the study cannot be completed"
+            if what:
+                return "wrong", f"{done} {' '.join(words)}\n{what}"
+            endings.append(ending)
+        return ("refused" if "refused" in endings else "done"), ""
 
 
 def _pictures(*, drawn: bool) -> AbstractContextManager[Any]:
@@ -275,7 +243,7 @@ def _state(file: Path) -> tuple[int, int, int]:
 
 
 @contextmanager
-def bench() -> Iterator[Bench]:
+def bench() -> Iterator[Examine]:
     """Build the study in a temporary folder; logs go nowhere."""
     before = os.environ.get("XDG_CACHE_HOME")
     logging.disable(logging.WARNING)
@@ -284,11 +252,11 @@ def bench() -> Iterator[Bench]:
             instance = Bench(Path(name).resolve())
             instance.restore()
             for words in READERS:  # imports, caches
-                with _quiet():
+                with quiet():
                     instance.call(words)
             with _pictures(drawn=False):
                 instance.run()
-            yield instance
+            yield instance.examine
     finally:
         logging.disable(logging.NOTSET)
         os.environ.pop("XDG_CACHE_HOME", None)
@@ -296,33 +264,5 @@ def bench() -> Iterator[Bench]:
             os.environ["XDG_CACHE_HOME"] = before
 
 
-def main() -> int:
-    """Run the fuzzer as a command; return 1 if a mutant does not end as required."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutants", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=int, default=0, help="first mutant")
-    parser.add_argument("--only", metavar="SEED:I", help="run one mutant and print it")
-    options = parser.parse_args()
-    counts: Counter[str] = Counter()
-    with bench() as instance:
-        numbers = range(options.start, options.start + options.mutants)
-        seed = options.seed
-        if options.only:
-            seed, number = map(int, options.only.split(":"))
-            numbers = range(number, number + 1)
-        for index in numbers:
-            finding = instance.examine(seed, index)
-            if finding is not None:
-                kind = "|".join(line.strip() for line in finding.what.strip().splitlines()[-4:] if "^^" not in line)
-                if kind not in counts:
-                    print(finding, flush=True)
-                counts[kind] += 1
-            if (index + 1) % 100 == 0:
-                print(f"{index + 1 - options.start:,}: {sum(counts.values())} findings", file=sys.stderr, flush=True)
-    print(f"{len(numbers):,} mutants of seed {seed}: {sum(counts.values())} findings of {len(counts)} kinds")
-    return 1 if counts else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(bench, __doc__))

@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
+from dataclasses import replace
 
 import click
 
@@ -18,20 +19,25 @@ def show(error: VitlabError) -> None:
     """Print an error on stderr.
 
     Colours and wrapped lines are for terminals only; elsewhere a mistake is one line, followed by two of its source.
+    Passwords of addresses are masked, as logs may be public.
     """
+    from vitlab.spec.changes import public
+
     terminal = sys.stderr.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = shutil.get_terminal_size().columns if terminal else 0
     if isinstance(error, SpecError):
         for problem in error.problems:
-            click.echo(_excerpt(problem, width), err=True, color=colour)
+            shown = replace(problem, message=public(problem.message), source=public(problem.source))
+            click.echo(public(_excerpt(shown, width)), err=True, color=colour)
         if len(error.problems) > 1:
             files = list(dict.fromkeys(problem.file for problem in error.problems))
             typed = any(file.startswith("--set ") for file in files)
             where = "" if typed else f" in {files[0]}" if len(files) == 1 else f" in {len(files)} files"
             click.echo(f"{len(error.problems)} mistakes{where}", err=True)
     else:
-        click.echo(wrapped(str(error), width) if isinstance(error, UserError) else str(error), err=True)
+        text = public(str(error))
+        click.echo(wrapped(text, width) if isinstance(error, UserError) else text, err=True)
 
 
 def wrapped(text: str, width: int) -> str:
