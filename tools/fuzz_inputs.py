@@ -330,13 +330,12 @@ def addresses(rng: Random, folder: Path) -> list[str]:
     ))  # fmt: skip
 
 
-def read_data(todo: Sequence[Any], *_: Any) -> int:
-    """Stand in for :func:`vitlab.driver.scheduler.execute`: read the data of the trials, and train nothing."""
+def read_data(schedule: Any) -> None:
+    """Stand in for :meth:`vitlab.driver.scheduler.Schedule.complete`: read the data of the trials, and train nothing."""
     from vitlab.data.prepare import prepare
 
-    for trial in {planned.arm: planned.trial for planned in todo}.values():
+    for trial in {planned.arm: planned.trial for planned in schedule._planned.values()}.values():
         prepare(trial.spec.plain()["data"], trial.seeds)
-    return len(todo)
 
 
 def state(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -422,7 +421,7 @@ class Bench:
         before = state(self.folder)
         with (
             mock.patch("vitlab.plan.versions.rev_parse", lambda *_: ""),
-            mock.patch("vitlab.driver.missing.execute", read_data),
+            mock.patch("vitlab.driver.scheduler.Schedule.complete", read_data),
         ):
             ending, what = outcome(partial(self.call, words), self.folder, prevents=True)
         after = state(self.folder)
