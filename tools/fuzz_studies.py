@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -118,9 +118,9 @@ def _distinct(plan: Any) -> list[tuple[str, Any]]:
     return list(trials.items())
 
 
-@contextmanager
-def prepared() -> Iterator[Examine]:
-    """Enter a folder, after importing what planning imports: only inputs are to write and spend time."""
+@cache
+def _import_all() -> None:
+    """Import what planning imports."""
     sys.dont_write_bytecode = True
     from vitlab import lab
 
@@ -129,6 +129,12 @@ def prepared() -> Iterator[Examine]:
             lab.plan_study(file)
         except Exception as error:
             print(f"{file}: {error}", file=sys.stderr)
+
+
+@contextmanager
+def prepared() -> Iterator[Examine]:
+    """Enter a folder, after importing what planning imports: only inputs are to write and spend time."""
+    _import_all()
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="fuzz-studies-") as name:
         os.chdir(name)

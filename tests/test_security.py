@@ -1,0 +1,109 @@
+"""Tests of the page on security: each of its sentences names tests that exist; those that no other file has are here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from vitlab import cli
+from vitlab.trackers import server
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "pages" / "security.md"
+STUDY = "study: s\nseeds: 1\nbase: {data: digits, model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}, train: {steps: 1}}\n"  # fmt: skip
+
+
+def test_every_sentence_names_tests_that_exist() -> None:
+    items = re.findall(r"(?ms)^- (.*?)(?=^- |^$|\Z)", PAGE.read_text())
+    assert len(items) == PAGE.read_text().count("\n- ") > 25
+    for item in items:
+        comment = re.search(r"<!-- (.*) -->\s*$", item)
+        assert comment is not None, f"no test is named: {item}"
+        for name in comment[1].split():
+            file, _, function = name.partition("::")
+            tree = ast.parse((TESTS / file).read_text())
+            assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, name
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    """Run the command line as its own process would, and return the exit code."""
+    monkeypatch.setattr(sys, "argv", ["vitlab", *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return exit_.value.code
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir [made]", "!!python/name:os.system", "!made [1]"])
+def test_yaml_tags_make_no_objects(tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(STUDY.replace("seeds: 1", f"seeds: {tag}"))
+    assert command(monkeypatch, "validate", "s.yaml") == 2
+    assert "s.yaml:2" in capsys.readouterr().err and not Path("made").exists()
+
+
+@pytest.mark.parametrize(
+    "rule", ["__import__('os').mkdir('made')", "model.dim.__class__", "(lambda: 1)()", "9**9**9**9"]
+)
+def test_rules_of_a_design_run_no_code(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    design = f'design: {{grid: {{model.dim: [8, 16]}}, where: ["{rule} > 0"]}}\n'
+    Path("s.yaml").write_text(STUDY + design)
+    assert command(monkeypatch, "validate", "s.yaml") == 2
+    assert "s.yaml:4" in capsys.readouterr().err and not Path("made").exists()
+
+
+def test_study_file_may_read_data_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(STUDY.replace("digits", "{type: mnist, root: /elsewhere}"))
+    assert command(monkeypatch, "run", "s.yaml") == 2
+    assert "looked in /elsewhere" in capsys.readouterr().err and not Path("vitlab-runs").exists()
+
+
+def test_server_listens_on_this_machine_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts: list[str] = []
+    monkeypatch.setattr(server, "serve", lambda root, name, port, host, show: hosts.append(host))
+    assert CliRunner().invoke(cli.cli, ["ui", "--out", str(tmp_path)]).exit_code == 0
+    assert hosts == ["127.0.0.1"]
+
+    class Stopped(Exception):
+        """The server has not been started."""
+
+    def popen(words: list[str], **_: Any) -> None:
+        hosts.append(words[words.index("--host") + 1])
+        raise Stopped
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    for name in ("initialise", "configure"):
+        monkeypatch.setattr(server.service, name, lambda *_: None)
+    monkeypatch.setattr(server.service, "quiet", nullcontext)
+    with pytest.raises(Stopped), server.running(tmp_path, port=45_932):
+        pass
+    assert hosts == ["127.0.0.1", "127.0.0.1"]
+
+
+@pytest.mark.parametrize("user", ["me:hush", "hush", ":hush", "me:hu/hush"])
+def test_no_message_shows_a_password(user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = f"http://{user}@127.0.0.1:9"
+    Path("s.yaml").write_text(STUDY)
+    Path("named.yaml").write_text(f"{STUDY}run: {{tracker: {{type: mlflow, uri: '{uri}'}}, executor: nothing}}\n")
+    for words in (
+        ["validate", "named.yaml"],
+        ["validate", "s.yaml", "--set", f"run.tracker={{type: none, uri: '{uri}'}}"],
+        ["validate", "s.yaml", "--set", f"run.traker.uri={uri}"],
+        ["validate", "s.yaml", "--set", f"\t{uri}"],
+        ["run", "s.yaml", "--set", "run.tracker=none", "--tracking-uri", uri],
+        ["judge", f"{uri}:x/#/experiments/1", "--metric", "acc"],
+        ["judge", f"ftp://{user}@host/", "--metric", "acc"],
+    ):
+        assert command(monkeypatch, *words) == 2
+        shown = capsys.readouterr()
+        assert "hush" not in shown.err + shown.out and shown.err, words
