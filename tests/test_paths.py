@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -89,6 +90,13 @@ def test_refused_command_line_writes_nothing(words: list[str], tmp_path: Path, m
         [],
         [Path("out/studies"), Path("out/studies/tiny")],
     )
+
+
+@pytest.mark.parametrize("number", [errno.EEXIST, errno.ENOTDIR, errno.EISDIR])
+def test_file_in_place_of_a_folder_is_one_sentence(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file or a loop of links is in the place of a folder that a command would make."""
+    assert commands._unexpected(OSError(number, os.strerror(number), "a/loop")) == 2
+    assert capsys.readouterr().err == f"a/loop: {os.strerror(number).lower()}. Choose another path.\n"
 
 
 def test_dead_fork_server_says_why(tmp_path: Path) -> None:

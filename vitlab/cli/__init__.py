@@ -142,7 +142,16 @@ def main() -> None:
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 """Error numbers of disks and permissions, as opposed to faults of a program."""
 
-PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ, errno.ENXIO)
+PATH = (
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EINVAL,
+    errno.EILSEQ,
+    errno.ENXIO,
+)
 """Error numbers of paths that no file can have, or that lead to something else than a file or a folder."""
 
 STREAM = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
