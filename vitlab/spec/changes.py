@@ -78,7 +78,7 @@ def public(text: str) -> str:
 
 
 MASK = "***"  #: in place of what :func:`public` hides
-_USER = re.compile(r"(\w://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
+_USER = re.compile(r"(://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
 _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
