@@ -296,4 +296,4 @@ def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:
     convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2, image=(24, 24)))
     folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})
     sentence = refused("weights", "convert", folder.weights, tmp_path / "c.pth", "--to", "torchvision")
-    assert "position 'rope2d' exists in vitlab alone" in sentence
+    assert "position 'rope2d' is not in this format" in sentence

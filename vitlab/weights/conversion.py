@@ -191,9 +191,7 @@ def _require_exportable(
     if checkpoint.trial is not None:
         reason = checkpoint.trial.export_incompatibility()
         if reason:
-            raise WeightsError(
-                f"{to} cannot hold this model, nor can another format: {reason}. Keep the trial's own file."
-            )
+            raise WeightsError(f"{to} cannot hold this model: {reason}. Try --to timm, or keep the trial's own file.")
         return
     position = architecture.facts().position
     if position is not None and position.type != "none":

@@ -109,32 +109,32 @@ class TrialModel:
         return ModelFacts(image=self.info.image, mean=self.mean, std=self.std, labels=self.info.labels or None)
 
     def export_incompatibility(self) -> str | None:
-        """Return the reason why no other format can hold this model; None if names and shapes decide."""
+        """Return the reason why no format but timm's can hold this model; None if names and shapes decide."""
         assert isinstance(self.model, ViT)
         position, patch = self.options["position"], self.options["patch"]["type"]
         if position["type"] not in ("learned", "none"):
-            return f"position '{position['type']}' exists in vitlab alone"
+            return f"position '{position['type']}' is not in this format"
         if position.get("where", "stem") != "stem":
-            return f"positions added at {position['where']} exist in vitlab alone"
+            return f"positions added at {position['where']} are not in this format"
         if patch not in ("linear", "resnet"):
-            return f"patch '{patch}' exists in vitlab alone"
+            return f"patch '{patch}' is not in this format"
         if self.options["head"]["type"] not in ("linear", "mlp", "distilled"):
-            return f"head '{self.options['head']['type']}' exists in vitlab alone"
+            return f"head '{self.options['head']['type']}' is not in this format"
         pool, over = (self.options["head"].get(name) for name in ("pool", "over"))
         if pool in ("max", "avgmax", "prr") or over == "all":
-            return f"its pooling, {pool} over {over}, is shown by no tensor"
+            return f"its pooling, {pool} over {over}, is not in this format"
         blocks = self._anatomy().blocks
         stored = (PreNorm, ParallelThings)
         if other := next((block.block.type for block in blocks if block.block.component not in stored), None):
-            return f"block '{other}' is stored under names of vitlab alone"
+            return f"block '{other}' is not in this format"
         if self.options.get("parametrization") == "mup" and self.model.base_width != self.model.geometry.dim:
-            return "the scale of attention under parametrization 'mup' exists in vitlab alone"
+            return "the scale of attention under parametrization 'mup' is not in this format"
         for norm in (block.norm for block in blocks):
             if norm.component not in (LayerNorm, RMSNorm):
-                return f"norm '{norm.type}' of a block exists in vitlab alone"
+                return f"norm '{norm.type}' of a block is not in this format"
         foreign = [type(part).__name__ for part in self.model.modules() if not type(part).__module__.startswith(_OURS)]
         if foreign:
-            return f"{foreign[0]} is a part of a plugin, which no other format has"
+            return f"{foreign[0]} is a part of a plugin, which is not in this format"
         return _norm_incompatibility(self.model) or _block_incompatibility(blocks)
 
 
@@ -142,9 +142,9 @@ def _norm_incompatibility(model: ViT) -> str | None:
     """Return what other formats do not have of the norms of a model, or None."""
     for part in model.modules():
         if (isinstance(part, LayerNorm) and part.bias is None) or (isinstance(part, RMSNorm) and part.weight is None):
-            return "layer norms without a shift, and norms without a scale, cannot be written to another format"
+            return "layer norms without a shift, and norms without a scale, are not in this format"
         if isinstance(part, DynamicTanh):
-            return "norm 'dyt' exists in vitlab alone"
+            return "norm 'dyt' is not in this format"
     return None
 
 
@@ -153,14 +153,14 @@ def _block_incompatibility(blocks: Iterable[BlockChoices]) -> str | None:
     for block in blocks:
         attention, mlp = block.attention, block.mlp
         if attention.component not in SOFTMAX:
-            return f"attention '{attention.type}' is stored under names of vitlab alone"
+            return f"attention '{attention.type}' is not in this format"
         if mlp.component not in (GeluMLP, SwiGLU):
-            return f"mlp '{mlp.type}' exists in vitlab alone"
+            return f"mlp '{mlp.type}' is not in this format"
         for what, options in (("attention", attention.options), ("mlp", mlp.options)):
             if options["norm"].component is not NoNorm:
-                return f"{what} with a norm before its last layer cannot be written to another format"
+                return f"{what} with a norm before its last layer is not in this format"
         if not (attention.options["proj_bias"] and mlp.options["bias"]):
-            return "linear layers without biases, other than qkv, cannot be written to another format"
+            return "linear layers without biases, other than qkv, are not in this format"
     return None
 
 
