@@ -106,7 +106,18 @@ CALLED = {
     "metric": {"name", "of_features", "needs_train"},
     "executor": {"runner", "worker_environment"},
     "tracker": {
-        *("close", "deliver", "marks", "sync", "trial", "trials", "unconfirmed", "undelivered", "update", "warn"),
+        *(
+            "close",
+            "deliver",
+            "marks",
+            "sync",
+            "trial_folder",
+            "trials",
+            "unconfirmed",
+            "undelivered",
+            "update",
+            "warn",
+        ),
     },
 }
 """Names of contracts that a component calls or has, and that nobody overrides."""

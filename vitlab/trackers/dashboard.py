@@ -88,20 +88,15 @@ def sections(metrics: Iterable[str], headline: str) -> list[Section]:
     ``headline`` is the study's metric; the first section shows it as bars and as a curve.
     """
     names = set(metrics)
-
-    def rank(name: str) -> tuple[int, bool, str]:
-        group, _, metric = name.removeprefix("final/").removeprefix("best/").partition("/")
-        order = ("val", "test", "train").index(group) if group in ("val", "test", "train") else 3
-        return (order, metric != headline.partition("/")[2], name)
-
     primary = [name for name in (f"final/{headline}", f"best/{headline}", headline, "train/loss") if name in names]
-    rest = sorted((name for name in names - set(primary) if not name.endswith("/lr")), key=rank)
-    final = [name for name in rest if name.startswith(("final/", "best/"))]
-    curves = [name for name in rest if name.startswith(("val/", "train/"))]  # the test split is measured only once
-    cost = [name for name in rest if name.startswith("cost/")]
-    other = sorted(names - {*primary, *final, *curves, *cost})
-    groups = [(headline, primary, True), ("Final values", final, True), ("Curves", curves, True)]
-    return [section for section in (*groups, ("Cost", cost, True), ("Other", other, False)) if section[1]]
+    groups = {"Final values": ("final/", "best/"), "Curves": ("val/", "train/"), "Cost": ("cost/",)}
+    sections: list[Section] = [(headline, primary, True)]
+    rest = sorted(names - set(primary), key=lambda name: ("/test/" in name, "/train/" in name, name))
+    for title, prefixes in groups.items():
+        charts = [name for name in rest if name.startswith(prefixes) and not name.endswith("/lr")]
+        sections.append((title, charts, True))
+        rest = [name for name in rest if name not in charts]
+    return [section for section in (*sections, ("Other", rest, False)) if section[1]]
 
 
 def summary_sections(metrics: Iterable[str], headline: str) -> list[Section]:

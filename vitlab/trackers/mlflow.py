@@ -230,7 +230,7 @@ class MlflowTracker(Replay):
         charts = dashboard.sections(metrics, headline)
         finals = [name for _, names, _ in charts for name in names if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
-        axes = dashboard.axes(self._design_params(), metrics, headline)
+        axes = dashboard.axes(self._varied_params(), metrics, headline)
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, arms=of_arms),
             dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
@@ -238,25 +238,15 @@ class MlflowTracker(Replay):
         self.delivered["views"] += dashboard.save(session.client, session.experiment, views)
         self._viewed = (metrics, images)
 
-    def _design_params(self) -> list[str]:
-        """Return the parameters that the design varies, in its order.
-
-        A component's option is included if arms with that component differ in it.
-        """
+    def _varied_params(self) -> list[str]:
+        """Return the parameters of which arms have several values."""
         params = [item.params for item in self.trials if item.kind == "trial"]
-        names: dict[str, None] = {}
-        for path in map(records.key, self.plan.paths):
-            for name in params[0] if params else ():
-                if name != path and not name.startswith(f"{path}."):
-                    continue
-                values = {item_params[name] for item_params in params}
-                if len(values if name == path else values - {records.ABSENT}) > 1:
-                    names[name] = None
-        return list(names)
+        names = [name for name in (params[0] if params else ()) if name not in ("arm", "seed")]
+        return [name for name in names if len({values[name] for values in params} - {records.ABSENT}) > 1]
 
     def _deliver_study(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
-        session, varied = self._session, self._design_params()
+        session, varied = self._session, self._varied_params()
         client, experiment = session.client, session.experiment
         run = self._deliver_study_run(report)
         links = [
@@ -277,7 +267,9 @@ class MlflowTracker(Replay):
         ]
         links.append(description.link("study file and plan", experiment, run, "study.yaml"))
         trained = [
-            (item, self.trial(item), mark.run) for item in self._models if (mark := self._mark_of(item)) is not None
+            (item, self.trial_folder(item), mark.run)
+            for item in self._models
+            if (mark := self._mark_of(item)) is not None
         ]
         if trained:
             stored = models.deliver(client, experiment, self._root, trained, self.plan.analysis)

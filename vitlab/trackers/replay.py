@@ -167,14 +167,14 @@ class Replay(Tracker):
         states = self._account().trials
 
         def is_delivered(item: TrackedTrial) -> bool:
-            state, folder = states.get(item.identity), self.trial(item)
+            state, folder = states.get(item.identity), self.trial_folder(item)
             if state is None or not state.end:
                 return not folder.path.exists()
             return state.offset >= folder.journal_size()
 
         return sum(not is_delivered(item) for item in self.trials)
 
-    def trial(self, item: TrackedTrial) -> TrialFolder:
+    def trial_folder(self, item: TrackedTrial) -> TrialFolder:
         """Return the folder of a trial."""
         return self.store.trial(item.planned.trial.key, item.planned.trial.code)
 
@@ -184,7 +184,7 @@ class Replay(Tracker):
 
     def _deliver_trial(self, item: TrackedTrial, account: _Account, final: bool) -> None:
         """Write the new events of one trial, if there are any."""
-        folder, state = self.trial(item), account.trials.get(item.identity)
+        folder, state = self.trial_folder(item), account.trials.get(item.identity)
         if state is None and not folder.path.exists():
             return  # it has not begun
         size = folder.journal_size()

@@ -170,7 +170,7 @@ class TrialRuns:
                 now = RunMark(self.experiment, run.info.run_id, run.info.status)
                 self._send_dataset(news.item, run)
                 self._send(now.run, lacking)
-            self._update(now, content)
+            self._advance(now, content)
         if news.end is not None:
             now.status = STATUS.get(news.end.how, FAILED)
             self.client.set_terminated(now.run, now.status, end_time=news.end.t or None)
@@ -298,7 +298,7 @@ class TrialRuns:
         dataset = Dataset(data.type, records.digest(str(trial.data)), source_type="vitlab", source=source)
         self.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
-    def _update(self, mark: RunMark, content: _Content) -> None:
+    def _advance(self, mark: RunMark, content: _Content) -> None:
         """Add an update to the mark of its run."""
         headline = records.key(self.plan.analysis.metric)
         mark.points += sum(point.name == headline for point in content.points)
