@@ -163,33 +163,31 @@ def main(prepared: Callable[[], AbstractContextManager[Examine]], about: str | N
     size = 500 if options.processes > 1 else max(1, len(numbers))
     shards = [numbers[start : start + size] for start in range(0, len(numbers), size)]
     endings: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()  # the first finding of each kind is printed
+    kinds: Counter[str] = Counter()
     with ExitStack() as stack:
         apply: Any = map
         if options.processes > 1:
             apply = stack.enter_context(multiprocessing.get_context("fork").Pool(options.processes)).imap
-        for shard_endings, findings in apply(partial(_shard, prepared, seed), shards):
+        for shard_endings, shard_kinds in apply(partial(_shard, prepared, seed), shards):
             endings += shard_endings
-            for number, what in findings:
-                kind = "|".join(line.strip() for line in what.strip().splitlines()[-4:] if "^^" not in line)
-                if kind not in kinds:
-                    print(f"--only {seed}:{number}\n{what}", flush=True)
-                kinds[kind] += 1
+            kinds += shard_kinds
     print(f"{sum(endings.values()):,} inputs of seed {seed}: {sum(kinds.values())} findings; {dict(endings)}")
     return 1 if kinds else 0
 
 
 def _shard(
     prepared: Callable[[], AbstractContextManager[Examine]], seed: str, numbers: Sequence[int]
-) -> tuple[Counter[str], list[tuple[int, str]]]:
-    """Run some inputs in this process."""
+) -> tuple[Counter[str], Counter[str]]:
+    """Run some inputs in this process, and print the first finding of each kind."""
     endings: Counter[str] = Counter()
-    findings = []
+    kinds: Counter[str] = Counter()
     with prepared() as examine:
         for number in numbers:
             ending, what = examine(seed, number)
             endings[ending] += 1
             if what:
-                findings.append((number, what))
-                print(f"{numbers[0]}...{number}: {len(findings)} findings", file=sys.stderr, flush=True)
-    return endings, findings
+                kind = "|".join(line.strip() for line in what.strip().splitlines()[-4:] if "^^" not in line)
+                if kind not in kinds:
+                    print(f"--only {seed}:{number}\n{what}", flush=True)
+                kinds[kind] += 1
+    return endings, kinds
