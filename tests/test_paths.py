@@ -99,6 +99,14 @@ def test_file_in_place_of_a_folder_is_one_sentence(number: int, capsys: pytest.C
     assert capsys.readouterr().err == f"a/loop: {os.strerror(number).lower()}. Choose another path.\n"
 
 
+def test_loop_of_links_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((RuntimeError, OSError)) as error:
+        (tmp_path / "loop").resolve(strict=True)
+    assert commands._unexpected(error.value) == 2
+    assert capsys.readouterr().err.endswith("loop: too many levels of symbolic links. Choose another path.\n")
+
+
 def test_dead_fork_server_says_why(tmp_path: Path) -> None:
     """What the server prints is part of the failure."""
     (tmp_path / "broken.py").write_text("import sys; print('no space for torch', file=sys.stderr); sys.exit(3)\n")

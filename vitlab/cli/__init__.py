@@ -170,6 +170,8 @@ def _unexpected(error: BaseException) -> int:
     if isinstance(error, ValueError) and sys.stdout.closed:
         click.echo("standard output: closed while the command ran, as by a plugin; what it stored is kept.", err=True)
         return UserError.exit_code
+    if isinstance(error, RuntimeError) and getattr(error.__context__, "errno", 0) == errno.ELOOP:
+        error = error.__context__ or error  # of Path.resolve, before Python 3.13
     if isinstance(error, OSError) and error.errno in PATH and error.filename:
         place = str(error.filename)
         shown = place if len(place) <= 200 else f"{place[:100]}...{place[-60:]}"
