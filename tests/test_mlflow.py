@@ -798,8 +798,8 @@ def test_confusion_picture_has_colours_numbers_names_and_title(size: int, number
         return np.asarray(images.confusion(trial, "val", 3, table).image).astype(int)
 
     def field(picture: Any) -> Any:
-        right = picture.shape[1] - images.TITLE
-        return picture[images.TITLE : images.TITLE + images.FIELD, right - images.FIELD : right]
+        margin = picture.shape[0] - images.TITLE - images.FIELD
+        return picture[images.TITLE : images.TITLE + images.FIELD, margin : margin + images.FIELD]
 
     picture, cell = drawn(counts), images.FIELD / size
     for row, column in itertools.product(range(size), repeat=2):

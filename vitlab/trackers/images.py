@@ -29,6 +29,7 @@ SMALL = 256  #: longer side of the page's thumbnails in pixels
 KEY = re.compile(r"[a-zA-Z0-9_\-./ ]+")  #: keys that the page supports
 
 FIELD, GAP, TITLE = 480, 6, 26  #: side of a confusion matrix, space beside its labels, and height of a line, in pixels
+RATIO = 1.15  #: width to height; the page cuts the lower edge of pictures that are narrower
 NAMED, COUNTED = 40, 20  #: maximum number of classes whose names, and whose counts, are drawn
 NAME, TITLED = 18, 50  #: letters of a class name, and of a trial's name, that are drawn
 
@@ -98,7 +99,8 @@ def confusion(trial: str, split: str, step: int, table: pd.DataFrame) -> Picture
     font, small = _font(14), _font(max(8, min(14, int(cell / 3))))
     names = classes if len(classes) <= NAMED else []
     margin = TITLE + 2 * GAP + int(max((small.getlength(name) for name in names), default=0))
-    image = Image.new("RGB", (margin + FIELD + TITLE, TITLE + FIELD + margin), "white")
+    height = TITLE + FIELD + margin
+    image = Image.new("RGB", (int(height * RATIO), height), "white")
     draw = ImageDraw.Draw(image)
     colours = Image.fromarray((colormaps["Blues"](shares)[..., :3] * 255).round().astype(np.uint8))
     image.paste(colours.resize((FIELD, FIELD), Image.Resampling.NEAREST), (margin, TITLE))
