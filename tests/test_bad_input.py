@@ -86,8 +86,8 @@ def refused(folder: Path, *arguments: object) -> list[str]:
 
 
 def messages(err: str) -> list[str]:
-    """Return the mistakes on stderr, one line each, without source lines and the final count."""
-    lines = [line for line in err.splitlines() if not line.startswith(" ")]
+    """Return the mistakes on stderr, one line each, without what is read, source lines and the final count."""
+    lines = [line for line in err.splitlines() if not line.startswith((" ", "reading "))]
     count = re.match(r"(\d+) mistakes", lines[-1]) if lines else None
     if count is None:
         assert len(lines) <= 1, lines
@@ -499,7 +499,7 @@ def test_metric_of_misspelt_objective_is_no_mistake(here: Path) -> None:
 def test_mistake_caused_by_set_names_set(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY)
     for change, words in {
-        "seed=5": ["unknown key 'seed'", "Write seeds: 5 at the top level"],
+        "seed=5": ["unknown key 'seed'", "Did you mean 'seeds'?"],
         "lr=0.1": ["Did you mean 'train.optimizer.lr'?"],
         "model.dim=33": ["dim 33 is not a multiple of heads 2"],
         "analysis.metric=val/acc": ["'val/accuracy'"],
@@ -610,10 +610,10 @@ def test_path_without_file_is_refused(here: Path) -> None:
     for name, message in {
         "no.yaml": "no.yaml: no such file",
         "no/s.yaml": "no/s.yaml: no such file",
-        "folder": "folder: is a folder; name a study file, such as ablation.yaml",
+        "folder": "folder is a folder here, not a study file; write the path of a file",
         "pipe": "pipe: is not a regular file",
         "large.yaml": "large.yaml: has 100,000,000 bytes; a study file has at most 1,000,000",
-        "": ".: is a folder; name a study file, such as ablation.yaml",
+        "": ". is a folder here, not a study file; write the path of a file",
         "x" * 300: "no such file, and no study of this name comes with vitlab",
         "x" * 300 + ".yaml": "File name too long",
     }.items():
@@ -815,7 +815,7 @@ def test_separate_process_reports_mistake(here: Path, text: str, message: str) -
         [sys.executable, "-m", "vitlab", "run", "s.yaml"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(message) and len(messages(done.stderr)) == 1, done.stderr
+    assert one(messages(done.stderr)).startswith(message), done.stderr
     assert [path.name for path in here.iterdir()] == ["s.yaml"]
 
 

@@ -47,7 +47,7 @@ class TrackerProcess:
         self._lock = threading.Lock()
         self._tracker: Tracker | None = None  #: the tracker that the process has
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # a program that reads the answer waits for all writers to end
             pass_fds=[theirs.fileno()],
@@ -137,5 +137,6 @@ class _ToDriver(logging.handlers.QueueHandler):
             self._driver.send(message)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Deliver for the driver at the other end of the pipe whose number is on the command line."""
     serve(Connection(int(sys.argv[1])))
