@@ -26,7 +26,7 @@ from vitlab.data.datasets.base import Corrupted
 from vitlab.data.datasets.files import SETTLED_S
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
 from vitlab.data.test_sets import TensorCache
-from vitlab.engines import ENGINES, base
+from vitlab.engines import base
 from vitlab.errors import SpecError, UserError
 from vitlab.geometry import DataInfo
 from vitlab.plan.resolve import Resolver
@@ -288,8 +288,8 @@ def training(seed=0, data=DATA, model={}, distillation=None, **train):
 def test_mean_corruption_error_is_of_final_weights_in_every_engine(engine, train):
     data = {**DATA, "corrupted": {"corruptions": KINDS, "severities": [2, 5]}}
     both = [training(seed, data=data, **train) for seed in range(2)]
-    results = base.train([one for one, _ in both], ENGINES[engine])
-    plain = base.train([training(seed, **train)[0] for seed in range(2)], ENGINES[engine])
+    results = base.train([one for one, _ in both], slot("engine").get(engine))
+    plain = base.train([training(seed, **train)[0] for seed in range(2)], slot("engine").get(engine))
     for (one, prepared), result, without in zip(both, results, plain, strict=True):
         normalize = Normalize(prepared.mean, prepared.std)
         errors = {}

@@ -15,17 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import slot_fixtures
 import torch
+import yaml
 from job_helpers import run_together, run_trial
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import vitlab
 from vitlab import lab
 from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import ENGINES, base
+from vitlab.engines import base
 from vitlab.engines.base import train
 from vitlab.engines.batch_last_support import incompatibility
+from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.plan.engine_choice import (
     MAX_PRODUCTS,
@@ -41,7 +45,6 @@ from vitlab.registry import listing, slot
 from vitlab.runner.attempt import Attempt
 from vitlab.runner.job import Settings
 from vitlab.spec import STREAMS, Choice, TrainSpec, TrialSpec
-from vitlab.spec.run import EngineChoice
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Outcome, TrialResult
@@ -105,11 +108,11 @@ def test_trial_does_not_depend_on_batch_of_trials(engine: str, precision: str) -
     alone = []
     for seed in range(5):
         one = new_training(seed)
-        (outcome,) = train([one], ENGINES[engine])
+        (outcome,) = train([one], slot("engine").get(engine))
         alone.append((one, outcome))
     for size in (2, 3, 5):
         together = [new_training(seed) for seed in range(size)]
-        results = train(together, ENGINES[engine])
+        results = train(together, slot("engine").get(engine))
         for one, (other, expected), result in zip(together, alone, results, strict=False):
             assert same(state_of(other), state_of(one))
             assert result is not None and expected is not None
@@ -123,17 +126,17 @@ import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from vitlab.engines.base import train
-from vitlab.engines import ENGINES
+from vitlab.registry import slot
 from job_helpers import run_trial
 from test_engines import SETTINGS, same, state_of, training, trial, work
 run_trial(*work(Path({folder!r}), trial(0))[0], SETTINGS)
 odd = dict(model=dict(dim=9, heads=3, drop=0.0, drop_path=0.0), batch_size=13, steps=4, evaluations=1)
 for engine in ("vmap", "batch_last"):
     together = [training(seed, **odd) for seed in range(3)]
-    train(together, ENGINES[engine])
+    train(together, slot("engine").get(engine))
     for seed in (1, 2):
         alone = training(seed, **odd)
-        train([alone], ENGINES[engine])
+        train([alone], slot("engine").get(engine))
         assert same(state_of(alone), state_of(together[seed])), (engine, seed)
 """
 
@@ -147,12 +150,12 @@ def test_trial_does_not_depend_on_memory_layout(tmp_path: Path) -> None:
 
 def test_diverging_trial_leaves_others_untouched() -> None:
     good = training(0)
-    train([good], ENGINES["vmap"])
+    train([good], slot("engine").get("vmap"))
     together = [training(0), training(1, optimizer={"type": "sgd", "lr": 1e30}), training(2)]
     counts: Counter[int] = Counter()
     for m, one in enumerate(together):
         one.emit = lambda _, m=m: counts.update([m])  # type: ignore[misc]
-    first, wild, last = train(together, ENGINES["vmap"])
+    first, wild, last = train(together, slot("engine").get("vmap"))
     assert wild is not None and re.search(r"not finite at step \d of 9", together[1].failure)
     assert wild.metrics == {} and first is not None and last is not None and not together[0].failure
     assert same(state_of(good), state_of(together[0]))
@@ -162,7 +165,7 @@ def test_diverging_trial_leaves_others_untouched() -> None:
 @pytest.mark.parametrize("engine", ["vmap", "batch_last"])
 def test_resume_from_different_steps_equals_uninterrupted(engine: str) -> None:
     undisturbed = [training(seed) for seed in range(3)]
-    expected = train(undisturbed, ENGINES[engine])
+    expected = train(undisturbed, slot("engine").get(engine))
     draw = random.Random(0)
     for _ in range(3):
         calls = iter(range(draw.randint(1, 8)))
@@ -170,13 +173,13 @@ def test_resume_from_different_steps_equals_uninterrupted(engine: str) -> None:
         first = [training(seed) for seed in range(3)]
         for m, one in enumerate(first):
             one.write = states[m].append
-        results = train(first, ENGINES[engine], stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
+        results = train(first, slot("engine").get(engine), stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
         assert results == [None] * 3
         # As after a kill between two checkpoints: one trial loses its latest, another all.
         second = [training(seed) for seed in range(3)]
         second[0].load(_copied(states[0][-1]))
         second[1].load(_copied(states[1][max(0, len(states[1]) - 2)]))
-        actual = train(second, ENGINES[engine])
+        actual = train(second, slot("engine").get(engine))
         for one, other, before, after in zip(undisturbed, second, expected, actual, strict=True):
             assert same(state_of(one), state_of(other))
             assert before is not None and after is not None and before.metrics == after.metrics
@@ -246,9 +249,9 @@ def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) 
         return training(seed, data=data, model={**model, **size, **prefix}, **{**how, **train})
 
     one = new_training(1)
-    assert ENGINES["vmap"].incompatibility(one) is None
-    names = [name for name in ("vmap", "batch_last") if ENGINES[name].incompatibility(one) is None]
-    engines = {name: ENGINES[name]([new_training(seed) for seed in range(2)]) for name in names}
+    assert slot("engine").get("vmap").incompatibility(one) is None
+    names = [name for name in ("vmap", "batch_last") if slot("engine").get(name).incompatibility(one) is None]
+    engines = {name: slot("engine").get(name)([new_training(seed) for seed in range(2)]) for name in names}
     for step in range(steps):
         one.train_step()
         for engine in engines.values():
@@ -259,7 +262,7 @@ def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) 
                     if parameter.grad is not None:
                         actual, expected = other.get_parameter(name).grad, parameter.grad
                         torch.testing.assert_close(
-                            actual, expected, rtol=1e-10, atol=1e-12, msg=f"{engine.name}: {name}"
+                            actual, expected, rtol=1e-10, atol=1e-12, msg=f"{type(engine).__name__}: {name}"
                         )
     for engine in engines.values():
         actual, expected = (torch.stack(each.losses["loss"]) for each in (engine.trainings[1], one))
@@ -271,7 +274,7 @@ def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) 
 def test_vmap_equals_loop_up_to_rounding_in_float32() -> None:
     alone, together = [training(seed) for seed in range(3)], [training(seed) for seed in range(3)]
     expected: list[Outcome | None] = train(alone)
-    results = train(together, ENGINES["vmap"])
+    results = train(together, slot("engine").get("vmap"))
     for before, after in zip(expected, results, strict=True):
         assert before is not None and after is not None
         assert after.metrics == pytest.approx(before.metrics, rel=1e-4, abs=1e-5)
@@ -288,11 +291,11 @@ def test_weight_averages_follow_stack(engine: str, count: int) -> None:
     for m, one in enumerate(together):
         one.write = kept_states[m].append
     calls = iter(range(4))
-    train(together, ENGINES[engine], stop=lambda: next(calls, None) is None, every_s=0.0)
+    train(together, slot("engine").get(engine), stop=lambda: next(calls, None) is None, every_s=0.0)
     together = [training(seed, **how) for seed in range(count)]
     for one, states in zip(together, kept_states, strict=True):
         one.load(_copied(states[-1]))
-    results = train(together, ENGINES[engine])
+    results = train(together, slot("engine").get(engine))
     for one, other, before, after in zip(alone, together, expected, results, strict=True):
         assert one.average is not None and other.average is not None and before is not None and after is not None
         averages, weights = one.average.state_dict(), state_of(one)
@@ -307,7 +310,7 @@ def test_training_with_teacher_is_not_stacked() -> None:
     one = training()
     one.objective.distillation = object()  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="does not support distillation"):
-        ENGINES["vmap"]([one])
+        slot("engine").get("vmap")([one])
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "batch_last"])
@@ -338,8 +341,8 @@ def test_frozen_body_is_in_evaluation_mode(engine: str) -> None:
             torch.nn.functional.cross_entropy(layer(x_BD), batch.y_B).backward()
             optimizer.step()
         expected.append(layer.state_dict())
-    assert ENGINES[engine].incompatibility(trainings[0]) is None
-    train(trainings, ENGINES[engine])
+    assert slot("engine").get(engine).incompatibility(trainings[0]) is None
+    train(trainings, slot("engine").get(engine))
     for one, state, head in zip(trainings, before, expected, strict=True):
         after = state_of(one)
         for name in state.keys() - {"head.fc.weight", "head.fc.bias"}:
@@ -388,7 +391,7 @@ def test_sixteen_seeds_take_few_operations_each(
     """Counts forward, backward and update, without drawing batches, which cost the loop the same."""
     plain = {"drop": 0.0, "drop_path": 0.0}
     trainings = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
-    stacked = ENGINES[engine](trainings)
+    stacked = slot("engine").get(engine)(trainings)
     stacked.train_step()
     draws = [one.draw(range(8)) for one in trainings]
     for one, batch in zip(trainings, draws, strict=True):
@@ -658,7 +661,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
 
 
 def test_engine_is_function_of_trial() -> None:
-    def engine(engine_name: EngineChoice, work: Work | None, **train: Any) -> str:
+    def engine(engine_name: str, work: Work | None, **train: Any) -> str:
         return engine_of(trial(0, **train), engine_name, lambda _: work)
 
     most = MAX_VALUES // TRAIN["batch_size"]
@@ -729,3 +732,38 @@ run: {executor: %s, engine: %s, workers: 2, tracker: none}
     first, other = [frame[["arm", "seed", "val/loss", "val/accuracy", "test/loss", "engine"]] for frame in frames]
     assert len(first) == 8 and set(first["engine"]) == {engine}
     assert first.reset_index(drop=True).equals(other.reset_index(drop=True))
+
+
+# -- engines of others ------------------------------------------------------------------------------------------------
+
+THEIRS = '''
+from vitlab.engines.base import Loop, engine
+
+@engine.register("counted")
+class Counted(Loop):
+    """The loop, with a note of every step."""
+
+    def compute_step(self) -> None:
+        super().compute_step()
+        with open({file!r}, "a") as log:
+            log.write("step ")
+'''
+
+
+def test_engine_of_a_file_trains_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot_fixtures.keep(monkeypatch, slot("engine"))
+    plugin = tmp_path / "my_engines.py"
+    plugin.write_text(THEIRS.format(file=str(tmp_path / "log")))
+    base = {
+        "data": {"type": "digits"},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+        "train": {"steps": 3, "batch_size": 16, "evaluations": 1},
+    }
+    run = {"executor": "local", "workers": 1, "tracker": "none", "engine": "counted"}
+    study = {"study": "theirs", "base": base, "seeds": 2, "analysis": {"compare": "none"}, "run": run}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    answer = vitlab.run(tmp_path / "study.yaml", out=tmp_path / "out", plugins=[plugin])
+    assert answer.trained == 2 and (tmp_path / "log").read_text().split() == ["step"] * 6
+    assert set(answer.results()["engine"]) == {"counted"}
+    with pytest.raises(SpecError, match=r"no engine called 'conted'. Did you mean 'counted'\?"):
+        lab.plan_study(tmp_path / "study.yaml", changes={"run.engine": "conted"}, plugins=[plugin])

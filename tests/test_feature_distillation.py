@@ -311,8 +311,8 @@ def test_compiled_loss_is_one_graph_and_engines_that_stack_are_refused() -> None
     for name, value in looped.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-9, atol=1e-12)
     for engine in ("vmap", "batch_last"):
-        kind, note = supported_engine(engine, one)
-        assert kind.name == "loop" and "does not support distillation" in note
+        name, _, note = supported_engine(engine, one)
+        assert name == "loop" and "does not support distillation" in note
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

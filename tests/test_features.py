@@ -10,7 +10,6 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitlab.data.prepare import Feed, data_info, prepare
-from vitlab.engines import ENGINES
 from vitlab.engines.base import train
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
@@ -98,7 +97,7 @@ def test_features_are_those_of_the_current_weights(engine: str) -> None:
         Training(built(seed), Feed(prepared, [], SEEDS, dtype=torch.float64), spec, SEEDS, "classification")
         for seed in range(2)
     ]
-    for training, result in zip(trainings, train(trainings, ENGINES[engine]), strict=True):
+    for training, result in zip(trainings, train(trainings, slot("engine").get(engine)), strict=True):
         assert result is not None
         model = training.model.eval()
         feed = Feed(prepared, [], SEEDS, dtype=torch.float64)

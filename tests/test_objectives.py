@@ -19,7 +19,7 @@ from trainings import train
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.planning import plan_study
-from vitlab.engines import ENGINES, supported_engine
+from vitlab.engines import supported_engine
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
 from vitlab.identity.code import closure, code_of, components, modules_of_spec
@@ -209,9 +209,9 @@ def test_trials_together_equal_trials_alone(options: dict[str, Any]) -> None:
     train_spec = spec(steps=3, optimizer={"type": "adamw", "lr": 3e-3, "weight_decay": 0.1}, ema={"decay": 0.5})
     alone = [training(train_spec, seed, **options) for seed in range(2)]
     together = [training(train_spec, seed, **options) for seed in range(2)]
-    assert supported_engine("batch_last", together[0])[0].name == "vmap"
+    assert supported_engine("batch_last", together[0])[0] == "vmap"
     expected = [train_together([one])[0] for one in alone]
-    for before, after in zip(expected, train_together(together, ENGINES["vmap"]), strict=True):
+    for before, after in zip(expected, train_together(together, slot("engine").get("vmap")), strict=True):
         assert isinstance(before, Outcome) and isinstance(after, Outcome)
         assert after.metrics == pytest.approx(before.metrics, rel=1e-9)
         assert set(before.metrics) == {"train/loss", "train/lr", "val/loss", "test/loss"}
@@ -413,7 +413,7 @@ def test_dino_resumes_bit_for_bit_with_teacher_and_centre() -> None:
     assert expected is not None and resumed is not None and expected.history == resumed.history
     for name, value in whole.module.state_dict().items():
         assert torch.equal(again.module.state_dict()[name], value), name
-    assert "engine vmap does not support objective 'dino'" in (ENGINES["vmap"].incompatibility(whole) or "")
+    assert "engine vmap does not support objective 'dino'" in (slot("engine").get("vmap").incompatibility(whole) or "")
 
 
 def test_teacher_of_recomputed_blocks_has_its_own_weights() -> None:

@@ -17,7 +17,6 @@ from test_engines import same, state_of, training
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from vitlab.engines import ENGINES
 from vitlab.engines.base import train
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
@@ -405,7 +404,7 @@ def test_trial_does_not_depend_on_batch_of_trials(name: str) -> None:
     results = {}
     for count in (1, 3):
         together = [training(seed, **options) for seed in range(count)]
-        results[count] = train(together, ENGINES["vmap"])[0], state_of(together[0])
+        results[count] = train(together, slot("engine").get("vmap"))[0], state_of(together[0])
     (alone, state), (among, other) = results[1], results[3]
     assert alone is not None and among is not None
     assert alone.metrics == among.metrics and same(state, other)

@@ -23,12 +23,12 @@ from vitlab.identity.key import canonical, key_of, key_of_texts
 from vitlab.lab import plan_study
 from vitlab.plan import Plan
 from vitlab.plan.arms import RuleFault, holds, parse_rule
-from vitlab.plan.design import changes_of, count, short_names, text
+from vitlab.plan.design import text
 from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.shared_images import same_images
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
-from vitlab.spec.design import Node
+from vitlab.spec.design import Node, changes_of, count, short_names
 
 BASE: dict[str, Any] = {
     "data": {"type": "digits"},

@@ -104,6 +104,7 @@ CALLED = {
     "block": {"add_part", "attn", "mlp", "norm1", "norm2", "drop_path1", "drop_path2", "ls1", "ls2"},
     "objective": {"name"},
     "metric": {"name", "of_features", "needs_train"},
+    "engine": {"train_step", "evaluate", "trainings"},
     "executor": {"runner", "worker_environment"},
     "tracker": {
         *(

@@ -87,7 +87,7 @@ def test_fp16_resumes_scale_and_skipped_steps() -> None:
     assert same(state_of(second), state_of(whole))
     assert result is not None and expected is not None and result.history == expected.history
     assert [point.metrics["train/skipped_steps"] for point in result.history] == [2, 1]
-    assert supported_engine("vmap", training(0, **FP16))[0] is Loop
+    assert supported_engine("vmap", training(0, **FP16))[1] is Loop
     assert engine_of(trial(0, precision="fp16"), "auto", lambda _: None) == "loop"
 
 

@@ -19,7 +19,6 @@ from vitlab.components.attention import rotate
 from vitlab.components.position import Position, position
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines import ENGINES
 from vitlab.engines.base import train as train_together
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
@@ -262,9 +261,9 @@ def test_stacked_trainings_equal_single_ones() -> None:
         return Training(built.double(), Feed(data, [], seeds, dtype=torch.float64), spec, seeds, "classification", None)
 
     together, alone = [training(seed) for seed in (1, 2)], [training(seed) for seed in (1, 2)]
-    train_together(together, ENGINES["vmap"])
+    train_together(together, slot("engine").get("vmap"))
     for one, other in zip(together, alone, strict=True):
-        train_together([other], ENGINES["loop"])
+        train_together([other], slot("engine").get("loop"))
         for name, value in other.model.state_dict().items():
             torch.testing.assert_close(one.model.state_dict()[name], value, rtol=0, atol=1e-9)
 

@@ -37,7 +37,6 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from vitlab.components.base import stacked
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import ENGINES
 from vitlab.engines.base import Engine
 from vitlab.engines.compiled import compile_loss
 from vitlab.engines.vmap import Vmap
@@ -270,7 +269,7 @@ def step_of(arm: Arm, engine: str) -> Watch | str:
         count = 1 if engine == "loop" else 2
         trainings = [arm.training(seed, fake_device(mode, reads_back)) for seed in range(count)]
         with fake_device(mode, reads_back):
-            running: Engine = ENGINES[engine](trainings)
+            running: Engine = slot("engine").get(engine)(trainings)
             running.train_step()
             with Watch() as watch:
                 running.train_step()
@@ -329,7 +328,7 @@ def row_of(arm: Arm, engine: str, compiled: bool = True) -> Row | None:
         training = arm.training()
     except VitlabError as error:
         return Row(arm.name, engine, _sentence(error), "")
-    if ENGINES[engine].incompatibility(training) is not None:
+    if slot("engine").get(engine).incompatibility(training) is not None:
         return None
     step, graphs = step_of(arm, engine), graphs_of(arm, engine) if compiled else 0
     if isinstance(step, str):

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from vitlab.data.pixels import IGNORED as IGNORED
     from vitlab.data.pixels import VOID as VOID
     from vitlab.data.torchvision_import import torchvision as torchvision
+    from vitlab.engines import Engine as Engine
+    from vitlab.engines import engine as engine
     from vitlab.errors import DataError as DataError
     from vitlab.errors import OptionError as OptionError
     from vitlab.errors import WeightsError as WeightsError
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from vitlab.trackers import TrialUpdate as TrialUpdate
     from vitlab.trackers import records as records
     from vitlab.trackers import tracker as tracker
+    from vitlab.training.evaluation import EvaluationResult as EvaluationResult
     from vitlab.training.losses import Loss as Loss
     from vitlab.training.losses import Value as Value
     from vitlab.training.losses import flat as flat
@@ -133,6 +136,7 @@ _NAMES = {
     "vitlab.data.datasets.pictures": ["Decoded", "Decoding", "EncodedPictures", "Pictures"],
     "vitlab.data.pixels": ["IGNORED", "VOID"],
     "vitlab.data.torchvision_import": ["torchvision"],
+    "vitlab.engines": ["Engine", "engine"],
     "vitlab.errors": ["DataError", "OptionError", "WeightsError", "nearest"],
     "vitlab.executors": ["Executor", "Job", "JobEnd", "executor"],
     "vitlab.executors.command": ["WorkerCommand"],
@@ -151,6 +155,7 @@ _NAMES = {
     "vitlab.store.folders": ["Store"],
     "vitlab.testing": ["check_component", "components", "parametrize_components"],
     "vitlab.trackers": ["Cursor", "Replay", "TrackedTrial", "TrialUpdate", "records", "tracker"],
+    "vitlab.training.evaluation": ["EvaluationResult"],
     "vitlab.training.losses": ["Loss", "Value", "flat", "loss", "mean_labelled"],
     "vitlab.training.metrics": ["Metric", "metric"],
     "vitlab.training.objective": ["Objective", "Setup", "objective"],

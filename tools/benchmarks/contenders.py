@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision as import_torchvision
-from vitlab.engines import ENGINES
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrialSpec
@@ -226,7 +225,7 @@ def loop(one: Training) -> Contender:
 
 def together(trainings: list[Training], engine: str = "batch_last") -> Contender:
     """Return a joint step of several trainings, in images of all; the engine is that of the rule for small models."""
-    stacked = ENGINES[engine](trainings)
+    stacked = slot("engine").get(engine)(trainings)
 
     def step() -> float:
         stacked.train_step()

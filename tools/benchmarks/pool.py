@@ -29,7 +29,6 @@ from bugs import BUGS
 
 from vitlab import lab
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import ENGINES
 from vitlab.engines.base import EngineFailed, train
 from vitlab.identity.trial import Trial
 from vitlab.registry import slot
@@ -66,7 +65,7 @@ def final_values(trial: Trial, seeds: Sequence[int], bug: str = "", engine: str 
         if bug:
             BUGS[bug](patch)
         try:
-            results = train([begin(trial, seed) for seed in seeds], ENGINES[engine])
+            results = train([begin(trial, seed) for seed in seeds], slot("engine").get(engine))
         except EngineFailed as failed:
             return final_values(trial, seeds, bug, failed.fallback)
     measured = [result.history[-1].metrics if result is not None and result.history else {} for result in results]

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from vitlab.driver.session import Session
-from vitlab.engines import ENGINES
-from vitlab.engines.base import Loop
+from vitlab.engines.base import Engine
 from vitlab.errors import UserError
 from vitlab.executors import Local
 from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import MAX_TOGETHER
 from vitlab.plan.values import EngineBenchmark, Plan, Planned
+from vitlab.registry import slot
 from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial
@@ -47,9 +47,13 @@ LONG_S = 0.1
 tens of microseconds, which is negligible beside such a step."""
 BLOCK_S = 1.0  #: duration of one measurement
 WARM_UP = 3  #: steps before a measurement
-STACKED = tuple(name for name, engine in ENGINES.items() if not issubclass(engine, Loop))
-"""The engines of batches of trials."""
 REQUEST, RESULTS = "request.json", "results.json"
+
+
+def engines_of_batches() -> dict[str, type[Engine]]:
+    """Return the engines that train trials in batches, by name."""
+    engines = slot("engine")
+    return {name: cls for name in engines.names() if not (cls := engines.get(name)).one_at_a_time}
 
 
 def measure_arms(plan: Plan, session: Session) -> Path:
@@ -166,13 +170,13 @@ def _engines(
         alone.train_step()  # selects kernels and allocates memory
         step_s = min(1 / _speed(alone.train_step, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
         steps, images, reasons = {"loop": alone.train_step}, {"loop": alone.batch_images}, {}
-        for name in STACKED:
+        for name, engine_type in engines_of_batches().items():
             try:
                 if step_s > LONG_S:
                     raise ValueError(f"a step takes {step_s:.1f} s, so other engines could save no noticeable time")
-                if reason := ENGINES[name].incompatibility(alone):
+                if reason := engine_type.incompatibility(alone):
                     raise ValueError(reason)
-                engine = ENGINES[name]([begin(1 + seed) for seed in range(together)])
+                engine = engine_type([begin(1 + seed) for seed in range(together)])
                 engine.train_step()
             except Exception as error:  # components that do not support an engine may raise anything
                 reasons[name] = " ".join(str(error).split())[:200]

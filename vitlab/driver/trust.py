@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab import registry
-from vitlab.errors import OptionError, Problem
+from vitlab.errors import ClashError, OptionError, Problem, UnknownComponent
+from vitlab.plan.engine_choice import RULES
 from vitlab.registry import plugins
 from vitlab.spec import Document, Study
 from vitlab.spec.changes import public
@@ -56,13 +57,19 @@ def _unmet(study: Study, document: Document, loaded: Iterable[registry.Origin]) 
 
 
 def _run_problems(study: Study, document: Document) -> list[Problem]:
-    """Return the problems of the executor and the tracker, which are not part of any trial's identity."""
+    """Return the problems of the engine, the executor and the tracker, which are part of no trial's identity."""
     problems = []
     for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
         try:
             registry.slot(name).resolve(choice)
         except OptionError as error:
             problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
+    if study.run.engine not in RULES:
+        try:
+            registry.slot("engine").find(study.run.engine)
+        except (UnknownComponent, ClashError) as error:
+            sentence = f"{error} Rules that choose one: {', '.join(RULES)}."
+            problems.append(document.problem(("run", "engine"), sentence))
     return problems
 
 

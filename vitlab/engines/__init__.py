@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from vitlab.engines.base import Engine, Loop
-from vitlab.engines.batch_last import BatchLast
-from vitlab.engines.compiled import Compiled
-from vitlab.engines.vmap import Vmap
+from vitlab.engines.base import Engine as Engine
+from vitlab.engines.base import Loop as Loop
+from vitlab.engines.base import engine as engine
+from vitlab.engines.batch_last import BatchLast as BatchLast
+from vitlab.engines.compiled import Compiled as Compiled
+from vitlab.engines.vmap import Vmap as Vmap
 from vitlab.training.loop import Training
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Loop, Compiled, Vmap, BatchLast)}
 
+def supported_engine(name: str, training: Training) -> tuple[str, type[Engine], str]:
+    """Return the named engine, or the first of its fallbacks that supports the training.
 
-def supported_engine(name: str, training: Training) -> tuple[type[Engine], str]:
-    """Return the named engine, or the first of its fallbacks that supports the training, and a note on the reasons."""
-    engine, reasons = ENGINES[name], []
-    while reason := engine.incompatibility(training):
+    Returns:
+        The name, the class, and a note on the reasons for a fallback.
+    """
+    reasons = []
+    while reason := engine.get(name).incompatibility(training):
         reasons.append(reason)
-        engine = ENGINES[engine.fallback]
-    return engine, f"trained by engine {engine.name}: {'; '.join(reasons)}" if reasons else ""
+        name = engine.get(name).fallback
+    return name, engine.get(name), f"trained by engine {name}: {'; '.join(reasons)}" if reasons else ""

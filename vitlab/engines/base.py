@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+from vitlab.registry import Slot
 from vitlab.store.result import Outcome
 from vitlab.training.evaluation import EvaluationResult, Split
 from vitlab.training.loop import Diverged, Training
@@ -22,7 +23,10 @@ class EngineFailed(Exception):
 
 
 class Engine(ABC):
-    """A way to compute several trainings, and those that are at the same step.
+    """Contract: ``Engine(trainings)`` computes trainings that are at the same step.
+
+    A step and an evaluation of a training must equal those of :class:`Loop` up to rounding, and must not depend on the
+    other trainings: the engine is no part of a trial's key.
 
     Args:
         trainings: Trainings that it supports, see :meth:`incompatibility`.
@@ -31,9 +35,11 @@ class Engine(ABC):
         EngineFailed: If it cannot be set up and there is a fallback.
     """
 
-    name: ClassVar[str]
     fallback: ClassVar[str] = ""
     """The engine to use for trainings that this one does not support, or at which it fails; empty for none."""
+
+    one_at_a_time: ClassVar[bool] = False
+    """Whether each training is computed by itself, so that trials are not trained in batches."""
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
@@ -51,7 +57,7 @@ class Engine(ABC):
             EngineFailed: If the first computation fails and there is a fallback.
         """
         with self._falling_back():
-            self._train_step()
+            self.compute_step()
         self._completed = True
 
     def evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
@@ -61,15 +67,17 @@ class Engine(ABC):
             EngineFailed: See :meth:`train_step`.
         """
         with self._falling_back():
-            evaluations = self._evaluate(splits)
+            evaluations = self.compute_evaluations(splits)
         self._completed = True
         return evaluations
 
     @abstractmethod
-    def _train_step(self) -> None: ...
+    def compute_step(self) -> None:
+        """Take one optimizer step of every training."""
 
     @abstractmethod
-    def _evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]: ...
+    def compute_evaluations(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
+        """Return for each training its evaluations of these splits."""
 
     @contextmanager
     def _falling_back(self) -> Iterator[None]:
@@ -81,16 +89,22 @@ class Engine(ABC):
             raise EngineFailed(self.fallback, error) from error
 
 
+engine: Slot[Engine] = Slot("engine", Engine)  # type: ignore[type-abstract]  # a contract is not built
+
+
+@engine.register("loop")
 class Loop(Engine):
     """Computes one training after another.  It supports every training."""
 
-    name = "loop"
+    one_at_a_time = True
 
-    def _train_step(self) -> None:
+    def compute_step(self) -> None:
+        """Take the steps in turn."""
         for training in self.trainings:
             training.train_step()
 
-    def _evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
+    def compute_evaluations(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
+        """Evaluate each training when its evaluations are iterated over."""
         return [map(training.evaluate, splits) for training in self.trainings]
 
 

@@ -33,6 +33,7 @@ from vitlab import noise
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.position import Position
+from vitlab.engines.base import engine
 from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, affine
 from vitlab.engines.batch_last_support import does_nothing, incompatibility, inherits, positions_of, tokens_read
 from vitlab.engines.vmap import Vmap
@@ -47,10 +48,10 @@ Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the trials on axis 0."""
 
 
+@engine.register("batch_last")
 class BatchLast(Vmap):
     """Trainings of small ViTs: batch-last up to the head; the head and the loss are vectorised by ``vmap``."""
 
-    name = "batch_last"
     fallback = "vmap"
 
     @classmethod
@@ -197,7 +198,7 @@ class BatchLastForward:
         trials, width, tokens, images = x_KDTB.shape
         heads = (attend.num_heads, attend.head_dim)
         rows = _below(at, self.rows)
-        if attend.implementation in ("split", "per_head"):
+        if "qkv.weight" not in attend.stacked_maps():  # its projections are several matrices
             rows = vmap(attend.to_canonical)(rows)
         q_KDM, kv_KOM = self._queries_keys_values(rows, x_KDTB, queries)
         q_KHEQB, kv_K2HETB = q_KDM.view(trials, *heads, -1, images), kv_KOM.view(trials, 2, *heads, tokens, images)

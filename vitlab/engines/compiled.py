@@ -18,15 +18,15 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.components.base import stacked
-from vitlab.engines.base import Loop
+from vitlab.engines.base import Loop, engine
 from vitlab.training.loop import LossFunction, Training
 from vitlab.training.losses import Value
 
 
+@engine.register("compiled")
 class Compiled(Loop):
     """Trainings whose forward and backward passes are compiled."""
 
-    name = "compiled"
     fallback = "loop"
     backend: ClassVar[str] = "inductor"  #: of ``torch.compile``
 

@@ -26,7 +26,7 @@ from torch.func import vmap
 
 from vitlab import noise
 from vitlab.components.base import Part
-from vitlab.engines.base import Engine
+from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import State
 from vitlab.training.evaluation import EvaluationResult, MetricAccumulator, Split, evaluation_batches
 from vitlab.training.loop import Training
@@ -35,10 +35,10 @@ from vitlab.training.microbatch import WeightedLoss
 from vitlab.training.optim import Joint
 
 
+@engine.register("vmap")
 class Vmap(Engine):
     """Trainings with stacked weights, vectorised by ``torch.func.vmap``."""
 
-    name = "vmap"
     fallback = "loop"
 
     def __init__(self, trainings: Sequence[Training]) -> None:
@@ -62,7 +62,8 @@ class Vmap(Engine):
         parts = [path for path, part in modules if isinstance(part, Part) and not part.vmap_safe]
         return f"{', '.join(parts) or 'the model'} does not support engine vmap"
 
-    def _train_step(self) -> None:
+    def compute_step(self) -> None:
+        """Compute all gradients at once, and take the optimizer steps."""
         first = self.trainings[0]
         losses: list[WeightedLoss] = []
         gradients: list[Tensor] = []
@@ -79,7 +80,8 @@ class Vmap(Engine):
             for parameter, row in zip(parameters, gradient, strict=False):
                 parameter.grad = row
         for training in self.trainings:
-            training.clip_and_set_lr()
+            training.set_rate()
+            training.clip_gradients()
         self.optimizers.step()
         for row, training in enumerate(self.trainings):
             training.after_step(Value(loss.total[row], {name: part[row] for name, part in loss.parts.items()}))
@@ -104,7 +106,8 @@ class Vmap(Engine):
         return WeightedLoss(loss.detached(), weight), [gradient.contiguous() for gradient in gradients]
 
     @torch.no_grad()
-    def _evaluate(self, splits: Sequence[Split]) -> list[list[EvaluationResult]]:
+    def compute_evaluations(self, splits: Sequence[Split]) -> list[list[EvaluationResult]]:
+        """Evaluate all trainings batch by batch."""
         began = time.perf_counter()
         first = self.trainings[0]
         rows = {**self.trainable, **self.frozen}

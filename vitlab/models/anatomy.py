@@ -12,7 +12,7 @@ arXiv:2106.04560 (g, G).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -80,59 +80,42 @@ class Anatomy:
     reasons: tuple[str, ...]  #: faults of single options
 
     @classmethod
-    def of(
-        cls,
-        data: DataInfo,
-        *,
-        patch_size: int | Sequence[int],
-        dim: int,
-        depth: int,
-        heads: int,
-        prefix: Sequence[str],
-        registers: int,
-        patch: Choice | str,
-        position: Choice | str,
-        block: Choice | str,
-        attention: Choice | str,
-        mlp: Choice | str,
-        norm: Choice | str,
-        blocks: Mapping[str, Any],
-        patch_drop: float,
-        stem_norm: Choice | str,
-        final_norm: Choice | str,
-        final_norm_at: FinalNormAt,
-        head: Choice | str,
-    ) -> Anatomy:
-        """Resolve every component and derive the sizes.  Arguments are the options of :class:`vitlab.models.vit.ViT`.
+    def of(cls, data: DataInfo, options: Any) -> Anatomy:
+        """Resolve every component and derive the sizes.
+
+        Args:
+            data: what the model sees.
+            options: validated options of :class:`vitlab.models.vit.ViT`, with the sizes filled in.
 
         Raises:
             GeometryError: for sizes that do not divide, and blocks that do not exist.
             OptionError: for components that do not exist, or options they do not take.
         """
+        patch_size, prefix = options.patch_size, options.prefix
         side = (patch_size, patch_size) if isinstance(patch_size, int) else (patch_size[0], patch_size[1])
-        embedding = slot("patch").resolve(patch)
+        embedding = slot("patch").resolve(options.patch)
         assert issubclass(embedding.component, PatchEmbedding)
         reasons = []
         if list(prefix) not in ([], ["class"], ["distillation"], ["class", "distillation"]):
             listed = ", ".join(prefix)
             reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{listed}]")
         default = BlockChoices(
-            slot("block").resolve(block),
-            slot("attention").resolve(attention),
-            slot("mlp").resolve(mlp),
-            slot("norm").resolve(norm),
+            slot("block").resolve(options.block),
+            slot("attention").resolve(options.attention),
+            slot("mlp").resolve(options.mlp),
+            slot("norm").resolve(options.norm),
         )
-        all_blocks, faults = _by_depth(depth, default, blocks)
+        all_blocks, faults = _by_depth(options.depth, default, options.blocks)
         try:
             geometry = Geometry.of(
                 image=data.image,
                 channels=data.channels,
                 patch=side,
                 reduction=embedding.component.reduction_of(embedding.options),
-                prefix=(*prefix, *["register"] * registers),
-                dim=dim,
-                depth=depth,
-                heads=heads,
+                prefix=(*prefix, *["register"] * options.registers),
+                dim=options.dim,
+                depth=options.depth,
+                heads=options.heads,
                 classes=data.classes,
             )
         except GeometryError as error:
@@ -143,13 +126,13 @@ class Anatomy:
             geometry=geometry,
             task=data.task,
             patch=embedding,
-            position=slot("position").resolve(position),
-            head=slot("head").resolve(head),
-            stem_norm=slot("norm").resolve(stem_norm),
-            final_norm=slot("norm").resolve(final_norm),
-            final_norm_at=final_norm_at,
+            position=slot("position").resolve(options.position),
+            head=slot("head").resolve(options.head),
+            stem_norm=slot("norm").resolve(options.stem_norm),
+            final_norm=slot("norm").resolve(options.final_norm),
+            final_norm_at=options.final_norm_at,
             blocks=all_blocks,
-            patch_drop=patch_drop,
+            patch_drop=options.patch_drop,
             reasons=tuple(reasons),
         )
 

@@ -118,35 +118,13 @@ class ViT(Model):
         parametrization: Literal["standard", "mup"] = "standard",
         base_width: Annotated[int, Field(gt=0, le=LARGEST)] = 64,
     ) -> None:
+        # The anatomy reads the options by their names, which are thus written in the signature alone.
+        options = {name: value for name, value in locals().items() if name not in ("self", "data", "__class__")}
         super().__init__()
-        full = expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
-        anatomy = Anatomy.of(
-            data,
-            patch_size=patch_size,
-            dim=full["dim"],
-            depth=full["depth"],
-            heads=full["heads"],
-            prefix=prefix,
-            registers=registers,
-            patch=patch,
-            position=position,
-            block=block,
-            attention=attention,
-            mlp=full["mlp"],
-            norm=norm,
-            blocks=blocks,
-            patch_drop=patch_drop,
-            stem_norm=stem_norm,
-            final_norm=final_norm,
-            final_norm_at=final_norm_at,
-            head=head,
-        )
-        self.parametrization = parametrization
-        reason = anatomy.incompatibility()
-        if not reason and parametrization == "mup":
-            reason = optional_module("mup").incompatibility(anatomy, base_width)
-        if reason:
+        anatomy = ViT.anatomy(data, options)
+        if reason := ViT._reason(anatomy, parametrization, base_width):
             raise OptionError([((), reason)])
+        self.parametrization = parametrization
         g = anatomy.geometry
         self.geometry = g
         self.final_norm_at = final_norm_at
@@ -225,10 +203,14 @@ class ViT(Model):
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         """Return why the parts do not fit each other or the data, or None."""
-        anatomy = cls.anatomy(data, options)
+        parametrization, base_width = options.get("parametrization", "standard"), options.get("base_width", 64)
+        return cls._reason(cls.anatomy(data, options), parametrization, base_width)
+
+    @staticmethod
+    def _reason(anatomy: Anatomy, parametrization: str, base_width: int) -> str | None:
         reason = anatomy.incompatibility()
-        if reason is None and options.get("parametrization") == "mup":
-            reason = optional_module("mup").incompatibility(anatomy, options.get("base_width", 64))
+        if reason is None and parametrization == "mup":
+            reason = optional_module("mup").incompatibility(anatomy, base_width)
         return reason
 
     @classmethod
@@ -239,11 +221,7 @@ class ViT(Model):
     @classmethod
     def anatomy(cls, data: DataInfo, options: Mapping[str, Any]) -> Anatomy:
         """Return the component at every place of the model with these options."""
-        validated = model.options(cls).model_validate(cls.complete(options))
-        return Anatomy.of(
-            data,
-            **{name: getattr(validated, name) for name in type(validated).model_fields if name not in _NOT_ANATOMY},
-        )
+        return Anatomy.of(data, model.options(cls).model_validate(cls.complete(options)))
 
     @property
     def component_choices(self) -> Mapping[str, ResolvedChoice]:
@@ -325,9 +303,6 @@ class ViT(Model):
             converted = theirs if attention is None else attention.from_canonical(theirs)
             own |= {f"{path}.{name}": value for name, value in converted.items()}
         return own
-
-
-_NOT_ANATOMY = ("size", "layer_scale", "drop", "drop_path", "init", "parametrization", "base_width")
 
 
 def _token(g: Geometry, name: str) -> nn.Parameter | None:

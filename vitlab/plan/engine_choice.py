@@ -21,8 +21,7 @@ from vitlab.identity.key import key_of
 from vitlab.identity.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Planned
 from vitlab.registry import slot
-from vitlab.spec import Choice, TrainSpec
-from vitlab.spec.run import EngineChoice
+from vitlab.spec import Choice
 from vitlab.spec.trial import LENGTHS, TrialSpec
 
 MAX_TOGETHER = 16  #: in a batch of trials: more gain nothing, and losing a worker costs more
@@ -39,24 +38,21 @@ FREE = ("optimizer", "schedule", "clip_grad", "layer_decay", "mix")
 AUGMENT = ("augment",)
 """Keys of ``data`` that may differ within a batch of trials."""
 
-SINGLE = ("loop", "compiled")
-"""Engines that train one trial at a time."""
-
-SUPERVISED = TrainSpec.model_fields["objective"].default
+RULES = ("auto", "measured")
+"""Values of ``run.engine`` that choose an engine by the rule of :func:`engine_of`."""
 
 Works = Callable[[Trial], Work | None]
 """Returns the work of a trial's model for one image; None if the model does not declare it."""
 
 
-def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[str, EngineBenchmark] = {}) -> str:
+def engine_of(trial: Trial, chosen: str, works: Works, probes: Mapping[str, EngineBenchmark] = {}) -> str:
     """Return the engine of a trial: ``vmap`` or ``batch_last`` for one to train with others, even if there are none.
 
     The rule, which is defined here alone:
 
-    1. ``run.engine`` ``loop`` and ``compiled`` are used as given.
+    1. A name in ``run.engine`` is used as given, but for rule 2.
     2. A trial that starts from another trial, learns from a teacher, averages its weights, scales its loss (fp16), or
-       has an objective that is not vectorised over trials, uses ``loop``; for others ``vmap`` and ``batch_last`` are
-       used as given.
+       has an objective that is not vectorised over trials, uses ``loop`` instead of an engine for several trials.
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
     4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers, or if the model
        does not declare its work; otherwise rule 5 applies.
@@ -70,19 +66,26 @@ def engine_of(trial: Trial, chosen: EngineChoice, works: Works, probes: Mapping[
     Nothing else is chosen: the number of threads is ``run.threads``, nothing else is compiled, and the kernel of
     ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
-    if chosen in SINGLE:
-        return chosen
+    if chosen not in RULES:
+        return chosen if stackable(trial) or trains_alone(chosen) else "loop"
     if not stackable(trial):
         return "loop"
-    if chosen in ("vmap", "batch_last"):
-        return chosen
     if chosen == "measured" and (probe := probes.get(shape(trial))) is not None:
         return probe.engine
     work = works(trial)
     if work is None or work.values * trial.spec.train.batch_size > MAX_VALUES:
         return "loop"
-    precise = trial.spec.train.precision in ("fp32", "fp64") and trial.spec.train.objective == SUPERVISED
+    is_supervised = _objective(trial) is slot("objective").get("vitlab:supervised")
+    precise = trial.spec.train.precision in ("fp32", "fp64") and is_supervised
     return "batch_last" if precise and work.products is not None and work.products <= MAX_PRODUCTS else "vmap"
+
+
+def trains_alone(engine: str) -> bool:
+    """Return whether an engine trains one trial at a time."""
+    if engine in ("loop", "vmap", "batch_last"):  # the results of the rule, known without importing torch
+        return engine == "loop"
+    component: Any = slot("engine").get(engine)
+    return bool(component.one_at_a_time)
 
 
 def stackable(trial: Trial) -> bool:
@@ -130,7 +133,7 @@ def batch_key(trial: Trial) -> str:
 
 
 def group_trials(
-    todo: Sequence[Planned], places: int, chosen: EngineChoice, works: Works, probes: Mapping[str, EngineBenchmark] = {}
+    todo: Sequence[Planned], places: int, chosen: str, works: Works, probes: Mapping[str, EngineBenchmark] = {}
 ) -> list[tuple[str, list[Planned]]]:
     """Group trials that are trained together; return each group with its engine, ordered by its first trial.
 
@@ -145,7 +148,7 @@ def group_trials(
     stacks: dict[str, list[Planned]] = {}
     for planned in todo:
         engine = engine_of(planned.trial, chosen, works, probes)
-        if engine in SINGLE:
+        if trains_alone(engine):
             groups.append((engine, [planned]))
             continue
         key = batch_key(planned.trial)

@@ -18,24 +18,14 @@ from vitlab.identity.key import key_of
 from vitlab.identity.trial import Trial
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, rules_of, trained_alike, trial_of
-from vitlab.plan.design import (
-    MOST,
-    Changes,
-    DesignFault,
-    as_component,
-    changes_of,
-    keys_of,
-    name_of,
-    short_names,
-    value_at,
-)
+from vitlab.plan.design import as_component, keys_of, name_of, value_at
 from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.notes import notes_on_components, notes_on_files
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import label
-from vitlab.spec.run import EngineChoice
+from vitlab.spec.design import MOST, Changes, DesignFault, changes_of, short_names
 from vitlab.spec.study import To
 from vitlab.spec.trial import METRICS, OBJECTIVE
 from vitlab.store.files import Memo
@@ -291,7 +281,7 @@ def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     return Trial(resolved.spec, streams, resolved.origins, resolved.info.content)
 
 
-def _engine(arm: ResolvedArm, chosen: EngineChoice, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
+def _engine(arm: ResolvedArm, chosen: str, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
     """Return the engine of an arm, given one of its trials."""
     model = arm.trial.model
 

@@ -26,6 +26,7 @@ SLOT_MODULES = {
     "loss": "vitlab.training.losses",
     "objective": "vitlab.training.objective",
     "metric": "vitlab.training.metrics",
+    "engine": "vitlab.engines",
     "executor": "vitlab.executors",
     "tracker": "vitlab.trackers",
     "section": "vitlab.report.sections",

@@ -74,7 +74,7 @@ def trace(
         while True:
             with begin_trial(replace(short, code=""), store.trial(short.key, short.code), settings) as training:
                 before = _loss(training)
-                engine_type, _ = supported_engine(engine, training)
+                engine, engine_type, _ = supported_engine(engine, training)
                 try:
                     computation = engine_type([training])
                     while training.step < training.steps:
@@ -83,7 +83,7 @@ def trace(
                     engine = failed.fallback
                     continue
                 losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []
-                return Trace(computation.name, tuple(losses), before, _loss(training))
+                return Trace(engine, tuple(losses), before, _loss(training))
 
 
 def shorten(trial: Trial, steps: int, precision: str | None) -> Trial:

@@ -18,7 +18,7 @@ import torch
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
-from vitlab.engines.base import Loop, train
+from vitlab.engines.base import train
 from vitlab.errors import DataError, OutOfMemory
 from vitlab.identity.code import requirements_of
 from vitlab.identity.trial import Trial
@@ -127,15 +127,14 @@ class Attempt:
         )
         if training.objective.labels and not trial.spec.model.options.get("patch_drop"):
             self.step_macs = self.size[1]
-        self.engine_type, engine_note = supported_engine(engine, training)
-        self.engine = self.engine_type.name
+        self.engine, self.engine_type, engine_note = supported_engine(engine, training)
         resume, damage = self._checkpoint()
         if resume is not None:
             training.load(resume)
         parts.synchronise(training.module, training.step)
         read_note = "images are read as batches ask for them" if feed.stored else ""
         self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, *notes))))
-        self.kernels = kernels_of_first_pass(model, not issubclass(self.engine_type, Loop))
+        self.kernels = kernels_of_first_pass(model, not self.engine_type.one_at_a_time)
         self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vitlab.engines.base import EngineFailed, Loop, train
+from vitlab.engines.base import EngineFailed, train
 from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
 from vitlab.identity import source
 from vitlab.identity.code import (
@@ -208,7 +208,7 @@ def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[],
     rounds: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
     for some, name, note in rounds:  # grows by fallbacks
         started = _begin(some, name, note)
-        alone = any(issubclass(attempt.engine_type, Loop) for attempt, _ in started)
+        alone = any(attempt.engine_type.one_at_a_time for attempt, _ in started)
         for batch in [[each] for each in started] if alone else [started] if started else []:
             first = batch[0][0]
             trainings = [training for _, training in batch]
@@ -218,7 +218,7 @@ def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[],
                 cause = failed.__cause__
                 assert cause is not None
                 if not out_of_memory(cause):
-                    reason = f"engine {first.engine_type.name} failed: {sentence_of(cause, first.trial)}"
+                    reason = f"engine {first.engine} failed: {sentence_of(cause, first.trial)}"
                     fallback = f"trained by engine {failed.fallback}, for {reason}"
                     rounds.append(([attempt for attempt, _ in batch], failed.fallback, fallback))
                 elif alone and isinstance(cause, Exception):

@@ -11,14 +11,21 @@ sample         n arms drawn from a node with a seed of its own                 n
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from vitlab.errors import Path
 from vitlab.spec.choice import Frozen
 from vitlab.spec.collect import conflict
+from vitlab.spec.trial import TrialSpec
 
 Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
 """Dotted path to its values."""
@@ -112,3 +119,186 @@ class Node(Frozen):
     def kind(self) -> str:
         """Name of the design that is set."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+
+# -- expansion --------------------------------------------------------------------------------------------------------
+
+MOST = 1_000_000
+"""Largest number of arms of a design and of trials of a plan; a larger one would exhaust memory."""
+
+
+class DesignFault(Exception):
+    """A design that cannot be expanded, with its place in the document."""
+
+    def __init__(self, place: Path, sentence: str) -> None:
+        self.place = place
+        super().__init__(sentence)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of an arm to the base, before they are resolved."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)  #: dotted path to value
+    places: Mapping[str, Path] = field(default_factory=dict)  #: dotted path to where the document says so
+    label: str = ""  #: name from the document or the node
+    against: Mapping[str, Any] = field(default_factory=dict)  #: values of the arm it is compared with
+    beside: frozenset[str] = frozenset()  #: paths that the label does not cover
+
+    def and_(self, other: Changes) -> Changes:
+        """Return the changes of both."""
+        return Changes(
+            {**self.values, **other.values},
+            {**self.places, **other.places},
+            ", ".join(filter(None, (self.label, other.label))),
+            {**self.against, **other.against},
+            frozenset().union(*(each.beside if each.label else each.values for each in (self, other))),
+        )
+
+
+class Kind(NamedTuple):
+    """A kind of design."""
+
+    expand: Callable[[Any, Path], list[Changes]]  #: from its value and its place to its arms, duplicates included
+    count: Callable[[Any], int]  #: number of these arms, without expanding it
+
+
+def changes_of(node: Node | None, place: Path = ("design",)) -> list[Changes]:
+    """Return the changes of a design's arms in order, duplicates included; without a design, those of the base alone.
+
+    Raises:
+        DesignFault: if two nodes of a grid set the same path, a sample is larger than its population, or there are more
+            than ``MOST`` arms.
+    """
+    if node is None:
+        return [Changes()]
+    here = (*place, node.kind)
+    if (arms := count(node)) > MOST:
+        raise DesignFault(here, f"a {node.kind} of {arms:,} arms; a design has at most {MOST:,}")
+    return KINDS[node.kind].expand(getattr(node, node.kind), here)
+
+
+def count(node: Node) -> int:
+    """Return the number of arms of a design, duplicates included, without expanding it."""
+    return KINDS[node.kind].count(getattr(node, node.kind))
+
+
+def _alone(levels: Levels, here: Path) -> list[Changes]:
+    return [
+        Changes({path: value}, {path: (*here, path, index)})
+        for path, values in levels.items()
+        for index, value in enumerate(values)
+    ]
+
+
+def _one_at_a_time(levels: Levels, here: Path) -> list[Changes]:
+    return [Changes(), *_alone(levels, here)]
+
+
+def _leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
+    of, direction, here = design.of, design.direction, (*place, "of")
+    parts = {key: value if _is_part(key, value) else {key: value} for key, value in of.items()}
+    short = short_names([key for key, changes in parts.items() if key in changes])
+    names = {key: short.get(key, key) for key in parts}
+    remove = [
+        Changes(changes, {path: (*here, *dict.fromkeys((key, path))) for path in changes}, f"without {names[key]}")
+        for key, changes in parts.items()
+    ]
+    bare = Changes()
+    for key, removed in zip(parts, remove, strict=True):
+        if direction != "remove" and (shared := bare.values.keys() & removed.values.keys()):
+            raise DesignFault((*here, key), f"two parts both set '{min(shared)}'; no arm can have only one of them")
+        bare = replace(bare.and_(removed), label="bare", beside=frozenset())
+    add = [bare]
+    for key, restored in parts.items():
+        rest = {path: value for path, value in bare.values.items() if path not in restored}
+        places = {path: bare.places[path] for path in rest}
+        add.append(Changes(rest, places, f"bare + {names[key]}", against=bare.values))
+    if direction == "remove":
+        return [Changes(), *remove]
+    return add if direction == "add" else [Changes(), *remove, *add]
+
+
+def _is_part(key: str, value: Any) -> bool:
+    """Return whether an entry of ``leave_one_out.of`` is a part's name with its changes, rather than a path."""
+    return isinstance(value, Mapping) and "." not in key and key not in TrialSpec.model_fields
+
+
+def _rows(design: Zip, here: Path) -> list[Changes]:
+    levels, labels = design.levels, design.labels
+    return [
+        Changes(
+            {path: values[row] for path, values in levels.items()},
+            {path: (*here, path, row) for path in levels},
+            labels[row] if labels else "",
+        )
+        for row in range(len(next(iter(levels.values()))))
+    ]
+
+
+def _arms(arms: Mapping[str, Mapping[str, Any] | None], here: Path) -> list[Changes]:
+    return [
+        Changes(values or {}, {path: (*here, name, path) for path in values or {}}, name)
+        for name, values in arms.items()
+    ]
+
+
+def _union(nodes: Sequence[Node], here: Path) -> list[Changes]:
+    return [each for index, node in enumerate(nodes) for each in changes_of(node, (*here, index))]
+
+
+def _sample(sample: Sample, here: Path) -> list[Changes]:
+    population = changes_of(sample.over, (*here, "over"))
+    if sample.n > len(population):
+        sentence = f"a sample of {sample.n} is larger than its population of {len(population)}"
+        raise DesignFault((*here, "n"), sentence)
+    indices = random.Random(sample.seed).sample(range(len(population)), sample.n)
+    return [population[index] for index in sorted(indices)]
+
+
+def _product(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
+    if isinstance(grid, Mapping):
+        axes = [_alone({path: values}, here) for path, values in grid.items()]
+    else:
+        axes = [changes_of(part, (*here, index)) for index, part in enumerate(grid)]
+    for first, second in itertools.combinations(axes, 2):
+        shared = {path for changes in first for path in changes.values} & {
+            path for changes in second for path in changes.values
+        }
+        if shared:
+            raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
+    products = [Changes()]
+    for axis in axes:
+        products = [left.and_(right) for left in products for right in axis]
+    return products
+
+
+KINDS = {
+    "one_at_a_time": Kind(_one_at_a_time, lambda levels: 1 + sum(map(len, levels.values()))),
+    "leave_one_out": Kind(_leave_one_out, lambda design: (1 + (design.direction == "both")) * (1 + len(design.of))),
+    "grid": Kind(
+        _product, lambda grid: math.prod(map(len, grid.values()) if isinstance(grid, Mapping) else map(count, grid))
+    ),
+    "zip": Kind(_rows, lambda design: len(next(iter(design.levels.values())))),
+    "arms": Kind(_arms, len),
+    "union": Kind(_union, lambda nodes: sum(map(count, nodes))),
+    "sample": Kind(_sample, lambda sample: sample.n),
+}
+"""Key of a node to its kind; a further kind is a field of :class:`Node` and an entry here."""
+
+
+def short_names(paths: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
+    """Return the shortest unambiguous ending of each dotted path: ``dim`` for ``model.dim``."""
+    names: dict[str, str] = {}
+    for path in paths:
+        parts = path.removesuffix(".type").split(".")
+        for take in range(1, len(parts) + 1):
+            name = ".".join(parts[-take:])
+            if not any(_ends(other, name) for other in paths if other != path):
+                break
+        names[path] = name
+    return names
+
+
+def _ends(path: str, name: str) -> bool:
+    return f".{path.removesuffix('.type')}".endswith(f".{name}")

@@ -13,8 +13,6 @@ from pydantic_core import CoreSchema
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import conflict
 
-EngineChoice = Literal["auto", "loop", "compiled", "vmap", "batch_last", "measured"]
-
 RetryCount = Annotated[int, Field(ge=0)]
 
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -135,7 +133,7 @@ class RunSpec(Frozen):
     activation_checkpointing: Literal["none", "blocks"] = "none"
     """blocks: the backward pass computes the activations inside a model's blocks again instead of storing them, which
     saves memory for about a third more computation and changes no result; trials are then trained by engine loop."""
-    engine: EngineChoice = "auto"
+    engine: str = "auto"
     """loop: each trial by itself; compiled: the same by torch.compile, which takes a minute or more per trial before
     its first step and is meant for GPUs and long trainings; vmap: trials of one shape together; batch_last: the same
     with the batch as the last axis, for small ViTs on a CPU; auto: loop, vmap or batch_last
@@ -195,7 +193,7 @@ class RunSpec(Frozen):
         return self
 
     @property
-    def effective_engine(self) -> EngineChoice:
+    def effective_engine(self) -> str:
         """``engine``, or ``loop`` if no other supports the settings."""
         is_loop = self.resources.together > 1 or self.activation_checkpointing != "none"
         return "loop" if is_loop else self.engine

@@ -40,7 +40,7 @@ from vitlab.testing.metrics import check_metric
 from vitlab.testing.models import check_model, check_scheme
 from vitlab.testing.parts import check_part
 from vitlab.testing.sections import check_section
-from vitlab.testing.training import check_loss, check_objective, check_optimizer, check_schedule
+from vitlab.testing.training import check_engine, check_loss, check_objective, check_optimizer, check_schedule
 
 if TYPE_CHECKING:
     from pytest import MarkDecorator
@@ -73,6 +73,7 @@ CHECKS: Mapping[str, Callable[[str, registry.ResolvedChoice], None]] = {
     "loss": check_loss,
     "objective": check_objective,
     "metric": check_metric,
+    "engine": check_engine,
     "executor": check_executor,
     "section": check_section,
     "tracker": check_tracker,
@@ -136,6 +137,9 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
 
     Optimizers and objectives, on a small ViT: two equal trainings end with equal weights, bit for bit, and so does one
     that is interrupted and goes on from its checkpoint.  Rate and weight decay of an optimizer are those of its groups.
+
+    Engines: trainings of a small ViT end with the weights that the loop gives, up to rounding, and each with the
+    weights that it gets alone, bit for bit.
 
     Schedules: factors are positive and depend on the step and the length alone, for every warm-up and for one step.
 

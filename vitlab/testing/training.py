@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
+from vitlab.engines import Engine
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import STREAMS, TrainSpec
@@ -194,6 +195,38 @@ def check_objective(who: str, choice: ResolvedChoice) -> None:
     expect(close, f"{who}: views with the module's own weights as an argument differ from views without")
 
 
+def check_engine(who: str, choice: ResolvedChoice) -> None:
+    """Check that trainings end with the loop's weights up to rounding, and do not depend on each other.
+
+    Raises:
+        AssertionError: with the rule that it violates.
+        SkipTest: if the engine does not support a small ViT in double precision.
+    """
+    cls: type[Engine] = choice.component
+    fields = [{"precision": "fp64", "optimizer": {"type": "adamw", "lr": rate}} for rate in (RATE, 3 * RATE)]
+    if reason := cls.incompatibility(_training(fields[0])):
+        raise SkipTest(f"{who}: {reason}")
+    together = _by_engine(who, cls, fields)
+    for number, each in enumerate(fields):
+        expected = _trained(_training(each), STEPS)
+        actual = together[number]
+        close = all(torch.allclose(actual[name], value, rtol=1e-9, atol=1e-10) for name, value in expected.items())
+        expect(close, f"{who}: a training ends with other weights than by engine loop; both compute the same steps")
+        (alone,) = _by_engine(who, cls, [each])
+        expect(_same(alone, actual), f"{who}: the weights of a training depend on the trainings beside it")
+
+
+def _by_engine(who: str, cls: type[Engine], fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
+    trainings = [_training(each) for each in fields]
+    with during(f"{who}: trains {len(trainings)} small ViTs", Exception):
+        engine = cls(trainings)
+        for _ in range(STEPS):
+            engine.train_step()
+        evaluations = [list(one) for one in engine.evaluate(["val"])]
+    expect(len(evaluations) == len(trainings), f"{who}: evaluate gives {len(evaluations)} results for {len(trainings)}")
+    return [_weights(training.module) for training in trainings]
+
+
 def _check_mean(who: str, loss: Loss, logits: Tensor, target: Tensor) -> None:
     def of(part: slice) -> Value:
         return loss({"": logits[part]}, target[part])
@@ -235,9 +268,10 @@ def _training(fields: Mapping[str, Any], folder: Path | None = None) -> Training
     """Return the training of a small ViT, whose checkpoints are written to ``folder``."""
     data = slot("dataset").resolve(DATA)
     prepared = prepare(data, SEEDS)
-    feed = Feed(prepared, data.options["augment"], SEEDS)
+    dtype = torch.float64 if fields.get("precision") == "fp64" else torch.float32
+    feed = Feed(prepared, data.options["augment"], SEEDS, dtype=dtype)
     write = (lambda state: None) if folder is None else (lambda state: checkpoint.write(folder, state))
-    return Training(_model(), feed, _train(**fields), SEEDS, prepared.info.task, write=write)
+    return Training(_model().to(dtype), feed, _train(**fields), SEEDS, prepared.info.task, write=write)
 
 
 def _model() -> Model:

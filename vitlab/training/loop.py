@@ -106,47 +106,58 @@ class Training:
         self.emit = emit
         self.write = write
         self.steps = steps_of(spec, feed)
-        self.objective: Objective = slot("objective").build(
-            spec.objective, Setup(model, feed, spec, seeds, self.steps, distillation)
-        )
+
+        # The objective decides what is trained: the model, or a module that holds it beside parts of its own.
+        setup = Setup(model, feed, spec, seeds, self.steps, distillation)
+        self.objective: Objective = slot("objective").build(spec.objective, setup)
         self.module = self.objective.module
         if self.module is not model:
             self.module.train()
+        self._check_parts()
+
+        self.schedule: Schedule = slot("schedule").build(spec.schedule)
+        optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
+        self.base_rate = optimizer.lr
+        self.optimizer = optimizer.build(self._groups(optimizer))
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
+        self.average: WeightAverage | None = optimizer.average(self.optimizer)
+        if spec.ema is not None:
+            self.average = optional_module("averaging").Average(self.module, spec.ema)
+        self.compiled_loss: LossFunction | None = None  #: of an engine that compiles :meth:`compute_loss`
+
+        metrics = metrics_of(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
+        self.metrics = {name: one for name, one in metrics.items() if not isinstance(one, FeatureMetric)}
+        self.feature_metrics = {name: one for name, one in metrics.items() if isinstance(one, FeatureMetric)}
+        self.test_set_metrics = {name: metrics_of_test_set(one) for name, one in feed.test_sets.items()}
+
+        self.step = 0
+        self.history: list[Measurement] = []  #: without ``system/*``
+        self.predictions: Mapping[str, Columns] = {}  #: of the last evaluation, by split
+        self.failure = ""  #: one sentence naming the step with a non-finite loss; empty if it did not diverge
+        # Losses since the last measurement stay on the device: reading one would wait for the step to be computed.
+        self.losses: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self._interval_began = time.perf_counter()
+        self._interval_images = 0
+
+    def _check_parts(self) -> None:
         self.parts.require(self.module, self.batch_images)
         if self.objective.whole_batch and type(self.parts) is not FullBatch:
             raise UserError(
                 f"objective '{self.objective.name}' needs the images of a step in one piece; remove "
                 "run.micro_batch_size, and set run.resources so that one process trains a trial"
             )
-        metrics = metrics_of(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
-        self.metrics = {name: one for name, one in metrics.items() if not isinstance(one, FeatureMetric)}
-        self.feature_metrics = {name: one for name, one in metrics.items() if isinstance(one, FeatureMetric)}
-        self.test_set_metrics = {name: metrics_of_test_set(one) for name, one in feed.test_sets.items()}
-        self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
-        self.schedule: Schedule = slot("schedule").build(spec.schedule)
-        optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
-        self.base_rate = optimizer.lr
+
+    def _groups(self, optimizer: Optimizer) -> Sequence[Group]:
+        """Return the parameters in groups of equal decay and rate."""
         groups: Sequence[Group] = decay_groups(self.module, optimizer.weight_decay, self.module.no_weight_decay())
         groups = optimizer.route(groups, self.module)
-        if spec.layer_decay is not None:
+        if self.spec.layer_decay is not None:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
-            groups = layer_groups(groups, layers, spec.layer_decay)
+            groups = layer_groups(groups, layers, self.spec.layer_decay)
         if factors := self.module.rate_factors():
             groups = optional_module("mup").rate_groups(groups, factors, optimizer)
-        self.optimizer = optimizer.build(groups)
-        self.average: WeightAverage | None = optimizer.average(self.optimizer)
-        if spec.ema is not None:
-            self.average = optional_module("averaging").Average(self.module, spec.ema)
-        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.compiled_loss: LossFunction | None = None  #: of an engine that compiles :meth:`compute_loss`
-
-        self.step = 0
-        self.history: list[Measurement] = []  #: without ``system/*``
-        self.predictions: Mapping[str, Columns] = {}  #: of the last evaluation, by split
-        self.failure = ""  #: one sentence naming the step with a non-finite loss; empty if it did not diverge
-        self.losses: defaultdict[str, list[Tensor]] = defaultdict(list)  # since the last measurement, on the device
-        self._interval_began = time.perf_counter()
-        self._interval_images = 0
+        return groups
 
     @property
     def images(self) -> int:
@@ -170,13 +181,15 @@ class Training:
     def train_step(self) -> None:
         """Take one optimizer step.  Nothing is read back from the device."""
         self.optimizer.zero_grad()
+        # A batch may be computed in micro-batches, and by several processes that each have some of its images; loss and
+        # gradients are then combined to those of the whole batch.
         losses = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
         loss = self.parts.combine(losses, self.parameters)
+        self.set_rate()
         if self.scaling is None:
-            self.clip_and_set_lr()
+            self.clip_gradients()
             self.optimizer.step()
-        else:
-            set_rate(self.optimizer, self.rate(self.step))
+        else:  # gradients are clipped unscaled, and a step with infinite ones is left out
             self.scaling.step(self.optimizer, self.parameters, self.spec.clip_grad)
         self.after_step(loss)
 
@@ -188,6 +201,7 @@ class Training:
         noise.seed_torch(key, self.feed.device)
         compute_loss = self.compiled_loss or self.compute_loss
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
+        # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
         weight = self.parts.weight(self.objective, batch.y_B)
         weighted = loss.total * weight
         torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
@@ -209,9 +223,12 @@ class Training:
         )
         return batch, draws
 
-    def clip_and_set_lr(self) -> None:
-        """Set the learning rate and clip the gradients before the optimizer step."""
+    def set_rate(self) -> None:
+        """Set the learning rate of the step."""
         set_rate(self.optimizer, self.rate(self.step))
+
+    def clip_gradients(self) -> None:
+        """Clip the gradients to the largest global norm of the study, if it has one."""
         if self.spec.clip_grad is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
 

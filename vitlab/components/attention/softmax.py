@@ -6,7 +6,7 @@ B images, T tokens, D width, H heads, K channels of a head (D = H * K).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +27,11 @@ from vitlab.geometry import Geometry
 from vitlab.registry import Pick, slot
 from vitlab.spec import Choice
 
-Implementation = Literal["explicit", "sdpa", "auto", "split", "per_head"]
-
 
 class SoftmaxAttention(Attention):
     """Scaled dot-product attention with softmax: one function, computed in one of five ways.
+
+    This class has one projection matrix and the explicit kernel; an implementation replaces one of the two.
 
     ============  =====================================  =======================================
     name          projection to queries, keys, values    kernel
@@ -60,7 +60,6 @@ class SoftmaxAttention(Attention):
     mixes_values = True
     counts_keys = True
 
-    implementation: ClassVar[Implementation]
     kernel: Literal["sdpa", "explicit"] | None  #: of ``auto`` alone: the kernel of the latest forward pass
 
     def __init__(
@@ -78,13 +77,7 @@ class SoftmaxAttention(Attention):
         self.num_heads = g.heads
         self.head_dim = g.head_dim
         self.scale = g.head_dim**-0.5
-        match self.implementation:
-            case "split":
-                self.q, self.k, self.v = (nn.Linear(g.dim, g.dim, bias=qkv_bias) for _ in "qkv")
-            case "per_head":
-                self.heads = nn.ModuleList([OneHead(g.dim, g.head_dim, qkv_bias) for _ in range(g.heads)])
-            case _:
-                self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=qkv_bias)
+        self._add_projections(g, qkv_bias)
         self.q_norm = slot("norm").build(qk_norm, g.head_dim)
         self.k_norm = slot("norm").build(qk_norm, g.head_dim)
         self.attn_drop = Dropout(drop)
@@ -95,19 +88,12 @@ class SoftmaxAttention(Attention):
         if reason := self.incompatibility(g, {"drop": drop}):
             raise OptionError([(("drop",), reason)])
 
+    def _add_projections(self, g: Geometry, bias: bool) -> None:
+        self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=bias)
+
     def stacked_maps(self) -> Mapping[str, int]:
         """Return 3 for the one matrix of queries, keys and values."""
         return {"qkv.weight": 3} if self._matrices() == ["qkv"] else {}
-
-    @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Return a sentence if ``drop`` is set with SDPA, which draws from torch's generator; None otherwise."""
-        if cls.implementation == "sdpa" and options.get("drop", 0.0) > 0:
-            return (
-                f"attention 'sdpa' cannot drop attention weights (drop is {options['drop']:g}): its kernel draws from "
-                "a generator that no replay reproduces; use 'explicit' or 'auto', or drop: 0"
-            )
-        return None
 
     def forward(
         self,
@@ -143,46 +129,16 @@ class SoftmaxAttention(Attention):
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values, each (B, H, T, K), neither normalised nor rotated."""
-        head_shape = (self.num_heads, self.head_dim)
-        match self.implementation:
-            case "split":
-                parts_BTHK = [layer(x_BTD).unflatten(-1, head_shape) for layer in (self.q, self.k, self.v)]
-                return tuple(part_BTHK.transpose(1, 2) for part_BTHK in parts_BTHK)
-            case "per_head":
-                return tuple(torch.stack([getattr(head, part)(x_BTD) for head in self.heads], 1) for part in "qkv")
-        qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, *head_shape))
+        qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, self.num_heads, self.head_dim))
         return tuple(qkv_BT3HK.permute(2, 0, 3, 1, 4).unbind(0))
 
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         """Return the values mixed by attention weights, (B, H, T, K)."""
-        if self.implementation == "auto":
-            self.kernel = "sdpa" if self._sdpa_is_best(v_BHTK) else "explicit"
-        if "sdpa" in (self.implementation, self.kernel):
-            return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT, self.scale)
-        if self.implementation != "per_head":
-            weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
-            return weights_BHTT @ v_BHTK
-        heads = range(self.num_heads)
-        biases = [None] * self.num_heads if bias_HTT is None else _by_head(bias_HTT, self.num_heads)
-        maps = [_weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], biases[head]) for head in heads]
-        # One dropout for all heads, so that the draws are those of the other implementations.
-        dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
-        return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in heads], 1)
-
-    def _sdpa_is_best(self, v_BHTK: Tensor) -> bool:
-        """Return True if the SDPA kernel is to be used, by the rule of :class:`Auto`."""
-        dropping = self.training and self.attn_drop.p > 0
-        # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
-        narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)
-        return not (dropping or narrow_on_cpu or stacked())
+        weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
+        return weights_BHTT @ v_BHTK
 
     def _matrices(self) -> list[str]:
         """Return the names of the projections whose rows, in this order, are those of the canonical ``qkv``."""
-        match self.implementation:
-            case "split":
-                return list("qkv")
-            case "per_head":
-                return [f"heads.{head}.{part}" for part in "qkv" for head in range(self.num_heads)]
         return ["qkv"]
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
@@ -209,25 +165,12 @@ class SoftmaxAttention(Attention):
         return out
 
 
-class OneHead(nn.Module):
-    """The projections of one head: D to K, three times."""
-
-    def __init__(self, dim: int, head_dim: int, bias: bool) -> None:
-        super().__init__()
-        self.q = nn.Linear(dim, head_dim, bias=bias)
-        self.k = nn.Linear(dim, head_dim, bias=bias)
-        self.v = nn.Linear(dim, head_dim, bias=bias)
-
-
 @attention.register("explicit")
 class Explicit(SoftmaxAttention):
     """One projection matrix; explicit kernel.
 
-    It shows its maps, drops weights, works everywhere and stacks.  timm and torch call "fused" what is
-    ``sdpa`` here.
+    It shows its maps, drops weights, works everywhere and stacks.  timm and torch call "fused" what is ``sdpa`` here.
     """
-
-    implementation = "explicit"
 
 
 @attention.register("sdpa")
@@ -238,8 +181,20 @@ class SDPA(SoftmaxAttention):
     no two kernels draw alike.
     """
 
-    implementation = "sdpa"
     vmap_safe = False  # on CPU the kernel has no batching rule, on CUDA its gradient has none: a loop over members
+
+    @classmethod
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Return a sentence if ``drop`` is set with SDPA, which draws from torch's generator; None otherwise."""
+        if options.get("drop", 0.0) > 0:
+            return (
+                f"attention 'sdpa' cannot drop attention weights (drop is {options['drop']:g}): its kernel draws from "
+                "a generator that no replay reproduces; use 'explicit' or 'auto', or drop: 0"
+            )
+        return None
+
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT, self.scale)
 
 
 @attention.register("auto")
@@ -257,7 +212,14 @@ class Auto(SoftmaxAttention):
     ``kernel`` is the one of the latest forward pass.
     """
 
-    implementation = "auto"
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        dropping = self.training and self.attn_drop.p > 0
+        # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
+        narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)
+        self.kernel = "explicit" if dropping or narrow_on_cpu or stacked() else "sdpa"
+        if self.kernel == "explicit":
+            return super()._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
+        return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT, self.scale)
 
 
 @attention.register("split")
@@ -267,7 +229,16 @@ class Split(SoftmaxAttention):
     The projections are those of Hugging Face's implementation.
     """
 
-    implementation = "split"
+    def _add_projections(self, g: Geometry, bias: bool) -> None:
+        self.q, self.k, self.v = (nn.Linear(g.dim, g.dim, bias=bias) for _ in "qkv")
+
+    def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        head_shape = (self.num_heads, self.head_dim)
+        parts_BTHK = [layer(x_BTD).unflatten(-1, head_shape) for layer in (self.q, self.k, self.v)]
+        return tuple(part_BTHK.transpose(1, 2) for part_BTHK in parts_BTHK)
+
+    def _matrices(self) -> list[str]:
+        return list("qkv")
 
 
 @attention.register("per_head")
@@ -277,7 +248,32 @@ class PerHead(SoftmaxAttention):
     The form of textbooks, and the slowest.
     """
 
-    implementation = "per_head"
+    def _add_projections(self, g: Geometry, bias: bool) -> None:
+        self.heads = nn.ModuleList([OneHead(g.dim, g.head_dim, bias) for _ in range(g.heads)])
+
+    def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.stack([getattr(head, part)(x_BTD) for head in self.heads], 1) for part in "qkv")
+
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        heads = range(self.num_heads)
+        biases = [None] * self.num_heads if bias_HTT is None else _by_head(bias_HTT, self.num_heads)
+        maps = [_weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], biases[head]) for head in heads]
+        # One dropout for all heads, so that the draws are those of the other implementations.
+        dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
+        return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in heads], 1)
+
+    def _matrices(self) -> list[str]:
+        return [f"heads.{head}.{part}" for part in "qkv" for head in range(self.num_heads)]
+
+
+class OneHead(nn.Module):
+    """The projections of one head: D to K, three times."""
+
+    def __init__(self, dim: int, head_dim: int, bias: bool) -> None:
+        super().__init__()
+        self.q = nn.Linear(dim, head_dim, bias=bias)
+        self.k = nn.Linear(dim, head_dim, bias=bias)
+        self.v = nn.Linear(dim, head_dim, bias=bias)
 
 
 SOFTMAX = (Explicit, SDPA, Auto, Split, PerHead)

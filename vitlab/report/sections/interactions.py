@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitlab.comparison.arrays import Design, contrast
-from vitlab.plan.design import short_names, text
+from vitlab.plan.design import text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm
 from vitlab.report.drawing import WIDE, Drawing, style
@@ -18,6 +18,7 @@ from vitlab.report.labels import wrapped_line
 from vitlab.report.phrasing import Column, Scale, half_width, interval_name, p_value, percent
 from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.report.study_results import StudyResults
+from vitlab.spec.design import short_names
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
