@@ -265,6 +265,10 @@ def test_failing_edit_keeps_earlier_components(tmp_path: Path) -> None:
 def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokenComponent, match=r"no_such.py: No such file"):
         registry.load_file(tmp_path / "no_such.py")
+    os.mkfifo(tmp_path / "pipe.py")
+    for endless in (tmp_path / "pipe.py", Path("/dev/zero")):
+        with pytest.raises(BrokenComponent, match="not a file, but a folder, a pipe or a device"):
+            registry.load_file(endless)
     (tmp_path / "grammar.py").write_text("def (:\n")
     with pytest.raises(BrokenComponent, match=r"SyntaxError: invalid syntax .*, at .*grammar.py:1\n.*\n    def \(:$"):
         registry.load_file(tmp_path / "grammar.py")

@@ -445,7 +445,11 @@ def bench(kinds: Sequence[str]) -> Iterator[Examine]:
     before, temporary = os.getcwd(), tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="fuzz-inputs-") as name, warnings.catch_warnings():
         root = Path(name).resolve()
-        environment = {"XDG_CACHE_HOME": str(root / "here" / "cache"), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        environment = {
+            "XDG_CACHE_HOME": str(root / "here" / "cache"),
+            "TORCHINDUCTOR_CACHE_DIR": str(root / "here" / "cache"),
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        }
         with mock.patch.dict(os.environ, environment):
             logging.disable(logging.CRITICAL)
             warnings.simplefilter("ignore")

@@ -47,6 +47,8 @@ def load_file(file: Path | str) -> Origin:
         ClashError: if it registers a component that another file of the same name has registered.
     """
     path = Path(file).resolve()
+    if path.exists() and not path.is_file():
+        raise BrokenComponent(f"plugin file {file}: not a file, but a folder, a pipe or a device")
     try:
         text = path.read_bytes()
     except OSError as error:
