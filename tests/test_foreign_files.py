@@ -25,7 +25,7 @@ from vitlab.executors.worker import log_to
 from vitlab.plan.versions import commit_of
 from vitlab.store.files import append_json, open_in_place
 from vitlab.store.locks import hold
-from vitlab.trackers import server
+from vitlab.trackers import process, server
 
 MODULES = ("queue", "random", "string", "click", "mlflow", "yaml", "vitlab")
 """Names of files in a folder that a command is called from: of the standard library, of libraries, and of vitlab."""
@@ -88,6 +88,13 @@ def test_detached_driver_imports_nothing_from_the_current_folder(foreign: Path, 
     assert not foreign.exists()
 
 
+def test_delivering_process_imports_nothing_from_the_current_folder(foreign: Path) -> None:
+    deliverer = process.TrackerProcess()
+    deliverer._pipe.close()
+    assert deliverer._process.wait(60) == 0, "it ends with its pipe"
+    assert not foreign.exists()
+
+
 def test_server_imports_nothing_from_the_results(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn puts the current folder on the path itself, so that the server needs another one."""
     real, origins = subprocess.Popen, "import sys; sys.path.insert(0, '.'); import queue, click"
@@ -98,8 +105,8 @@ def test_server_imports_nothing_from_the_results(foreign: Path, monkeypatch: pyt
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(server, "_responds", lambda _: True)
-    with server.running(Path.cwd(), port=45_931) as process:
-        assert process.wait(60) == 0
+    with server.running(Path.cwd(), port=45_931) as started:
+        assert started.wait(60) == 0
     assert not foreign.exists()
 
 

@@ -85,8 +85,8 @@ def pages(folder: Path, place: str) -> dict[str, str]:
         folder: the study's folder.
         place: name of the destination.
     """
-    kept = (read_json(folder / PAGES, mapping) or {}).get(place)
-    return {str(name): str(experiment) for name, experiment in kept.items()} if isinstance(kept, dict) else {}
+    ids = (read_json(folder / PAGES, mapping) or {}).get(place)
+    return {str(name): str(experiment) for name, experiment in ids.items()} if isinstance(ids, dict) else {}
 
 
 def database_file(root: Path) -> Path:

@@ -67,7 +67,7 @@ def deliver(
     """
     colours = records.colours(plan)
     outdated = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
-    written = 0
+    writes = 0
     for arm in plan.arms:
         if arm.name not in points:
             continue
@@ -80,7 +80,7 @@ def deliver(
                 break
         else:
             _write_run(client, experiment, arm, points[arm.name], tags)
-            written += 1
+            writes += 1
     for run in outdated:
         client.delete_run(run.info.run_id)
     headline = plan.analysis.metric
@@ -92,7 +92,7 @@ def deliver(
         parallel=dashboard.Parallel(varied[: dashboard.AXES], [f"mean/{headline}", f"sd/{headline}"]),
     )
     dashboard.save(client, experiment, {dashboard.SUMMARY: view})
-    return written
+    return writes
 
 
 def note(plan: Plan) -> str:

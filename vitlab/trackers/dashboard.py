@@ -1,4 +1,4 @@
-"""Saved views of MLflow's comparison page, so that the page shows useful charts when it opens.
+"""Saved views of MLflow's comparison page, which then shows useful charts when it opens.
 
 A view is an experiment tag that holds JSON in the user interface's own format.  A version of MLflow that does not
 support the format opens its default page.  Nothing else depends on the views.
@@ -122,18 +122,18 @@ def state(view: View) -> Json:
     charts: list[Json] = []
     sections: list[Json] = []
 
-    def section(title: str, opened: bool, columns: int) -> str:
+    def section(title: str, is_open: bool, columns: int) -> str:
         name = f"vitlab-section-{len(sections)}"
-        sections.append({"uuid": name, "name": title, "display": opened, "isReordered": False, "columns": columns})
+        sections.append({"uuid": name, "name": title, "display": is_open, "isReordered": False, "columns": columns})
         return name
 
-    for index, (title, metrics, opened) in enumerate(view.charts):
+    for index, (title, metrics, is_open) in enumerate(view.charts):
         if index == 1 and view.parallel is not None and view.parallel.params:  # after the study's metric
             charts.append(_parallel(view.parallel, section("Results by varied option", True, 1)))
-        place = section(title, opened, 3 if index else 2)
+        place = section(title, is_open, 3 if index else 2)
         charts += [_metric(name, place) for name in metrics]
     for album, names in groupby(sorted(view.images), key=lambda name: name.rpartition("/")[0] or name):
-        place = section(f"Images: {album}", True, 1)  # one column, so that as many runs as possible stand side by side
+        place = section(f"Images: {album}", True, 1)  # one column, which leaves room for as many runs as possible
         charts += [_images(name, view.images[name], place) for name in names]
     mode, key = group_key(view.arms)
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
@@ -218,8 +218,8 @@ def _images(key: str, step: int, section: str) -> Json:
 
 
 def _metric(metric: str, section: str) -> Json:
-    shown = f"{metric.removeprefix('final/')} (final)" if metric.startswith("final/") else metric
-    chart = _chart("BAR", metric, section, metricKey=metric, displayName=shown)
+    title = f"{metric.removeprefix('final/')} (final)" if metric.startswith("final/") else metric
+    chart = _chart("BAR", metric, section, metricKey=metric, displayName=title)
     if metric.partition("/")[0] not in ("val", "test", "train", "system", "progress"):
         return chart
     return chart | {

@@ -1,6 +1,6 @@
 """Description of a study's experiment: the report with its pictures, and links to runs and files.
 
-Links name no host, so they lead to the server that shows the page, whatever its address.
+Links name no host, so they lead to the server that shows the page.
 """
 
 from __future__ import annotations

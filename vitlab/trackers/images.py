@@ -1,7 +1,7 @@
 """A trial's pictures as MLflow images: by key and step, side by side for the runs of a page.
 
-The step of a confusion matrix is the last training step; that of an explanation is the number of its test image, so
-that the page's slider moves from image to image.
+The step of a confusion matrix is the last training step.  The step of an explanation is the number of its test image:
+the page's slider moves from image to image.
 
 MLflow's ``log_image`` gives each file a random name, so a second delivery would show a picture twice.  Here the name is
 derived from key and step.

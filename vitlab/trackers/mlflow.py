@@ -49,7 +49,7 @@ class MlflowTracker(Replay):
         plan: the study.
         store: the store of its trials.
         run: the run settings.
-        uri: a server or database; by default that of ``MLFLOW_TRACKING_URI``, or a database under the output
+        uri: a server or database; by default ``MLFLOW_TRACKING_URI``, or a database under the output
             folder.  A server on another machine, or one to which MLflow would send credentials, must be named by
             ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``.
         models: ``arms`` to store one trained model per arm as an MLflow logged model as well.
@@ -164,13 +164,13 @@ class MlflowTracker(Replay):
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Deliver the new events of a trial to its run."""
         try:
-            written = self._session.write(news, None if mark is None else RunMark.of(mark))
+            now = self._session.write(news, None if mark is None else RunMark.of(mark))
         except Exception as error:
             if not self.address.is_reachable():
                 raise Unreachable(str(error)) from error
             raise
-        self._marks[news.item.identity] = written
-        return written.to_json()
+        self._marks[news.item.identity] = now
+        return now.to_json()
 
     def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         """Yield the points of a trial's run."""
@@ -198,11 +198,11 @@ class MlflowTracker(Replay):
         )
 
     def _keep_page(self, name: str, experiment: str) -> None:
-        """Record the id of an experiment, of which the driver and ``vitlab ui`` make addresses."""
-        kept = pages(self.folder, self.address.name)
-        if kept.get(name) != experiment:
+        """Record the id of an experiment, from which the driver and ``vitlab ui`` make addresses."""
+        ids = pages(self.folder, self.address.name)
+        if ids.get(name) != experiment:
             file = self.folder / PAGES
-            write_json(file, {**(read_json(file, mapping) or {}), self.address.name: {**kept, name: experiment}})
+            write_json(file, {**(read_json(file, mapping) or {}), self.address.name: {**ids, name: experiment}})
 
     @property
     def _session(self) -> TrialRuns:
@@ -239,7 +239,7 @@ class MlflowTracker(Replay):
         self._viewed = (metrics, images)
 
     def _varied_params(self) -> list[str]:
-        """Return the parameters of which arms have several values."""
+        """Return the parameters in which arms differ."""
         params = [item.params for item in self.trials if item.kind == "trial"]
         names = [name for name in (params[0] if params else ()) if name not in ("arm", "seed")]
         return [name for name in names if len({values[name] for values in params} - {records.ABSENT}) > 1]
@@ -298,11 +298,11 @@ class MlflowTracker(Replay):
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
         tags |= {description.NOTE: records.note(self.plan)}
         studies = service.runs(client, experiment, "tags.`vitlab.kind` = 'study'")
-        found = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
-        for surplus in found[1:]:  # left by a lost response
+        own = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
+        for surplus in own[1:]:  # left by a lost response
             client.delete_run(surplus.info.run_id)
-        if found:
-            run = found[0]
+        if own:
+            run = own[0]
             for name, value in tags.items():
                 if run.data.tags.get(name) != value:
                     client.set_tag(run.info.run_id, name, value)

@@ -47,7 +47,7 @@ class TrackerProcess:
         self._lock = threading.Lock()
         self._tracker: Tracker | None = None  #: the tracker that the process has
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+            [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # a program that reads the answer waits for all writers to end
             pass_fds=[theirs.fileno()],
@@ -72,7 +72,7 @@ class TrackerProcess:
                 while isinstance(answer := self._pipe.recv(), logging.LogRecord):
                     logging.getLogger(answer.name).handle(answer)
             except BaseException:
-                self._pipe.close()  # an answer that nobody has read would be taken for that of the next call
+                self._pipe.close()  # an answer that nobody has read would be taken for the answer to the next call
                 raise
         assert answer is None or isinstance(answer, str)
         return answer
@@ -91,8 +91,9 @@ def start() -> None:
 # -- the process ------------------------------------------------------------------------------------------------------
 
 
-def serve(driver: Connection) -> NoReturn:
-    """Answer the driver's calls until it dies."""
+def serve(descriptor: int) -> NoReturn:
+    """Answer the driver's calls through a pipe until it dies."""
+    driver: Connection = Connection(descriptor)
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     messages = queue.SimpleQueue[Study | Call]()
@@ -135,8 +136,3 @@ class _ToDriver(logging.handlers.QueueHandler):
         """Send a record or an answer."""
         with self._sending:
             self._driver.send(message)
-
-
-def main() -> None:
-    """Deliver for the driver at the other end of the pipe whose number is on the command line."""
-    serve(Connection(int(sys.argv[1])))

@@ -1,6 +1,6 @@
 """Representation of trials in MLflow: names, parameters, tags, points and files as plain values.
 
-Metrics of the journal keep their names, steps (optimizer steps) and times, so that delivering them again changes
+Metrics of the journal keep their names, steps (optimizer steps) and times: delivering them again changes
 nothing.  Final values are stored under ``final/`` at step 0, for which MLflow draws bars, and costs under ``cost/``.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ABSENT = "-"
-"""Value of a parameter that an arm lacks, so that all runs have the same parameters."""
+"""Value of a parameter that an arm lacks: all runs have the same parameters."""
 
 TAG_LENGTH, PARAM_LENGTH, KEY_LENGTH = 5000, 5000, 250
 NAMES = ("label_name", "prediction_name")  #: columns of predictions with names of classes, where they are known
@@ -191,10 +191,10 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
         classes, places = np.unique(values, return_inverse=True)
         counts = np.zeros((len(classes), len(classes)), int)
         np.add.at(counts, tuple(places.reshape(values.shape)), 1)  # pandas' crosstab takes 5 ms
-        named: dict[int, str] = {}
+        names: dict[int, str] = {}
         for numbers, column in zip(values, own.columns[3:], strict=False):  # there may be no names
-            named |= dict(zip(numbers, column.to_pylist(), strict=True))
-        texts = [named.get(number, number) for number in classes]
+            names |= dict(zip(numbers, column.to_pylist(), strict=True))
+        texts = [names.get(number, number) for number in classes]
         tables[split] = pd.DataFrame(counts, pd.Index(texts, name="label"), pd.Index(texts, name="prediction"))
     return tables
 

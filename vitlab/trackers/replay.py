@@ -238,7 +238,7 @@ def tracked_trials(plan: Plan) -> list[TrackedTrial]:
         add(planned, "trial", planned.arm)
     for trial in plan.prerequisites:
         add(Planned("", trial.seeds.get("init", 0), trial), "prerequisite", f"prerequisite {trial.key[:8]}")
-    for planned in rivals:  # of no arm, so that no mean includes them
+    for planned in rivals:  # of no arm: no mean includes them
         add(replace(planned, arm=""), TUNING, f"tuning {planned.arm}")
     return list(items.values())
 
@@ -295,7 +295,7 @@ class _TrialState:
     began: int = 0  #: see :func:`began_at`
     end: str = ""  #: identifier of the delivered ending, see :func:`_end`
     last_t: int = 0  #: time of the last event that is not an ending
-    step: int = -1  #: last step of which a measurement is delivered
+    step: int = -1  #: step of the last delivered measurement
 
 
 @dataclass

@@ -237,7 +237,7 @@ def runs(client: MlflowClient, experiment_id: str, selection: str = "", view: in
         client: MLflow's client.
         experiment_id: id of the experiment.
         selection: MLflow's filter.
-        view: MLflow's ``ViewType``; by default that of runs that are not deleted.
+        view: MLflow's ``ViewType``; by default the runs that are not deleted.
     """
     order = ["attributes.start_time ASC"]
     results: list[Run] = []
