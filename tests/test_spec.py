@@ -167,7 +167,7 @@ def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"seed": 1}, "unknown key 'seed'. Write seeds: 5 at the top level"),
+        ({"seed": 1}, "unknown key 'seed'. Did you mean 'seeds'?"),
         ({"base.train.warmup_epochs": 5}, "Write train.schedule: {type: cosine, warmup: 0.05}"),
         ({"base.train.accum_iter": 4}, "Write run.micro_batch_size: N to save memory"),
         ({"base.train.model_ema": True}, "Write train.ema: {decay: 0.9999}"),

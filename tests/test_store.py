@@ -324,7 +324,7 @@ def test_damaged_plan_names_no_folder_outside_store(tmp_path: Path) -> None:
             read_plan(file)
 
 
-@pytest.mark.parametrize("damage", [{"alpha": None}, {"alpha": "much"}, {"metric": 3}, {"escalate_to": "ten"}, "goal"])
+@pytest.mark.parametrize("damage", [{"alpha": None}, {"alpha": "much"}, {"metric": 3}, {"looks": "ten"}, "goal"])
 def test_registration_with_missing_or_wrong_value_is_damaged(tmp_path: Path, damage: Mapping[str, Any] | str) -> None:
     plan, store = synthetic_studies.study(tmp_path)
     file = store.study(plan.study) / "plan.json"
