@@ -211,8 +211,6 @@ def test_captured_maps_equal_unfused_timm(attention: str) -> None:
     assert len(captured.maps_LBHTT) == len(maps) == 2 and len(captured.tokens_LBTD) == 3
     for mine, its in zip(captured.maps_LBHTT, maps, strict=True):
         assert its.amax() > 0.1, "maps that are all but uniform would hide a mistake"
-        if attention == "explicit":
-            assert torch.equal(mine, its)
         torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
     torch.testing.assert_close(captured.logits_by_head[""], logits, atol=1e-5, rtol=0)
 
