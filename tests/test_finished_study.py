@@ -171,9 +171,9 @@ class Noted(Replay):
     def place(self) -> str:
         return self.where
 
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         type(self).deliveries += 1
-        return super().deliver(final=final, until=until, report=report)
+        return super().deliver(final=final, report=report)
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         return 1
