@@ -163,7 +163,6 @@ def test_study_without_metrics_keeps_its_trial_keys(tmp_path: Path) -> None:
     two = keys(metrics=["brier", "balanced_accuracy"])
     assert not set(two) & set(bare)
     assert two == keys(metrics=["balanced_accuracy", "ece", {"type": "brier"}, "brier"]), "in no order, each once"
-    assert "metrics" not in planned(tmp_path)[1].trials[0].trial.spec.plain()["train"]
 
 
 def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
