@@ -49,6 +49,7 @@ class Guard:
     def __init__(self) -> None:
         self.folder = ""
         self.prevents = False
+        self.stopped = False  #: whether a program was
         self.writes: list[str] = []
         self.programs: list[str] = []
         self._installed = False
@@ -58,7 +59,8 @@ class Guard:
         if not self._installed:
             sys.addaudithook(self._hook)
             self._installed = True
-        self.folder, self.prevents, self.writes, self.programs = str(folder.resolve()), prevents, [], []
+        self.folder, self.prevents, self.stopped = str(folder.resolve()), prevents, False
+        self.writes, self.programs = [], []
         try:
             yield
         finally:
@@ -78,10 +80,11 @@ class Guard:
             for path in arguments:
                 if isinstance(path, str | bytes):
                     self._check(event, path)
-        elif event in PROGRAMS:
+        elif event in PROGRAMS or (event == "socket.connect" and isinstance(arguments[1], str | bytes)):
             self.programs.append(f"{event} {arguments!r:.200}")
             if self.prevents:
-                raise Started
+                self.stopped = True
+                raise Started  # of a worker, too, which begins at the socket of the fork server
         elif event in CONNECTIONS:
             self.programs.append(f"{event} {arguments!r:.200}")
             if self.prevents:
