@@ -186,6 +186,7 @@ def test_picture_error_during_training_is_reported(tmp_path: Path, root: Path, h
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch says that the check is a prototype
 def test_batches_arrive_on_gpu_without_waiting(root: Path) -> None:
     dataset = choice(root, "never", augment=["flip"], normalize="unit")
     prepared = prepare(dataset, SEEDS)

@@ -161,13 +161,14 @@ def peer(name: str, shape: Shape, *, fused: bool, bf16: bool = False) -> Contend
 # -- vitlab -----------------------------------------------------------------------------------------------------------
 
 
-def start_training(spec: TrialSpec, seeds: Mapping[str, int]) -> Training:
+def start_training(spec: TrialSpec, seeds: Mapping[str, int], device: str = "cpu") -> Training:
     """Start a training as a worker does."""
     data = slot("dataset").resolve(spec.data)
     prepared = prepare(data, seeds)
     network = slot("model").build(spec.model, prepared.info)
     network.initialise(seeds["init"])
-    feed = Feed(prepared, data.options["augment"], seeds)
+    network.to(device)
+    feed = Feed(prepared, data.options["augment"], seeds, device)
     return Training(network, feed, spec.train, seeds, prepared.info.task, None)
 
 
