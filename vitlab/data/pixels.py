@@ -56,6 +56,13 @@ def nearest(old: Tensor, new: int) -> Tensor:
     return (2 * torch.arange(new, device=old.device) + 1) * old // (2 * new)
 
 
+def mirrored(n: int, margin: int, device: torch.device | None = None) -> Tensor:
+    """Return the indices of ``n`` pixels with a margin on both sides, mirrored without repeating the last pixel."""
+    period = max(2 * (n - 1), 1)
+    index = torch.arange(-margin, n + margin, device=device) % period
+    return torch.minimum(index, period - index) if n > 1 else torch.zeros_like(index)
+
+
 def statistics(x_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel, see :func:`mean_and_std`."""
     return mean_and_std(histograms(x_NCHW))

@@ -48,7 +48,7 @@ class Augment(ABC):
         """Return changed images of the same shape, dtype and device.
 
         Args:
-            x_BCHW: uint8 in 0..255 or float in 0..1; float of any range where :attr:`normalized`.  Not modified.
+            x_BCHW: uint8; float of any range where :attr:`normalized`.  Not modified.
             key: derived from the seed, the epoch and the position in the study's list of augmentations.
             id_B: int64 identities of the images.
         """
@@ -70,6 +70,14 @@ class Augment(ABC):
             id_B: the identities that were passed for the pixels.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method 'masks' to transform label masks; implement it")
+
+
+class Stationary(Augment):
+    """Base of augmentations that move no pixel, so that label masks stay as they are."""
+
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Return the masks unchanged."""
+        return y_BHW
 
 
 augment: Slot[Augment] = Slot("augment", Augment)  # type: ignore[type-abstract]

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Augment, augment
+from vitlab.data.augment.base import Stationary, augment
 
 Strength = Annotated[float, Field(ge=0)]
 
 
 @augment.register("color_jitter")
-class ColorJitter(Augment):
+class ColorJitter(Stationary):
     """Change brightness, contrast, saturation and hue by random amounts, in random order.
 
     Factors are uniform in [max(0, 1 - v), 1 + v] and hue shifts in [-v, v], as in torchvision; a property with v = 0 is
@@ -54,10 +54,6 @@ class ColorJitter(Augment):
                     x_BCHW = pixels.apply_where(x_BCHW, order_B4[:, turn] == i, change, amount_B4[:, i])
         return x_BCHW
 
-    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Return the masks unchanged."""
-        return y_BHW
-
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 4) amounts of brightness, contrast, saturation and hue, and (B, 4) their order."""
         u_B8 = noise.uniform(key, id_B, 8)
@@ -68,7 +64,7 @@ class ColorJitter(Augment):
 
 
 @augment.register("three_augment")
-class ThreeAugment(Augment):
+class ThreeAugment(Stationary):
     """Apply one of three at random: greyscale, solarise at the middle level, or blur.  Reference: arXiv:2204.07118.
 
     DeiT III's recipe is ``[crop, flip, three_augment, color_jitter]``.  The blur is a true Gaussian of standard
@@ -82,10 +78,6 @@ class ThreeAugment(Augment):
         x_BCHW = pixels.apply_where(x_BCHW, which_B == 0, pixels.grey)
         x_BCHW = pixels.apply_where(x_BCHW, which_B == 1, pixels.solarize, middle_B)
         return pixels.apply_where(x_BCHW, which_B == 2, pixels.blur, sigma_B)
-
-    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Return the masks unchanged."""
-        return y_BHW
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B,) indices of the three operations, and (B,) standard deviations of the blur in pixels."""

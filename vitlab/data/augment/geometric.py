@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from vitlab import noise
 from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Augment, Boxes, Side, augment
-from vitlab.data.pixels import VOID, nearest
+from vitlab.data.augment.base import Augment, Boxes, Side, Stationary, augment
+from vitlab.data.pixels import VOID, mirrored, nearest
 
 ATTEMPTS = 10
 """Rectangles drawn before the fallback, as in torchvision."""
@@ -69,7 +69,7 @@ class Crop(Augment):
 
     def __init__(self, *, padding: Annotated[int, Field(ge=1)] = 4, mode: Literal["zero", "reflect"] = "zero") -> None:
         self.padding = padding
-        self.mode: Literal["zero", "reflect"] = mode
+        self.mode = mode
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Cut each padded image at a drawn offset."""
@@ -85,7 +85,7 @@ class Crop(Augment):
         if self.mode == "zero":
             padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4, value=outside)
         else:
-            row_H, column_W = (_reflection(n, self.padding, x_BCHW.device) for n in (height, width))
+            row_H, column_W = (mirrored(n, self.padding, x_BCHW.device) for n in (height, width))
             padded_BCHW = x_BCHW[:, :, row_H][..., column_W]
         # A strided view of all crops, indexed by each image's offset, is faster than a gather.
         view_BCYXHW = padded_BCHW.unfold(2, height, 1).unfold(3, width, 1)
@@ -120,7 +120,7 @@ class RandomResizedCrop(Augment):
         self.scale = scale
         self.ratio = ratio
         self.of_picture = of == "picture"
-        self.interpolation: Literal["bilinear", "bicubic"] = interpolation
+        self.interpolation = interpolation
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Cut a drawn box from each image and resize it."""
@@ -140,33 +140,24 @@ class RandomResizedCrop(Augment):
     def boxes(self, key: noise.Key, id_B: Tensor, height: Side, width: Side) -> Boxes:
         """Return the rectangles to crop from images of one size, or of (B, 1) sizes."""
         box = _draw_boxes(key, id_B, height, width, self.scale, self.ratio)
-        if isinstance(height, int) and isinstance(width, int):
-            last: tuple[int | Tensor, ...] = self._fallback(height, width)
-        else:
-            pairs = zip(
-                torch.as_tensor(height).flatten().tolist(), torch.as_tensor(width).flatten().tolist(), strict=True
-            )
-            last = noise.to_device(torch.tensor([self._fallback(*pair) for pair in pairs]), id_B.device).unbind(1)
-        sides = [torch.where(box.fits_B, side_B, other) for side_B, other in zip(box[:4], last, strict=True)]
-        return Boxes(sides[0], sides[1], sides[2], sides[3], box.fits_B)
-
-    def _fallback(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of the largest centred rectangle within the range of ratios."""
+        height_B, width_B = (
+            torch.full_like(id_B, side) if isinstance(side, int) else side.flatten() for side in (height, width)
+        )
+        # The fallback is the largest centred rectangle within the range of ratios.
         low, high = self.ratio
-        if width / height < low:
-            box_height, box_width = round(width / low), width
-        elif width / height > high:
-            box_height, box_width = height, round(height * high)
-        else:
-            box_height, box_width = height, width
-        return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+        tall_B = torch.minimum(height_B, (width_B.double() / low).round().long())
+        wide_B = torch.minimum(width_B, (height_B.double() * high).round().long())
+        fallback = ((height_B - tall_B) // 2, (width_B - wide_B) // 2, tall_B, wide_B)
+        sides = (torch.where(box.fits_B, side_B, other_B) for side_B, other_B in zip(box[:4], fallback, strict=True))
+        return Boxes(*sides, box.fits_B)
 
 
 @augment.register("erasing")
-class Erasing(Augment):
+class Erasing(Stationary):
     """Cover a rectangle of the normalised image.  Reference: arXiv:1708.04896.
 
-    The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit.
+    The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit.  Covered
+    pixels keep their labels, as in torchvision.
 
     Args:
         p: probability that a rectangle of an image is covered.
@@ -188,7 +179,7 @@ class Erasing(Augment):
         self.p = p
         self.scale = scale
         self.ratio = ratio
-        self.fill: Literal["mean", "noise"] = fill
+        self.fill = fill
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Erase a drawn box of each image with probability ``p``."""
@@ -196,19 +187,13 @@ class Erasing(Augment):
         covered_B = noise.uniform(noise.fold(key, 1), id_B, 1)[:, 0] < self.p
         # A rectangle must be shorter than the image in both directions, as in torchvision.
         box = _draw_boxes(key, id_B, height, width, self.scale, self.ratio, largest=(height - 1, width - 1))
-        row_H = torch.arange(height, device=x_BCHW.device)
-        column_W = torch.arange(width, device=x_BCHW.device)
-        in_rows_BH = (row_H >= box.top_B[:, None]) & (row_H < (box.top_B + box.height_B)[:, None])
-        in_columns_BW = (column_W >= box.left_B[:, None]) & (column_W < (box.left_B + box.width_B)[:, None])
+        in_rows_BH = _between(box.top_B, box.height_B, height)
+        in_columns_BW = _between(box.left_B, box.width_B, width)
         hidden_BHW = in_rows_BH[:, :, None] & in_columns_BW[:, None] & (covered_B & box.fits_B)[:, None, None]
         if self.fill == "mean":
             return x_BCHW.masked_fill(hidden_BHW[:, None], 0)
         grain_BD = noise.normal(noise.fold(key, 2), id_B, channels * height * width)
         return torch.where(hidden_BHW[:, None], grain_BD.view(x_BCHW.shape).to(x_BCHW.dtype), x_BCHW)
-
-    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Return the masks unchanged."""
-        return y_BHW  # covered pixels keep their labels, as in torchvision
 
 
 def _draw_boxes(
@@ -237,8 +222,7 @@ def _draw_boxes(
     return Boxes(top_B1[:, 0], left_B1[:, 0], height_B1[:, 0], width_B1[:, 0], fits_BA.any(1))
 
 
-def _reflection(n: int, padding: int, device: torch.device) -> Tensor:
-    """Return the indices 0..n-1 with ``padding`` more on either side, reflected at the borders."""
-    period = max(2 * (n - 1), 1)
-    index = torch.arange(-padding, n + padding, device=device).abs() % period
-    return torch.minimum(index, period - index) if n > 1 else torch.zeros_like(index)
+def _between(start_B: Tensor, length_B: Tensor, size: int) -> Tensor:
+    """Return (B, size) flags of the rows or columns of a rectangle."""
+    distance_BN = torch.arange(size, device=start_B.device) - start_B[:, None]
+    return (distance_BN >= 0) & (distance_BN < length_B[:, None])

@@ -1,7 +1,6 @@
 """Batched pixel operations with a separate strength for every image.
 
-Images are uint8 in 0..255 or float in 0..1, and results have the same dtype; uint8 results are truncated or rounded as
-in torchvision, so that equal strengths give equal pixels.
+Images are uint8.  Results are truncated or rounded as in torchvision, so that equal strengths give equal pixels.
 
 B images of a batch, C channels, H rows, W columns, O rows or columns of an output.
 """
@@ -59,7 +58,7 @@ def sharpness(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
     channels = x_BCHW.shape[1]
     smooth_BCHW = F.conv2d(x_BCHW.float(), (kernel_33 / 13).expand(channels, 1, 3, 3), groups=channels)
     blurred_BCHW = x_BCHW.clone()
-    blurred_BCHW[..., 1:-1, 1:-1] = smooth_BCHW if x_BCHW.is_floating_point() else smooth_BCHW.round().to(torch.uint8)
+    blurred_BCHW[..., 1:-1, 1:-1] = smooth_BCHW.round().to(torch.uint8)
     return _blend(x_BCHW, blurred_BCHW, factor_B)
 
 
@@ -67,7 +66,7 @@ def hue(x_BCHW: Tensor, turn_B: Tensor) -> Tensor:
     """Shift hue by a share of the colour circle, in [-0.5, 0.5]; needs three channels, else nothing changes."""
     if x_BCHW.shape[1] != 3:
         return x_BCHW
-    pixel_BCHW = x_BCHW if x_BCHW.is_floating_point() else x_BCHW.float() / 255
+    pixel_BCHW = x_BCHW.float() / 255
     value_BHW, most_BHW = pixel_BCHW.max(1)
     chroma_BHW = value_BHW - pixel_BCHW.min(1).values
     red, green, blue = pixel_BCHW.unbind(1)
@@ -82,37 +81,32 @@ def hue(x_BCHW: Tensor, turn_B: Tensor) -> Tensor:
     k_BCHW = (sixth_BHW[:, None] + shift_C[:, None, None]) % 6
     ramp_BCHW = torch.minimum(k_BCHW, 4 - k_BCHW).clamp(0, 1)
     out_BCHW = value_BHW[:, None] - chroma_BHW[:, None] * ramp_BCHW
-    if x_BCHW.is_floating_point():
-        return out_BCHW.to(x_BCHW.dtype)
     return (out_BCHW * (256 - 1e-3)).to(torch.uint8)
 
 
 def solarize(x_BCHW: Tensor, threshold_B: Tensor) -> Tensor:
-    """Invert pixels at or above the threshold, which is in levels 0..255 for float images too."""
-    bound = _bound(x_BCHW)
-    threshold_B111 = threshold_B[:, None, None, None] * (bound / 255)
-    return torch.where(x_BCHW >= threshold_B111, bound - x_BCHW, x_BCHW)
+    """Invert pixels at or above the threshold."""
+    return torch.where(x_BCHW >= threshold_B[:, None, None, None], 255 - x_BCHW, x_BCHW)
 
 
 def posterize(x_BCHW: Tensor, bits_B: Tensor) -> Tensor:
-    """Reduce uint8 images to their highest ``bits_B`` bits, 0 to 8."""
+    """Reduce pixels to their highest ``bits_B`` bits, 0 to 8."""
     bit_mask_B = (256 - 2 ** (8 - bits_B.int())).to(torch.uint8)
     return x_BCHW & bit_mask_B[:, None, None, None]
 
 
 def autocontrast(x_BCHW: Tensor) -> Tensor:
     """Stretch each channel to the whole range; a constant channel does not change."""
-    bound = _bound(x_BCHW)
     pixel_BCHW = x_BCHW.float()
     low_BC11, high_BC11 = pixel_BCHW.amin((2, 3), keepdim=True), pixel_BCHW.amax((2, 3), keepdim=True)
     flat_BC11 = low_BC11 == high_BC11
-    scale_BC11 = bound / torch.where(flat_BC11, 1, high_BC11 - low_BC11)
-    out_BCHW = ((pixel_BCHW - low_BC11) * scale_BC11).clamp(0, bound).to(x_BCHW.dtype)
+    scale_BC11 = 255 / torch.where(flat_BC11, 1, high_BC11 - low_BC11)
+    out_BCHW = ((pixel_BCHW - low_BC11) * scale_BC11).clamp(0, 255).to(torch.uint8)
     return torch.where(flat_BC11, x_BCHW, out_BCHW)
 
 
 def equalize(x_BCHW: Tensor) -> Tensor:
-    """Equalise the histogram of each channel of uint8 images."""
+    """Equalise the histogram of each channel."""
     level_BCP = x_BCHW.flatten(2).long()
     count_BCL = torch.zeros(*level_BCP.shape[:2], 256, dtype=torch.int64, device=x_BCHW.device)
     count_BCL.scatter_add_(2, level_BCP, torch.ones_like(level_BCP))
@@ -134,7 +128,7 @@ def blur(x_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
     x_1GHW = F.pad(x_BCHW.float().view(1, batch * channels, height, width), (radius,) * 4, mode="reflect")
     x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, :, None], groups=batch * channels)
     x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, None, :], groups=batch * channels)
-    return _cast(x_1GHW.view(x_BCHW.shape), x_BCHW)
+    return _rounded(x_1GHW.view(x_BCHW.shape))
 
 
 def resized_crop(
@@ -154,7 +148,7 @@ def resized_crop(
     row_BOH = _weights(top_B, height_B, height, kernel)
     column_BOW = _weights(left_B, width_B, width, kernel)
     out_BCHW = row_BOH[:, None] @ x_BCHW.to(row_BOH.dtype) @ column_BOW[:, None].mT
-    return _cast(out_BCHW, x_BCHW)
+    return _rounded(out_BCHW)
 
 
 def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
@@ -164,15 +158,15 @@ def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
     """
     grid_BHW2 = _grid(x_BCHW, matrix_B23)
     out_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
-    return out_BCHW.to(x_BCHW.dtype)
+    return out_BCHW.to(torch.uint8)
 
 
 def affine_smooth(x_BCHW: Tensor, matrix_B23: Tensor, outside: int) -> Tensor:
-    """Apply an affine transform to uint8 images with bilinear sampling and the level ``outside`` as fill."""
+    """Apply an affine transform with bilinear sampling and the level ``outside`` as fill."""
     grid_BHW2 = _grid(x_BCHW, matrix_B23)
     out_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="bilinear", padding_mode="border", align_corners=False)
     inside_BHW = ((grid_BHW2 >= -1) & (grid_BHW2 < 1)).all(3)
-    return torch.where(inside_BHW[:, None], out_BCHW.round().to(torch.uint8), outside)
+    return torch.where(inside_BHW[:, None], _rounded(out_BCHW), outside)
 
 
 def apply_where(x_BCHW: Tensor, mask_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:
@@ -195,40 +189,27 @@ def _grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
     batch, _, height, width = x_BCHW.shape
     row_H = torch.arange(height, device=x_BCHW.device) + 0.5 - height / 2
     column_W = torch.arange(width, device=x_BCHW.device) + 0.5 - width / 2
-    place_HW3 = torch.stack(
-        [
-            column_W.expand(height, -1),
-            row_H[:, None].expand(-1, width),
-            torch.ones(height, width, device=x_BCHW.device),
-        ],
-        -1,
-    )
+    grid = torch.meshgrid(row_H, column_W, indexing="ij")
+    place_HW3 = torch.stack([grid[1], grid[0], torch.ones_like(grid[0])], -1)
     half_2 = noise.to_device(torch.tensor([width / 2, height / 2]), x_BCHW.device)
     return (place_HW3.view(1, -1, 3) @ (matrix_B23 / half_2[:, None]).mT).view(batch, height, width, 2)
 
 
-def _bound(x: Tensor) -> int:
-    """Return the largest pixel value of the dtype of ``x``: 255, or 1 for floats."""
-    return 1 if x.is_floating_point() else 255
-
-
-def _cast(out: Tensor, x: Tensor) -> Tensor:
-    """Clamp ``out`` to the range of ``x`` and cast it to its dtype, rounding to uint8."""
-    return out.clamp(0, _bound(x)).to(x.dtype) if x.is_floating_point() else out.clamp(0, 255).round().to(x.dtype)
+def _rounded(x_BCHW: Tensor) -> Tensor:
+    return x_BCHW.clamp(0, 255).round().to(torch.uint8)
 
 
 def _blend(x_BCHW: Tensor, other: Tensor, factor_B: Tensor) -> Tensor:
-    # Both weights are rounded from double, so that uint8 results are truncated as in torchvision.
+    # Both weights are rounded from double, so that results are truncated as in torchvision.
     factor_B111 = factor_B.double()[:, None, None, None]
     out_BCHW = factor_B111.float() * x_BCHW + (1 - factor_B111).float() * other
-    return out_BCHW.clamp(0, _bound(x_BCHW)).to(x_BCHW.dtype)
+    return out_BCHW.clamp(0, 255).to(torch.uint8)
 
 
 def _weights(start_B: Tensor, length_B: Tensor, size: int, kernel: str) -> Tensor:
     """Return (B, O, size) weights of each input pixel in each of ``size`` output pixels."""
-    out_O = torch.arange(size, device=start_B.device)
     input_I = torch.arange(size, device=start_B.device)
-    center_BO = start_B[:, None] + (out_O + 0.5) * length_B[:, None] / size - 0.5
+    center_BO = start_B[:, None] + (input_I + 0.5) * length_B[:, None] / size - 0.5
     distance_BOI = (center_BO[:, :, None] - input_I).abs()
     if kernel == "bilinear":
         weight_BOI = (1 - distance_BOI).clamp(min=0)

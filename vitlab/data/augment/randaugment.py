@@ -6,8 +6,8 @@ B images of a batch, C channels, H rows, W columns, T operations one after anoth
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, ClassVar, TypeAlias
 
 import torch
 from pydantic import Field
@@ -35,11 +35,14 @@ FACTORS = {
     "sharpness": pixels.sharpness,
 }
 
+Changes: TypeAlias = dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]
+"""Function and amounts, each amount (B,), of every operation that changes colours and moves no pixel."""
+
 
 class _Policy(Augment):
     """Base of both policies: a subclass names its operations, draws their strengths, and says what strengths mean.
 
-    Float images are quantised to 256 levels and back.  A strength is one (B,) tensor or several, as drawn.
+    A strength is one (B,) tensor or several, as drawn.
     """
 
     operations: ClassVar[tuple[str, ...]]
@@ -54,30 +57,33 @@ class _Policy(Augment):
         """Return shears, shifts to the left and upwards in pixels, and angles in radians, float (B,) each."""
 
     @abstractmethod
-    def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
-        """Return function and amounts, each amount (B,), of every operation that changes colours and moves no pixel."""
+    def _changes(self, *strength_B: Tensor) -> Changes:
+        """Return the operations that change colours, for these strengths."""
 
     def _warp(self, x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
         """Apply an affine transform to images."""
         return pixels.affine(x_BCHW, matrix_B23)
 
+    def _turns(self, key: noise.Key, id_B: Tensor) -> Iterable[tuple[Tensor, ...]]:
+        """Return for each operation in turn its index and strengths, (B,) each."""
+        return zip(*(drawn_BT.unbind(1) for drawn_BT in self.draws(key, id_B)), strict=True)
+
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Apply ``num_ops`` drawn operations to each image."""
-        out_BCHW = (x_BCHW * 255).round().to(torch.uint8) if x_BCHW.is_floating_point() else x_BCHW
-        for drawn_B in zip(*(drawn_BT.unbind(1) for drawn_BT in self.draws(key, id_B)), strict=True):
-            out_BCHW = self.apply_operation(out_BCHW, *drawn_B)
-        return out_BCHW.to(x_BCHW.dtype) / 255 if x_BCHW.is_floating_point() else out_BCHW
+        for drawn_B in self._turns(key, id_B):
+            x_BCHW = self.apply_operation(x_BCHW, *drawn_B)
+        return x_BCHW
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Apply the geometric operations to the masks."""
         # The affine transform fills with 0, so the XOR swaps VOID and 0 meanwhile.
         out_BCHW = y_BHW[:, None] ^ VOID
-        for drawn_B in zip(*(drawn_BT.unbind(1) for drawn_BT in self.draws(key, id_B)), strict=True):
+        for drawn_B in self._turns(key, id_B):
             out_BCHW = self._move(out_BCHW, pixels.affine, *drawn_B)
         return out_BCHW[:, 0] ^ VOID
 
     def apply_operation(self, x_BCHW: Tensor, which_B: Tensor, *strength_B: Tensor) -> Tensor:
-        """Apply one operation to each uint8 image.
+        """Apply one operation to each image.
 
         Args:
             x_BCHW: not modified.
@@ -149,7 +155,7 @@ class RandAugment(_Policy):
         left_B, up_B = (-(int(150 / 331 * size * share) * sign_B.float()) for size in (width, height))
         return 0.3 * share * sign_B, left_B, up_B, torch.deg2rad(30.0 * share * sign_B)
 
-    def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
+    def _changes(self, *strength_B: Tensor) -> Changes:
         (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
         factor_B = 1 + torch.linspace(0, 0.9, LEVELS)[self.magnitude].double() * sign_B
         return {
@@ -212,7 +218,7 @@ class RandAugmentTimm(_Policy):
         shift_B = 0.45 * share_B
         return 0.3 * share_B, shift_B * width, shift_B * height, torch.deg2rad(30 * share_B)
 
-    def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
+    def _changes(self, *strength_B: Tensor) -> Changes:
         level_B, sign_B = strength_B
         share_B = level_B.double() / MAX_LEVEL
         factor_B = (1 + 0.9 * share_B * sign_B).clamp(min=0.1)

@@ -85,13 +85,6 @@ def disk(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
     return tuple((row - half, column - half, float(smooth[row, column])) for row, column in places)
 
 
-def mirrored(n: int, margin: int) -> Tensor:
-    """Return the indices of ``n`` pixels with a margin on both sides, mirrored without repeating the last pixel."""
-    period = max(2 * (n - 1), 1)
-    index = torch.arange(-margin, n + margin) % period
-    return torch.minimum(index, period - index) if n > 1 else torch.zeros_like(index)
-
-
 def motion(x_BCHW: Tensor, radius: float, sigma: float, angle_B: Tensor) -> Tensor:
     """Return images blurred in one direction, by half a Gaussian over ``2 radius + 1`` pixels, as in ImageMagick.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data.corruption import filters
 from vitlab.data.corruption.tables import Parameters
+from vitlab.data.pixels import mirrored
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601)."""
@@ -71,7 +72,7 @@ def defocus_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     taps = filters.disk(c[0], c[1])
     margin = max(max(abs(row), abs(column)) for row, column, _ in taps)
     height, width = x_BCHW.shape[-2:]
-    padded_BCHW = x_BCHW[:, :, filters.mirrored(height, margin)][..., filters.mirrored(width, margin)]
+    padded_BCHW = x_BCHW[:, :, mirrored(height, margin)][..., mirrored(width, margin)]
     result_BCHW = torch.zeros_like(x_BCHW)
     for row, column, weight in taps:
         top, left = margin + row, margin + column
