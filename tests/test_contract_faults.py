@@ -465,12 +465,12 @@ class Blends(Brighter):
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
-        (Torch, "of uint8 draws from torch's generator"),
-        (Numpy, "of uint8 differs between two calls with one key"),
-        (Places, "of uint8 changes an image differently beside other images"),
-        (Averages, "of uint8 changes an image differently beside other images"),
-        (Floats, "of uint8 returns torch.float64"),
-        (InPlace, "of uint8 changes its argument"),
+        (Torch, "draws from torch's generator"),
+        (Numpy, "differs between two calls with one key"),
+        (Places, "changes an image differently beside other images"),
+        (Averages, "changes an image differently beside other images"),
+        (Floats, "returns torch.float64"),
+        (InPlace, "changes its argument"),
         (Blends, r"masks have the labels \[50, 100, 150\], which no mask had"),
     ],
 )

@@ -124,9 +124,8 @@ class RandomResizedCrop(Augment):
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Cut a drawn box from each image and resize it."""
-        height, width = x_BCHW.shape[-2:]
-        box = self.boxes(key, id_B, height, width)
-        return pixels.resized_crop(x_BCHW, box.top_B, box.left_B, box.height_B, box.width_B, self.interpolation)
+        boxes = self.boxes(key, id_B, *x_BCHW.shape[-2:])
+        return pixels.resized_crop(x_BCHW, boxes, self.interpolation)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Cut the same boxes from the masks, nearest neighbour."""
@@ -149,15 +148,15 @@ class RandomResizedCrop(Augment):
         wide_B = torch.minimum(width_B, (height_B.double() * high).round().long())
         fallback = ((height_B - tall_B) // 2, (width_B - wide_B) // 2, tall_B, wide_B)
         sides = (torch.where(box.fits_B, side_B, other_B) for side_B, other_B in zip(box[:4], fallback, strict=True))
-        return Boxes(*sides, box.fits_B)
+        return Boxes._make((*sides, box.fits_B))
 
 
 @augment.register("erasing")
 class Erasing(Stationary):
     """Cover a rectangle of the normalised image.  Reference: arXiv:1708.04896.
 
-    The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit.  Covered
-    pixels keep their labels, as in torchvision.
+    The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit.
+    Covered pixels keep their labels, as in torchvision.
 
     Args:
         p: probability that a rectangle of an image is covered.

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlab import noise
+from vitlab.data.augment.base import Boxes
 
 GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue, with torchvision's digits."""
@@ -131,22 +132,15 @@ def blur(x_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
     return _rounded(x_1GHW.view(x_BCHW.shape))
 
 
-def resized_crop(
-    x_BCHW: Tensor,
-    top_B: Tensor,
-    left_B: Tensor,
-    height_B: Tensor,
-    width_B: Tensor,
-    kernel: Literal["bilinear", "bicubic"],
-) -> Tensor:
+def resized_crop(x_BCHW: Tensor, boxes: Boxes, kernel: Literal["bilinear", "bicubic"]) -> Tensor:
     """Crop a rectangle of each image and enlarge it to the size of the image.
 
     Computed as two products with matrices of interpolation weights.  Enlarging needs no antialiasing, so for
     ``bilinear`` Pillow and torch agree with it and without it; ``bicubic`` is the antialiased variant (a = -0.5).
     """
     height, width = x_BCHW.shape[-2:]
-    row_BOH = _weights(top_B, height_B, height, kernel)
-    column_BOW = _weights(left_B, width_B, width, kernel)
+    row_BOH = _weights(boxes.top_B, boxes.height_B, height, kernel)
+    column_BOW = _weights(boxes.left_B, boxes.width_B, width, kernel)
     out_BCHW = row_BOH[:, None] @ x_BCHW.to(row_BOH.dtype) @ column_BOW[:, None].mT
     return _rounded(out_BCHW)
 

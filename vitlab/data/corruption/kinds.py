@@ -17,8 +17,10 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.corruption import filters
-from vitlab.data.corruption.tables import Parameters
 from vitlab.data.pixels import mirrored
+
+Parameters = tuple[float, ...]
+"""Parameters of a corruption at one severity."""
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601)."""
@@ -128,6 +130,7 @@ def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Whiten the image and add flakes that fall in a random direction."""
     mean, deviation, factor, threshold, radius, sigma, share = c
     height, width = x_BCHW.shape[-2:]
+    factor = max(factor, 1)  # below 112 pixels, ImageNet's factors would be smaller: flakes of less than a pixel
     flakes_B1HW = mean + deviation * draws.normal(0, height * width).view(-1, 1, height, width)
     flakes_B1HW = filters.apply(flakes_B1HW, filters.zoom(height, factor), filters.zoom(width, factor))
     flakes_B1HW = (flakes_B1HW.masked_fill(flakes_B1HW < threshold, 0).clamp(0, 1) * 255).floor() / 255
@@ -140,7 +143,7 @@ def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
 def fog(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Add a plasma fractal, and scale to the old maximum."""
     height, width = x_BCHW.shape[-2:]
-    side = _power_of_two(max(height, width))
+    side = 1 << (max(height, width) - 1).bit_length()  # the next power of two
     map_BSS = filters.plasma(draws.uniform(0, side * side, -1, 1), side, c[1])
     top_B111 = x_BCHW.amax((1, 2, 3), keepdim=True)
     return (x_BCHW + c[0] * map_BSS[:, None, :height, :width]) * top_B111 / (top_B111 + c[0])
@@ -228,10 +231,6 @@ def _grey(x_BCHW: Tensor) -> Tensor:
         return x_BCHW
     red, green, blue = torch.split(x_BCHW, 1, 1)
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 @cache
