@@ -9,7 +9,6 @@ N images, C channels, H rows, W columns.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 from collections.abc import Mapping
@@ -52,7 +51,6 @@ class Cifar(Checksummed):
 
     batches: ClassVar[Mapping[Split, tuple[str, ...]]]
     key: ClassVar[str]  #: of the labels in a batch
-    published_test_images = 10_000
 
     def __init__(
         self,
@@ -84,13 +82,21 @@ class Cifar(Checksummed):
         if self.corrupted_root is None:
             return None
         file = self.corrupted_root / f"{kind}.npy"
-        x_NHWC, y_N = _array(file), _array(file.with_name("labels.npy"))
-        if x_NHWC.shape != (len(y_N), 32, 32, 3) or not len(y_N) or len(y_N) % 5 or y_N.max() >= len(self.labels):
+        try:
+            # Only numpy's own format is read, mapped into memory, without pickled objects.
+            x_NHWC, y_N = (np.lib.format.open_memmap(path, mode="r") for path in (file, file.with_name("labels.npy")))
+        except (OSError, ValueError) as error:
             raise DataError(
-                f"{file} and labels.npy beside it are not of {self.name}: shapes {x_NHWC.shape} and {y_N.shape}; "
-                "download them again"
+                f"{self.name}: {kind} cannot be read: {error}; correct 'corrupted_root', or leave it out of 'corrupted'"
+            ) from None
+        is_bytes, count = x_NHWC.dtype == y_N.dtype == np.uint8, y_N.size // 5
+        if not (is_bytes and count and x_NHWC.shape == (*y_N.shape, 32, 32, 3)) or (
+            y_N.size != 5 * count or y_N.max() >= len(self.labels)
+        ):
+            raise DataError(
+                f"{file} and labels.npy beside it are not of {self.name}: {x_NHWC.dtype} of shape {x_NHWC.shape} and "
+                f"{y_N.dtype} of shape {y_N.shape}; download them again"
             )
-        count = len(y_N) // 5
         part = slice(count * (severity - 1), count * severity)
         return ArrayPictures(x_NHWC[part], torch.from_numpy(y_N[part].astype(np.int64)))
 
@@ -102,23 +108,15 @@ class Cifar(Checksummed):
         return Images(torch.from_numpy(x_NCHW), torch.from_numpy(y_N))
 
     def _batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        batch = read_arrays(path)
-        x_ND, y_N = batch.get("data"), batch.get(self.key)
-        if not (isinstance(x_ND, np.ndarray) and x_ND.dtype == np.uint8 and x_ND.shape[1:] == (3 * 32 * 32,)):
-            raise DataError(
-                f"{path} is not a batch of CIFAR: 'data' must be unsigned bytes of shape (N, 3072); delete it and "
-                "download it again"
-            )
-        if not (isinstance(y_N, list) and len(y_N) == len(x_ND) and all(isinstance(label, int) for label in y_N)):
-            raise DataError(
-                f"{path} is not a batch of CIFAR: '{self.key}' must be a list of {len(x_ND)} classes; delete it and "
-                "download it again"
-            )
-        if y_N and not (min(y_N) >= 0 and max(y_N) < len(self.labels)):
-            raise DataError(
-                f"{path} has a label {max(y_N)}; {self.name} has {len(self.labels)} classes from 0; delete it and "
-                "download it again"
-            )
+        batch, classes, problem = read_arrays(path), range(len(self.labels)), ""
+        x_ND: Any = batch.get("data")
+        y_N: Any = batch.get(self.key)
+        if not isinstance(x_ND, np.ndarray) or x_ND.shape[1:] != (3 * 32 * 32,):
+            problem = "'data' must be unsigned bytes of shape (N, 3072)"
+        elif not isinstance(y_N, list) or len(y_N) != len(x_ND) or any(label not in classes for label in y_N):
+            problem = f"'{self.key}' must be a list of {len(x_ND)} classes from 0 to {classes[-1]}"
+        if problem:
+            raise DataError(f"{path} is not a batch of {self.name}: {problem}; delete it and download it again")
         return x_ND.reshape(-1, 3, 32, 32), np.array(y_N, np.int64)
 
 
@@ -181,25 +179,6 @@ class ArrayPictures(Pictures):
         return torch.from_numpy(np.array(self.x_NHWC[index])).permute(2, 0, 1)
 
 
-def _array(file: Path) -> np.ndarray:
-    """Return an array of bytes in a file, mapped into memory.
-
-    Raises:
-        DataError: if it does not exist or is not such an array.
-    """
-    try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(
-            f"there is no {file}; set 'corrupted_root' to its folder, or leave it out of 'corrupted'"
-        ) from None
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{file} is not an array of numpy: {error}; download it again") from None
-    if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
-        raise DataError(f"{file} does not hold unsigned bytes; download it again")
-    return array
-
-
 def read_arrays(path: Path) -> dict[str, Any]:
     """Return the mapping in a Python 2 or 3 pickle of numbers, strings, lists and arrays of bytes.
 
@@ -211,7 +190,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
             content = _Unpickler(file, encoding="latin1").load()  # Python 2 stores the bytes of arrays in strings
         if not isinstance(content, dict):
             raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a mapping")
-        return {str(key): value.array() if isinstance(value, _Array) else value for key, value in content.items()}
+        return {str(key): _array(value) if isinstance(value, _StandIn) else value for key, value in content.items()}
     except pickle.UnpicklingError as error:
         raise DataError(f"{path} could not be read: {error}") from None
     except (EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError) as error:
@@ -219,48 +198,36 @@ def read_arrays(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: {error!r}; delete it and download it again") from None
 
 
-class _Dtype:
-    """Stand-in for ``numpy.dtype``."""
+class _StandIn:
+    """Stand-in for what numpy calls to restore an array or its type: it stores the arguments and the state."""
 
-    def __init__(self, text: object, align: object = 0, copy: object = 0) -> None:
-        if text != "u1":
-            raise pickle.UnpicklingError(f"it holds an array of {text!r}, and only unsigned bytes (u1) are read")
+    state: Any = None
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
 
     def __setstate__(self, state: object) -> None:
-        """Ignore the byte order, which single bytes do not have."""
+        self.state = state
 
 
-class _Array:
-    """Stand-in for ``numpy.ndarray`` and for ``_reconstruct``, which creates an empty one."""
-
-    def __init__(self, cls: object, shape: object, code: object) -> None:
-        self._shape: tuple[int, ...] = ()
-        self._data = b""
-
-    def __setstate__(self, state: tuple[object, tuple[int, ...], object, object, bytes | str]) -> None:
-        _version, self._shape, dtype, fortran, data = state
-        if not isinstance(dtype, _Dtype):
-            raise pickle.UnpicklingError("it holds an array of unknown type")
-        if fortran:
-            raise pickle.UnpicklingError("it holds an array stored by columns")
-        self._data = data.encode("latin1") if isinstance(data, str) else bytes(data)
-
-    def array(self) -> np.ndarray:
-        """Return the array, rebuilt from its bytes."""
-        if len(self._data) != math.prod(self._shape):
-            raise pickle.UnpicklingError(f"it holds {len(self._data)} bytes for an array of shape {self._shape}")
-        return np.frombuffer(self._data, np.uint8).reshape(self._shape).copy()
+def _array(value: _StandIn) -> np.ndarray:
+    """Return the array of unsigned bytes that a stand-in stores."""
+    match value.state:
+        case (_, shape, _StandIn(arguments=("u1", *_)), False | 0, str() | bytes() as data):
+            content = data.encode("latin1") if isinstance(data, str) else data
+            return np.frombuffer(content, np.uint8).reshape(shape).copy()
+    raise pickle.UnpicklingError("it holds an array that is not of unsigned bytes (u1), stored by rows")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that resolves four names to stand-ins and rejects all others."""
+    """Unpickler that resolves numpy's names to stand-ins and rejects all others."""
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
-            case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return _Array
-            case ("numpy", "ndarray"):
-                return "numpy.ndarray"  # only passed to _reconstruct
-            case ("numpy", "dtype"):
-                return _Dtype
+            case (
+                ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct")
+                | ("numpy", "ndarray")
+                | ("numpy", "dtype")
+            ):
+                return _StandIn
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays of bytes are read; nothing was run")

@@ -9,15 +9,18 @@ same trial keys.  Checksums are cached in the process by path, size and modifica
 from __future__ import annotations
 
 import fcntl
+import functools
 import gzip
 import hashlib
+import io
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from vitlab.data.datasets.base import Dataset
 from vitlab.data.torchvision_import import torchvision
@@ -31,8 +34,6 @@ Download = Literal["never", "missing"]
 
 SETTLED_S = 10.0
 """Seconds after a write during which a second write may leave the same timestamp."""
-
-_checksums: dict[tuple[str, int, int], str] = {}
 
 
 def roots(root: str | None) -> list[Path]:
@@ -56,27 +57,14 @@ def download_folder(root: str | None) -> Path:
     return Path(os.path.expanduser(configured)) if configured else cache()
 
 
-def find(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Path] | None:
+def find(folders: Iterable[Path], names: Sequence[str]) -> dict[str, Path] | None:
     """Return the paths of all names in the first folder that has them, gzipped or not; None if no folder has all."""
     for folder in folders:
-        paths = {}
-        for name in names:
-            for path in (folder / name, folder / f"{name}.gz"):
-                if path.is_file():
-                    paths[name] = path
-                    break
+        candidates = [(name, folder / f"{name}{suffix}") for suffix in (".gz", "") for name in names]
+        paths = {name: path for name, path in candidates if path.is_file()}  # the unpacked file, if there are both
         if len(paths) == len(names):
             return paths
     return None
-
-
-def not_here(name: str, root: str | None, layouts: Sequence[str], names: Sequence[str]) -> str:
-    """Return the error message for a data set that was not found."""
-    folders = ", ".join(map(str, roots(root)))
-    return (
-        f"{name} is not here: looked in {folders} (there directly, or in {', '.join(layouts)}) for {', '.join(names)}. "
-        "Give the folder that has them as 'root', or allow fetching them with 'download: missing'."
-    )
 
 
 def identity(name: str, checksums: Mapping[str, str]) -> str:
@@ -92,14 +80,14 @@ def checksum(path: Path) -> str:
         DataError: if the file is gzipped and damaged.
     """
     stat = path.stat()
-    key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    if key not in _checksums:
-        digest = hashlib.md5(usedforsecurity=False)
-        with open_decompressed(path) as file:
-            while chunk := read_up_to(file, 1 << 20, path):
-                digest.update(chunk)
-        _checksums[key] = digest.hexdigest()
-    return _checksums[key]
+    return _md5(path.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@functools.cache
+def _md5(path: Path, *_version: int) -> str:
+    """Return the MD5 of a version of a file, which its size and the time of its last change tell apart."""
+    with open_decompressed(path) as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def read_note(file: Path) -> str | None:
@@ -138,61 +126,21 @@ def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) ->
     return text
 
 
-def open_decompressed(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressing it if its name ends in .gz."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
-
-
-def read_up_to(file: BinaryIO, size: int, path: Path) -> bytes:
-    """Read up to ``size`` bytes.
+@contextmanager
+def open_decompressed(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Open a file for reading, decompressing it if its name ends in .gz.
 
     Raises:
         DataError: if the file is gzipped and damaged.
     """
     try:
-        return file.read(size)
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged: {error}; delete it and download it again") from None
 
 
-def contents(path: Path, *, skip: int, at_most: int) -> bytes:
-    """Return up to ``at_most`` bytes of the decompressed file after the first ``skip``.
-
-    Memory grows with the bytes read, so that a header with a wrong size cannot exhaust it.
-    """
-    parts = []
-    with open_decompressed(path) as file:
-        read_up_to(file, skip, path)
-        while at_most and (part := read_up_to(file, min(at_most, 1 << 20), path)):
-            parts.append(part)
-            at_most -= len(part)
-    return b"".join(parts)
-
-
-def fetch(name: str, folder: Path, download: Callable[[Path], object]) -> None:
-    """Run ``download(folder)``, one process at a time.
-
-    Raises:
-        DataError: if it fails.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / f".{name}.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            download(folder)
-    except (OSError, RuntimeError) as error:  # what torchvision raises for networks, disks and wrong checksums
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise DataError(
-            f"{name} could not be fetched to {folder}: {reason}; check the connection and the disk and run again, or "
-            "put the files there yourself"
-        ) from None
-
-
-Paths = TypeVar("Paths")
-"""The files of a data set: a folder, or paths by name."""
-
-
-class Published(Dataset, Generic[Paths]):
+class Published(Dataset):
     """Base of published data sets, whose files are found in a folder or fetched through torchvision.
 
     Args:
@@ -213,26 +161,28 @@ class Published(Dataset, Generic[Paths]):
         download: Annotated[Download, Unhashed()] = "never",
     ) -> None:
         self.root = root
-        self.download: Download = download
+        self.download = download
 
-    def _find(self) -> Paths | None:
-        """Return the paths of the files in the searched folders; None if any of them is missing."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _names(self) -> list[str]:
-        """Return the names of the required files, for the error message if they are missing."""
-        raise NotImplementedError
+        """Return the names of the required files."""
 
-    def _folders(self) -> Iterator[Path]:
-        return (base / layout for base in roots(self.root) for layout in (".", *self.layouts))
+    def _find(self) -> dict[str, Path] | None:
+        """Return the paths of the required files in the first folder that has all; None if there is none."""
+        folders = (base / layout for base in roots(self.root) for layout in (".", *self.layouts))
+        return find(folders, self._names())
 
     def missing(self) -> str | None:
         """Return a sentence that says where the files belong; None if they exist or may be downloaded."""
         if self.download == "missing" or self._find() is not None:
             return None
-        return not_here(self.name, self.root, self.layouts, self._names())
+        return (
+            f"{self.name} is not here: looked in {', '.join(map(str, roots(self.root)))} (there directly, or in "
+            f"{', '.join(self.layouts)}) for {', '.join(self._names())}. Give the folder that has them as 'root', or "
+            "allow fetching them with 'download: missing'."
+        )
 
-    def _find_or_fetch(self) -> Paths:
+    def _find_or_fetch(self) -> dict[str, Path]:
         """Return the files, downloaded first where that is allowed.
 
         Raises:
@@ -242,25 +192,29 @@ class Published(Dataset, Generic[Paths]):
             raise DataError(reason)
         if (paths := self._find()) is not None:
             return paths
-        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
         folder = download_folder(self.root)
-        fetch(self.name, folder, lambda folder: source(str(folder), download=True, **self.torchvision_options))
-        if (paths := self._find()) is None:
+        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / f".{self.name}.lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # a second process finds what the first one downloaded
+                source(str(folder), download=True, **self.torchvision_options)
+            if (paths := self._find()) is None:
+                raise RuntimeError(f"the download does not contain {', '.join(self._names())}")
+        except (OSError, RuntimeError) as error:  # what torchvision raises for networks, disks and wrong checksums
+            reason = " ".join(str(error).split()).rstrip(".")
             raise DataError(
-                f"{self.name}: the download to {folder} does not contain the expected files: {', '.join(self._names())}"
-            )
+                f"{self.name} could not be fetched to {folder}: {reason}; check the connection and the disk and run "
+                "again, or put the files there yourself"
+            ) from None
         return paths
 
 
-class Checksummed(Published[dict[str, Path]]):
-    """Base of published data sets of a few files with known checksums."""
+class Checksummed(Published):
+    """Base of published data sets of a few files with known checksums, and of 10,000 test images."""
 
     labels: ClassVar[tuple[str, ...]]
     published: ClassVar[Mapping[str, str]]  #: MD5 of each unpacked file, by name
-    published_test_images: ClassVar[int | None] = None  #: number of test images in these files
-
-    def _find(self) -> dict[str, Path] | None:
-        return find(list(self._folders()), tuple(self.published))
 
     def _names(self) -> list[str]:
         return list(self.published)
@@ -275,5 +229,5 @@ class Checksummed(Published[dict[str, Path]]):
             classes=len(self.labels),
             identity=identity(self.name, checksums),
             labels=self.labels,
-            test_images=self.published_test_images if checksums == self.published else None,
+            test_images=10_000 if checksums == self.published else None,
         )

@@ -5,6 +5,7 @@ N images, C channels, H rows, W columns.
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import ClassVar
@@ -22,26 +23,9 @@ NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-ALL = (*NAMES["train"], *NAMES["test"])
 
 UNSIGNED_BYTE = 0x08
 """Type code of the IDX format; these sets use no other."""
-
-
-def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
-    """Return the shape declared by an IDX file of unsigned bytes.
-
-    Raises:
-        DataError: if it is not such a file.
-    """
-    with files.open_decompressed(path) as file:
-        head = files.read_up_to(file, 4 + 4 * dimensions, path)
-    if len(head) < 4 + 4 * dimensions or head[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
-        raise DataError(
-            f"{path} is not an IDX file of unsigned bytes in {dimensions} dimensions: it begins with "
-            f"{head.hex() or 'nothing'}; delete it and download it again"
-        )
-    return struct.unpack(f">{dimensions}I", head[4:])
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -51,29 +35,31 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         DataError: if it is not such a file, or holds more or fewer bytes than it declares.
     """
     shape = read_header(path, dimensions)
-    size = int(np.prod(shape, dtype=np.int64))
-    data = files.contents(path, skip=4 + 4 * dimensions, at_most=size + 1)
-    if len(data) != size:
-        actual = "more" if len(data) > size else f"{len(data)}"
-        raise DataError(
-            f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {actual}; delete it and download "
-            "it again"
-        )
+    with files.open_decompressed(path) as file:
+        data = file.read()[4 + 4 * dimensions :]
+    if len(data) != math.prod(shape):
+        declared = f"{' x '.join(map(str, shape))} = {math.prod(shape)}"
+        raise DataError(f"{path} declares {declared} bytes and holds {len(data)}; delete it and download it again")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _size(path: Path) -> tuple[int, int]:
-    """Return height and width of the images in a file.
+def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
+    """Return the shape declared by an IDX file of unsigned bytes.
 
     Raises:
-        DataError: if it is not a file of images, or they have no pixels.
+        DataError: if it is not such a file, or its images have no pixels.
     """
-    _, height, width = read_header(path, 3)
-    if not height or not width:
+    with files.open_decompressed(path) as file:
+        head = file.read(4 + 4 * dimensions)
+    if len(head) < 4 + 4 * dimensions or head[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
         raise DataError(
-            f"{path} declares images of {height} x {width} pixels; an image has at least one. Download it again."
+            f"{path} is not an IDX file of unsigned bytes in {dimensions} dimensions: it begins with "
+            f"{head.hex() or 'nothing'}; delete it and download it again"
         )
-    return height, width
+    shape = struct.unpack(f">{dimensions}I", head[4:])
+    if 0 in shape[1:]:
+        raise DataError(f"{path} declares images of {shape[1]} x {shape[2]} pixels; delete it and download it again")
+    return shape
 
 
 class Idx(Checksummed):
@@ -85,21 +71,16 @@ class Idx(Checksummed):
         download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
     """
 
-    published_test_images = 10_000
-
-    def _names(self) -> list[str]:
-        return [f"{name}[.gz]" for name in ALL]
-
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files."""
         paths = self._find()
-        return self._info((28, 28) if paths is None else _size(paths[NAMES["train"][0]]), channels=1)
+        _, height, width = (0, 28, 28) if paths is None else read_header(paths[NAMES["train"][0]], 3)
+        return self._info((height, width), channels=1)
 
     def read(self, split: Split) -> Images:
         """Read a split, and download the files first where that is allowed."""
         paths = self._find_or_fetch()
         images, labels = (paths[name] for name in NAMES[split])
-        _size(images)
         x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)
         if len(x_NHW) != len(y_N):
             raise DataError(f"{images} has {len(x_NHW)} images and {labels} has {len(y_N)} labels; download both again")

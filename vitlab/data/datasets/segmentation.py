@@ -6,6 +6,7 @@ N images, H rows, W columns.
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Images, Size, Split, dataset
+from vitlab.data.datasets.base import SPLITS, Images, Size, Split, dataset
 from vitlab.data.datasets.files import Published
 from vitlab.data.datasets.pictures import Decoding, Fit, check_memory, decode_with_mask
 from vitlab.data.pixels import VOID
@@ -31,7 +32,7 @@ class Item(NamedTuple):
     meaning: Mapping[int, int]  #: level of the mask to label
 
 
-class MaskedPictures(Published[Path]):
+class MaskedPictures(Published):
     """Base of data sets of photographs with masks, listed in a text file per split.
 
     All are decoded into memory and resized to one size, so metrics are of pixels at that size, and of the centre of
@@ -60,33 +61,31 @@ class MaskedPictures(Published[Path]):
         self.image_size: Pair = image_size
         self.fit: Fit = fit
 
+    @abstractmethod
     def labels(self) -> tuple[str, ...]:
         """Return the names of the classes, the background first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def item(self, base: Path, line: str) -> Item | None:
         """Return the picture and mask that a line of a split's list names; None if the line is invalid."""
-        raise NotImplementedError
 
     def info(self) -> DataInfo:
         """Return the facts of the data set; classes include the background."""
-        labels = self.labels()
-        base = self._find()
+        labels, paths = self.labels(), self._find()
         return DataInfo(
             image=self.image_size,
             channels=3,
             classes=len(labels),
             task="segmentation",
-            identity=None if base is None else self._identity(base),
+            identity=None if paths is None else self._identity(paths),
             labels=labels,
         )
 
     def read(self, split: Split) -> Images:
         """Decode a split's images and masks into memory."""
-        base = self._find_or_fetch()
-        items = self._items(base, split)
+        items = self._items(self._find_or_fetch(), split)
         decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
-        check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: the pictures of {base}")
+        check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its pictures")
         x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
         y_NHW = torch.empty((len(items), *self.image_size), dtype=torch.uint8)
         for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
@@ -98,13 +97,10 @@ class MaskedPictures(Published[Path]):
     def _names(self) -> list[str]:
         return list(self.lists.values())
 
-    def _find(self) -> Path | None:
-        hits = (folder for folder in self._folders() if all((folder / file).is_file() for file in self._names()))
-        return next(hits, None)
-
-    def _items(self, base: Path, split: Split) -> list[Item]:
-        file = base / self.lists[split]
-        items = []
+    def _items(self, paths: Mapping[str, Path], split: Split) -> list[Item]:
+        name = self.lists[split]
+        file, items = paths[name], []
+        base = file.parents[name.count("/")]
         for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
@@ -117,10 +113,10 @@ class MaskedPictures(Published[Path]):
             items.append(item)
         return items
 
-    def _identity(self, base: Path) -> str:
+    def _identity(self, paths: Mapping[str, Path]) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        for split in ("train", "test"):
-            for item in self._items(base, split):
+        for split in SPLITS:
+            for item in self._items(paths, split):
                 sums = " ".join(files.checksum(path) for path in (item.picture, item.mask))
                 digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
         return f"{self.name}:{digest.hexdigest()}"
