@@ -17,13 +17,14 @@ from typing import Any
 from vitlab.errors import Path, Problem, nearest
 from vitlab.identity.code import code_of_modules
 from vitlab.identity.key import canonical, key_of, key_of_texts
-from vitlab.plan.design import changed, value_at, with_value, without
+from vitlab.plan.design import changed
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.choice import label
 from vitlab.spec.design import Changes
+from vitlab.spec.tree import value_at, with_value, without
 from vitlab.spec.trial import SOURCES
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from vitlab.errors import Path
 from vitlab.spec.choice import PARTS, TOGETHER
-from vitlab.spec.collect import copied
 from vitlab.spec.design import Changes
+from vitlab.spec.tree import copied, index_in, keys_of, value_at
 from vitlab.spec.trial import LENGTHS
 
 
@@ -60,51 +59,6 @@ def text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def keys_of(dotted: str) -> tuple[str, ...]:
-    """Return the keys of a dotted path; that of a slot's ``type`` is the path of the slot."""
-    return tuple(dotted.removesuffix(".type").split("."))
-
-
-def value_at(tree: Any, path: Path) -> Any:
-    """Return the value at a path, or None if there is none."""
-    for part in path:
-        if isinstance(tree, list):
-            tree = tree[index] if (index := _index(tree, part)) is not None else None
-        else:
-            tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
-
-
-def _index(values: Sequence[Any], part: str | int) -> int | None:
-    """Return the index that a key of a path is in a list, counted from 0; None if there is no such element."""
-    return int(part) if str(part).isdecimal() and int(part) < len(values) else None
-
-
-def put(tree: dict[str, Any], path: Path, value: Any) -> None:
-    """Set the value at a path whose parents exist."""
-    node: Any = tree
-    for part in path[:-1]:
-        node = node[part]
-    node[path[-1]] = value
-
-
-def with_value(tree: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Return a tree with another value at a path whose parents exist; only the mappings along the path are copied."""
-    first, *rest = path
-    return {**tree, first: with_value(tree[first], rest, value) if rest else value}
-
-
-def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """Return a tree without the value at a path; only the mappings along the path are copied."""
-    copy = dict(tree)
-    first, *rest = path
-    if not rest:
-        copy.pop(first, None)
-    elif isinstance(copy.get(first), Mapping):
-        copy[first] = without(copy[first], rest)
-    return copy
-
-
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with an arm's changes, shortest paths first; a new type replaces its whole slot.
 
@@ -125,7 +79,7 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
             child = node[key] if isinstance(node, list) else node.get(part)
             if isinstance(child, str):
                 node[key] = {"type": child}
-            elif not isinstance(child, dict) and not (isinstance(child, list) and _index(child, below) is not None):
+            elif not isinstance(child, dict) and not (isinstance(child, list) and index_in(child, below) is not None):
                 node[key] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
             node = node[key]
         if parts[-2:-1] == ("train",) and parts[-1] in LENGTHS:

@@ -18,7 +18,7 @@ from vitlab.identity.key import key_of
 from vitlab.identity.trial import Trial
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, rules_of, trained_alike, trial_of
-from vitlab.plan.design import as_component, keys_of, name_of, value_at
+from vitlab.plan.design import as_component, name_of
 from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.notes import notes_on_components, notes_on_files
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
@@ -27,6 +27,7 @@ from vitlab.spec import Document, Study
 from vitlab.spec.choice import label
 from vitlab.spec.design import MOST, Changes, DesignFault, changes_of, short_names
 from vitlab.spec.study import To
+from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
 from vitlab.store.files import Memo
 

@@ -17,11 +17,12 @@ from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.key import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm
-from vitlab.plan.design import keys_of, text, value_at
+from vitlab.plan.design import text
 from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.spec import Match
 from vitlab.spec import trial as trial_spec
 from vitlab.spec.design import Changes
+from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import TrainSpec
 
 LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -14,16 +14,15 @@ from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsEr
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
 from vitlab.identity.key import canonical, digests_of, identity_of
-from vitlab.plan.design import put, value_at
 from vitlab.plan.objective import parts_with_labels
 from vitlab.plan.sources import drop_unused_options, incompatibilities, other_labels, other_split_below
 from vitlab.registry import ResolvedChoice, optional_module, slot, slot_package
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
-from vitlab.spec.collect import collect, copied
-from vitlab.spec.sentences import faults as spec_faults
+from vitlab.spec.mistakes import collect
 from vitlab.spec.study import STAND_INS
+from vitlab.spec.tree import copied, put, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES, TEST_SET_OPTIONS
 
 Inform = Callable[[ResolvedChoice], DataInfo]
@@ -150,11 +149,11 @@ class Resolver:
             Faults: with every mistake.
             BrokenComponent: if a plugin that it names cannot be imported.
         """
-        collected = collect(TrialSpec, tree, partial(spec_faults, top=TrialSpec.model_fields), STAND_INS)
+        collected = collect(TrialSpec, tree, STAND_INS)
         spec = collected.value
         plain = copied(collected.tree) if spec is None else spec.plain()
         identity = copied(plain) if spec is None else spec.without_defaults()
-        draft = _Draft(tree, plain, identity, [(fault.path, fault.message) for fault in collected.faults])
+        draft = _Draft(tree, plain, identity, [(mistake.path, mistake.message) for mistake in collected.mistakes])
         # Every step goes on with what the steps before it found sound, so that all mistakes are reported together.
         self._resolve_components(draft)
         self._describe_data(draft)

@@ -15,7 +15,7 @@ from typing import Any
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.identity.key import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
-from vitlab.plan.design import keys_of, text, without
+from vitlab.plan.design import text
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
 from vitlab.plan.metrics import goal_of
 from vitlab.plan.resolve import Faults, ResolvedTrial
@@ -23,6 +23,7 @@ from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
 from vitlab.spec.design import MOST, Changes, short_names
 from vitlab.spec.seeds import REPORTING_SEEDS
+from vitlab.spec.tree import keys_of, without
 from vitlab.store.result import Ending, TrialResult
 
 PENDING = "pending(tune)"

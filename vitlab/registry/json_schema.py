@@ -12,7 +12,7 @@ from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry.catalogue import meanings
 from vitlab.spec import RunSpec, Study
 from vitlab.spec.choice import TOGETHER
-from vitlab.spec.sentences import models_in
+from vitlab.spec.mistakes import models_in
 from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL
 
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
-from vitlab.errors import BrokenComponent, nearest
+from vitlab.errors import BrokenComponent
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 from vitlab.spec.choice import Choice, Frozen
-from vitlab.spec.collect import Fault
-from vitlab.spec.other_trainers import how_to_write
-from vitlab.spec.sentences import details, fault
-
-FAULTS = "faults"  #: the type of the pydantic error that carries the faults of a nested choice
 
 
 class Unhashed:
@@ -69,32 +64,6 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     model.model_config["validate_default"] = True
     model.model_rebuild(force=True)
     return model
-
-
-def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[Fault]:
-    """Return every fault in the options of ``who``, nested choices included, each with its path inside them."""
-    faults: list[Fault] = []
-    for detail in details(error):
-        translated = fault(detail, model.model_fields)
-        if detail["type"] == FAULTS:
-            nested = detail["ctx"][FAULTS]
-            faults += [
-                Fault((*translated.path, *inner), sentence, FAULTS, within=translated.path)
-                for inner, sentence in nested
-            ]
-        elif detail["type"] == "extra_forbidden" and len(translated.path) == 1:
-            names, name = list(model.model_fields), str(translated.path[-1])
-            options = f"Options: {', '.join(names)}." if names else "It has no options."
-            hint = nearest(name, names) or how_to_write(name)
-            faults.append(
-                replace(
-                    translated,
-                    message=f"{who} has no option '{name}'.{hint} {options}",
-                )
-            )
-        else:
-            faults.append(replace(translated, message=f"{who}: {translated.message}"))
-    return faults
 
 
 @dataclass(frozen=True)

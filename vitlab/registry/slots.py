@@ -6,7 +6,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
 
@@ -17,11 +17,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
-from vitlab.registry.options import FAULTS, Options, ResolvedChoice, faults_of, hashed_fields, option_names, options_of
+from vitlab.registry.options import Options, ResolvedChoice, hashed_fields, option_names, options_of
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_package
 from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, TOGETHER, Choice
-from vitlab.spec.collect import collect
+from vitlab.spec.mistakes import NESTED, collect
 from vitlab.spec.other_trainers import how_to_name
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class Slot(Generic[T]):
         options = dict(getattr(component, "complete", dict)(choice.options))
         if origin.source == BUILT_IN:
             options = {**_clashing_defaults(model), **options}
-        collected = collect(model, options, partial(faults_of, who=f"{self.name} '{choice.type}'", model=model))
+        collected = collect(model, options, who=f"{self.name} '{choice.type}'")
         result = None
         if collected.value is not None:
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
@@ -219,9 +219,9 @@ class Slot(Generic[T]):
                 hashed_options=hashed_fields(values, model),
                 origin=origin,
             )
-        if collected.faults:
+        if collected.mistakes:
             wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}
-            faults = [(fault.path, fault.message) for fault in collected.faults]
+            faults = [(mistake.path, mistake.message) for mistake in collected.mistakes]
             raise OptionError(faults, result, wrong)
         assert result is not None
         return result
@@ -280,8 +280,8 @@ class Pick:
             try:
                 return slot(self.slot).resolve(value)
             except OptionError as error:
-                # A validator can raise only one error, so it carries all faults; faults_of unpacks them.
-                raise PydanticCustomError(FAULTS, "{text}", {"text": str(error), FAULTS: error.faults}) from None
+                # A validator can raise only one error, so it carries all mistakes.
+                raise PydanticCustomError(NESTED, "{text}", {"text": str(error), NESTED: error.faults}) from None
 
         return core_schema.no_info_plain_validator_function(
             validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from vitlab.errors import Problem, SpecError, UserError
 from vitlab.spec.choice import Frozen
-from vitlab.spec.sentences import sentences
+from vitlab.spec.mistakes import mistakes_in
 from vitlab.store.files import write_bytes
 
 FORM = 1  #: version of the file format
@@ -117,7 +117,9 @@ def read_baseline(file: Path, command: str = "vitlab check FILE") -> Baseline:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        raise SpecError([Problem(str(file), 0, 0, text) for _, text in sentences(error)]) from None
+        raise SpecError(
+            [Problem(str(file), 0, 0, mistake.message) for mistake in mistakes_in(error, Baseline)]
+        ) from None
 
 
 def write_baseline(file: Path, baseline: Baseline) -> None:

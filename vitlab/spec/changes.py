@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitlab.errors import Problem, closest
+from vitlab.spec.mistakes import models_in
 from vitlab.spec.other_trainers import how_to_write
-from vitlab.spec.sentences import models_in
 from vitlab.spec.study import Study
 from vitlab.spec.trial import TrialSpec
 from vitlab.spec.yaml import Document

@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema
 
 from vitlab.errors import Path
 from vitlab.spec.choice import Frozen
-from vitlab.spec.collect import conflict
+from vitlab.spec.mistakes import conflict
 from vitlab.spec.trial import TrialSpec
 
 Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]

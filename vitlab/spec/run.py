@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from vitlab.spec.choice import Choice, Frozen
-from vitlab.spec.collect import conflict
+from vitlab.spec.mistakes import conflict
 
 RetryCount = Annotated[int, Field(ge=0)]
 

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 
 from vitlab.errors import nearest
 from vitlab.spec.choice import Frozen
-from vitlab.spec.collect import conflict
+from vitlab.spec.mistakes import conflict
 from vitlab.spec.trial import STREAMS
 
 REPORTING_SEEDS = 1_000_000  #: seeds of replicates are smaller; larger ones are for tuning

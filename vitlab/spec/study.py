@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -17,11 +16,11 @@ from pydantic import (
 
 from vitlab.errors import Problem, SpecError
 from vitlab.spec.choice import Amount, Frozen, Goal
-from vitlab.spec.collect import collect, conflict, copied
 from vitlab.spec.design import Node
+from vitlab.spec.mistakes import collect, conflict
 from vitlab.spec.run import RunSpec
 from vitlab.spec.seeds import Seeds
-from vitlab.spec.sentences import faults
+from vitlab.spec.tree import copied
 from vitlab.spec.trial import LENGTHS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
@@ -201,19 +200,15 @@ def read_study(
         study is None if too few values are sound.
     """
     document = study_document(file, changes or {})
-    collected = collect(Study, document.data, partial(faults, top=Study.model_fields), STAND_INS)
-    problems = [document.problem(fault.path, fault.message) for fault in collected.faults]
+    collected = collect(Study, document.data, STAND_INS)
+    problems = [document.problem(mistake.path, mistake.message) for mistake in collected.mistakes]
     study = collected.value
     if problems and study is None:
         # The base is too incomplete to be validated; validate the rest of the study with another base.
-        study = collect(
-            Study, {**collected.tree, "base": BASE}, partial(faults, top=Study.model_fields), STAND_INS
-        ).value
+        study = collect(Study, {**collected.tree, "base": BASE}, STAND_INS).value
         if isinstance(base := document.data.get("base"), Mapping):
-            collected.tree["base"] = collect(
-                TrialSpec, base, partial(faults, top=TrialSpec.model_fields), STAND_INS
-            ).tree
-    return study, document.with_sound(collected.tree, collected.renamed) if problems else document, problems
+            collected.tree["base"] = collect(TrialSpec, base, STAND_INS).tree
+    return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
 
 
 def study_document(file: FilePath | str, changes: Mapping[str, Any] = {}) -> Document:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from vitlab.spec.choice import Choice, Frozen
-from vitlab.spec.collect import conflict
+from vitlab.spec.mistakes import conflict
 
 STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
 """Random streams of a trial; ``seeds.vary`` lists those that differ between replicates."""

@@ -1,0 +1,294 @@
+"""Every mistake in a tree of values, as a path and a plain sentence, not only those that pydantic reports first.
+
+pydantic checks a rule across fields only if all fields are valid: a wrong value hides a wrong combination.  Here
+misspelt keys get the nearest name first, which lets their values be checked as well; then wrong values are removed, and
+the rest is validated again, until there are no new mistakes.  Rules on removed values are not checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from vitlab.errors import Path, closest, nearest
+from vitlab.spec.other_trainers import how_to_write
+from vitlab.spec.tree import Tree, copied, value_at
+
+M = TypeVar("M", bound=BaseModel)
+
+CONFLICT = "conflict"  #: type of the pydantic errors that :func:`conflict` returns
+NESTED = "nested"  #: type of the pydantic errors that carry the mistakes in a nested component
+
+FORM = re.compile(r"<.*|constrained-\w+|int|float|str|bool|(tuple|list|dict|literal|function-\w+)\[.*")
+"""Names in pydantic's locations that stand for the forms of a union and are not keys of the document."""
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "mapping": "a mapping",
+    "model": "a mapping",
+    "model_attributes": "a mapping",
+    "dataclass": "a mapping",
+}
+"""Prefix of a pydantic error type to the expected type in words."""
+
+BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("greater than or equal to", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("less than or equal to", "le"),
+}
+
+PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+}
+"""Patterns of texts in words; other patterns are shown unchanged."""
+
+
+def conflict(message: str, *fields: str) -> PydanticCustomError:
+    """Return the error of a rule across ``fields`` of one model, for its validators to raise."""
+    return PydanticCustomError(CONFLICT, "{message}", {"message": message, "fields": fields})
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake in a tree of values."""
+
+    path: Path
+    message: str
+    fields: tuple[str, ...] = ()  #: fields below ``path`` that the violated rule concerns
+    rename: str | None = None  #: nearest allowed key, for an unknown key
+
+
+@dataclass
+class Collected(Generic[M]):
+    """The result of :func:`collect`."""
+
+    tree: dict[str, Any]  #: sound values and stand-ins
+    value: M | None = None  #: model of the sound values; None if too few are sound
+    mistakes: list[Mistake] = field(default_factory=list)
+    removed: set[Path] = field(default_factory=set)  #: paths of removed values
+    written: dict[Path, Path] = field(default_factory=dict)  #: path in ``tree`` to a misspelt key in the document
+
+    def place_of(self, path: Path) -> Path:
+        """Return the path in the document of a path in ``tree``."""
+        for new, old in reversed(self.written.items()):  # a key inside a misspelt key was renamed after that
+            if path[: len(new)] == new:
+                return (*old, *path[len(new) :])
+        return path
+
+
+def collect(model: type[M], data: Tree, stand_ins: Tree = {}, who: str = "") -> Collected[M]:
+    """Validate ``data`` and return every mistake in it.
+
+    Args:
+        model: the model to validate against.
+        data: plain values.
+        stand_ins: name to value for missing or wrong required fields, so that the rest can be validated.
+        who: the component whose options these are; empty for other values.
+    """
+    collected = Collected[M](copied(data))
+    while True:
+        try:
+            collected.value = model.model_validate(collected.tree)
+        except ValidationError as error:
+            found = mistakes_in(error, model, who)
+        else:
+            return collected
+        # Under the right names, the other mistakes are found again, and keys that seemed to be missing are there.
+        misspelt = [mistake for mistake in found if mistake.rename is not None and _rename(collected, mistake)]
+        before = copied(collected.tree)
+        for mistake in misspelt or found:
+            # A misspelt key whose value is of another kind may mean another name; the nearest need not take this value.
+            if mistake.path not in collected.written and not _follows(mistake, collected.removed):
+                place = collected.place_of(mistake.path)
+                collected.mistakes.append(Mistake(place, mistake.message, mistake.fields))
+        if misspelt:
+            continue
+        for mistake in found:
+            _remove(collected, mistake, stand_ins)
+        if collected.tree == before:
+            return collected
+
+
+def _rename(collected: Collected[Any], mistake: Mistake) -> bool:
+    """Give a misspelt key the name that was meant, unless that is in use; return whether it has it now."""
+    path, name = mistake.path, mistake.rename
+    node = value_at(collected.tree, path[:-1])
+    if not isinstance(node, dict) or name is None or name in node:
+        return False
+    place = collected.place_of(path)
+    node[name] = node.pop(path[-1])
+    collected.written[*path[:-1], name] = place
+    return True
+
+
+def _follows(mistake: Mistake, removed: set[Path]) -> bool:
+    """Return whether a mistake is a consequence of a removal."""
+    concerned = [(*mistake.path, name) for name in mistake.fields]
+    if not concerned:  # such as a mapping that is now empty, or a rule that names no fields
+        concerned = [path for path in removed if path[: len(mistake.path)] == mistake.path]
+    return any(path[: len(gone)] == gone for path in (mistake.path, *concerned) for gone in removed)
+
+
+def _remove(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> None:
+    """Remove the values that a mistake is about; put a stand-in where there is one for their key."""
+    path, names = (mistake.path, mistake.fields) if mistake.fields else (mistake.path[:-1], mistake.path[-1:])
+    holder = value_at(collected.tree, path)
+    if isinstance(holder, dict):
+        present = [name for name in names if name in holder]
+        for name in present:
+            del holder[name]
+        stand_in = next((str(name) for name in names if name in stand_ins), None)
+        if stand_in is not None:
+            holder[stand_in] = copied(stand_ins[stand_in])
+        collected.removed.update((*path, name) for name in names)
+        if present or stand_in is not None:
+            return
+    # A required key is missing, or the value is in a list, which is removed as a whole: its indices would shift.
+    while path:
+        holder = value_at(collected.tree, path[:-1])
+        if isinstance(holder, dict) and path[-1] in holder:
+            del holder[path[-1]]
+            collected.removed.add(path)
+            return
+        path = path[:-1]
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "") -> list[Mistake]:
+    """Return each of pydantic's errors as a mistake; the arguments are those of :func:`collect`."""
+    mistakes = []
+    for detail in _details(error):
+        kind, location, context = detail["type"], detail["loc"], detail.get("ctx", {})
+        end = len(location) - (kind == "extra_forbidden")  # an unknown key may have the name of a form, such as 'int'
+        path = tuple(part for at, part in enumerate(location) if at >= end or not FORM.fullmatch(str(part)))
+        about = f"{who}: " if who else ""
+        if kind == NESTED:
+            mistakes += [Mistake((*path, *inner), sentence) for inner, sentence in context[NESTED]]
+        elif kind == "extra_forbidden":
+            mistakes.append(_unknown_key(path, model, who))
+        else:
+            fields = tuple(context.get("fields", ())) if kind == CONFLICT else ()
+            if len(fields) == 1:  # a rule of one field, which may hold in one model and not in another
+                path, fields = (*path, *fields), ()
+            mistakes.append(Mistake(path, about + _sentence(detail, path), fields))
+    return mistakes
+
+
+def _details(error: ValidationError) -> list[ErrorDetails]:
+    """Return pydantic's errors, for a union only those of the form that the value most likely has."""
+    groups: dict[tuple[Any, ...], list[ErrorDetails]] = {}
+    for index, detail in enumerate(error.errors(include_url=False)):
+        form = next((at for at, part in enumerate(detail["loc"]) if FORM.fullmatch(str(part))), None)
+        groups.setdefault((index,) if form is None else ("form", *detail["loc"][:form]), []).append(detail)
+    selected = []
+    for group in groups.values():
+        relevant = [detail for detail in group if not detail["type"].endswith(("_type", "_parsing"))]
+        if not relevant and len(group) > 1:
+            forms = " or ".join(dict.fromkeys(_kind(detail) or detail["msg"] for detail in group))
+            relevant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
+        selected += relevant or group
+    return selected
+
+
+def _unknown_key(path: Path, model: type[BaseModel], who: str) -> Mistake:
+    """Return the mistake of an unknown key: one of another trainer, or a misspelt one."""
+    key, allowed = str(path[-1]), _allowed(path, model)
+    close, how = closest(key, allowed), how_to_write(key)
+    if how and not (close and who):  # a component's own options are nearer than what other trainers call so
+        close = None
+    hint = how if close is None else f" Did you mean '{close}'?"
+    if who and len(path) == 1:
+        options = f"Options: {', '.join(allowed)}." if allowed else "It has no options."
+        return Mistake(path, f"{who} has no option '{key}'.{hint} {options}", rename=close)
+    options = f" Allowed here: {', '.join(allowed)}." if allowed else ""
+    about = f"{who}: " if who else ""
+    return Mistake(path, f"{about}unknown key '{key}'.{hint}{options}", rename=close)
+
+
+def _sentence(detail: ErrorDetails, path: Path) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    value = detail["input"]
+    name = ".".join(str(part) for part in path)
+    if kind == "missing":
+        return f"'{name}' is missing"
+    if kind in ("value_error", "assertion_error", CONFLICT):
+        text = str(context.get("message", context.get("error", detail["msg"])))
+        return f"{name}: {text}" if name else text
+    if kind == "literal_error":
+        expected = str(context["expected"])
+        choices = re.findall(r"'([^']*)'", expected)
+        return (
+            f"{name}: found {_format(value)}; allowed: {', '.join(choices) or expected}.{nearest(str(value), choices)}"
+        )
+    if kind == "string_type" and isinstance(value, bool):
+        return f"{name}: a text belongs here, and YAML reads yes, no, on and off as true or false; put it in quotes"
+    actual = f"; found {_format(value)}"
+    if words := context.get("forms") or _kind(detail):
+        return f"{name} must be {words}{actual}"
+    if kind in BOUNDS:
+        words, bound = BOUNDS[kind]
+        limit = context[bound]
+        return f"{name} must be {words} {int(limit) if limit == int(limit) else limit}{actual}"
+    if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        words, bound = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
+        unit = "character" if kind.startswith("string") else "value"
+        count = context[bound]
+        return f"{name} must have {words} {count} {unit}{'' if count == 1 else 's'}{actual}"
+    if kind == "string_pattern_mismatch":
+        pattern = str(context["pattern"])
+        return f"{name} must be {PATTERNS.get(pattern) or f'a text that matches {pattern}'}{actual}"
+    return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{actual}"
+
+
+def _kind(detail: ErrorDetails) -> str:
+    """Return in words the type that was expected; empty if the mistake is not a wrong type."""
+    kind = detail["type"]
+    if kind == "int_from_float":
+        return KINDS["int"]
+    for ending in ("_type", "_parsing", "_parsing_size"):
+        if kind.endswith(ending):
+            return KINDS.get(kind.removesuffix(ending), "")
+    return ""
+
+
+def _format(value: Any) -> str:
+    """Format a value for an error message: lists and mappings by kind, long text shortened."""
+    if isinstance(value, Mapping):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    text = str(value) if isinstance(value, int) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _allowed(path: Path, model: type[BaseModel]) -> list[str]:
+    """Return the keys allowed in the mapping of the unknown key at ``path``, if a model defines them."""
+    fields = dict(model.model_fields)
+    for part in path[:-1]:
+        if isinstance(part, str):
+            forms = set(models_in(getattr(fields.get(part), "annotation", None)))
+            fields = dict(forms.pop().model_fields) if len(forms) == 1 else {}
+    return [info.alias or name for name, info in fields.items()]
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in an annotation, such as that of a list of models."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models_in(part)]

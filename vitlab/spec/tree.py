@@ -1,0 +1,65 @@
+"""Trees: the plain values of a study file, nested mappings and lists, and the paths of values in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitlab.errors import Path
+
+Tree = Mapping[str, Any]
+"""Nested plain values by key, as YAML and JSON have them: mappings, lists, texts, numbers, booleans and None."""
+
+Values = Mapping[str, Any]
+"""Values of a study by dotted path, such as ``model.dim: 64``: the changes of an arm, or of the command line."""
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy of plain values; several times faster than ``copy.deepcopy``."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def keys_of(dotted: str) -> tuple[str, ...]:
+    """Return the keys of a dotted path; those of a slot's ``type`` are the keys of the slot."""
+    return tuple(dotted.removesuffix(".type").split("."))
+
+
+def value_at(tree: Any, path: Path) -> Any:
+    """Return the value at a path, or None if there is none."""
+    for part in path:
+        if isinstance(tree, list):
+            tree = tree[index] if (index := index_in(tree, part)) is not None else None
+        else:
+            tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def index_in(values: Sequence[Any], part: str | int) -> int | None:
+    """Return the index that a key of a path is in a list, counted from 0; None if there is no such element."""
+    return int(part) if str(part).isdecimal() and int(part) < len(values) else None
+
+
+def put(tree: Any, path: Path, value: Any) -> None:
+    """Set the value at a path whose parents exist."""
+    for part in path[:-1]:
+        tree = tree[part]
+    tree[path[-1]] = value
+
+
+def with_value(tree: Tree, path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return a tree with another value at a path whose parents exist; only the mappings along the path are copied."""
+    first, *rest = path
+    return {**tree, first: with_value(tree[first], rest, value) if rest else value}
+
+
+def without(tree: Tree, path: Sequence[str]) -> dict[str, Any]:
+    """Return a tree without the value at a path; only the mappings along the path are copied."""
+    copy = dict(tree)
+    first, *rest = path
+    if not rest:
+        copy.pop(first, None)
+    elif isinstance(copy.get(first), Mapping):
+        copy[first] = without(copy[first], rest)
+    return copy
