@@ -7,11 +7,10 @@ refused: tagged dates, sets and binary data, infinities, and unprintable charact
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -23,24 +22,24 @@ from vitlab.errors import Path, Problem, SpecError, is_about_key, letters
 LARGEST_FILE = 1_000_000  #: largest size in bytes
 MOST_NODES = 100_000  #: largest number of values with aliases expanded, as a limit on nested aliases
 DEEPEST = 50  #: largest depth of nesting
-
+TOO_DEEP = "nested too deeply; a study file is a page or two"
 PATH_IN_QUOTES = "in double quotes a backslash begins an escape such as \\n; put the text in single quotes: 'C:\\data'"
 
-_TAG = "tag:yaml.org,2002:"
-_PLAIN = {"null", "bool", "int", "float", "str", "seq", "map"}
-"""Types of values that a study may contain."""
+TAG = "tag:yaml.org,2002:"
+
+Place = tuple[int, int]
+"""Line and column, counted from 1."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader for plain data only, with the numbers described above."""
+    """SafeLoader with the numbers described above, of which only nodes are used."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, unless it is nested too deeply."""
         if self._depth > DEEPEST:
-            sentence = "nested too deeply; a study file is a page or two"
-            raise _NotAllowed(problem=sentence, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+            raise _NotAllowed(problem=TOO_DEEP, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         self._depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
@@ -48,13 +47,8 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag not in (f"{_TAG}int", f"{_TAG}float", f"{_TAG}timestamp")]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.yaml_constructors = {
-    tag: construct
-    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
-    if tag is not None and tag.removeprefix(_TAG) in _PLAIN
+    first: [(tag, pattern) for tag, pattern in pairs if tag not in (f"{TAG}int", f"{TAG}float", f"{TAG}timestamp")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _kind_of_number, _pattern in (
     ("int", r"[-+]?(?:\d[\d_]*|0x[\da-fA-F_]+)"),
@@ -63,45 +57,7 @@ for _kind_of_number, _pattern in (
         r"[-+]?(?:\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))(?:[eE][-+]?\d+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
     ),
 ):
-    _Loader.add_implicit_resolver(f"{_TAG}{_kind_of_number}", re.compile(rf"^(?:{_pattern})$"), list("-+.0123456789"))
-
-
-def _number(read: Callable[[str], Any]) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
-    """Return a constructor of numbers whose errors have a line and a column."""
-
-    def construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
-        text = str(loader.construct_scalar(node))
-        try:
-            value = read(text.replace("_", "").lower())
-        except ValueError:
-            raise _fault(node, f"'{text:.40}' is not a number") from None
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:  # a whole number beyond the range of floats
-            finite = False
-        if not finite:
-            raise _fault(node, f"'{text:.40}' is not finite; a finite number is allowed")
-        return value
-
-    return construct
-
-
-def _refuse_tag(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
-    tag = node.tag.replace(_TAG, "!!")
-    raise _fault(node, f"the tag {tag:.60} is not allowed in a study; leave it out")
-
-
-def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
-    try:
-        return loader.bool_values[str(loader.construct_scalar(node)).lower()]
-    except KeyError:
-        raise _fault(node, f"'{node.value:.40}' is neither true nor false") from None
-
-
-_Loader.add_constructor(f"{_TAG}int", _number(lambda text: int(text, 16 if "0x" in text else 10)))
-_Loader.add_constructor(f"{_TAG}float", _number(lambda text: float(re.sub(r"\.(?=inf|nan)", "", text))))
-_Loader.add_constructor(f"{_TAG}bool", _boolean)
-_Loader.add_constructor(None, _refuse_tag)
+    _Loader.add_implicit_resolver(f"{TAG}{_kind_of_number}", re.compile(rf"^(?:{_pattern})$"), list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
@@ -110,43 +66,40 @@ class Document:
 
     file: str
     data: dict[str, Any]
-    places: dict[Path, tuple[int, int]] = field(repr=False)  #: of the key of a value in a mapping, of an item itself
+    places: Mapping[Path, tuple[Place, Place]] = field(repr=False)
+    """Path to the places of its key, or of an item of a list, and of its value; equal for mappings and lists."""
     lines: tuple[str, ...] = field(default=(), repr=False)
-    values: dict[Path, tuple[int, int]] = field(default_factory=dict, repr=False)  #: of the single values of mappings
 
     def problem(self, path: Path, message: str) -> Problem:
         """Return a problem at ``path``, or at its closest parent in the document.
 
-        The place is that of the value, or that of its key if the message quotes the key or the value is no single one.
+        The place is the value's, or the key's if the message quotes the key or the value is no single one.
         """
         here: Path = ()
         for part in path:
             if (*here, part) not in self.places:
                 break
             here = (*here, part)
-        line, column = self.places[here]
-        source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
-        entry = re.split(r"[,}\]]|\s#", source[column - 1 :])[0] if here else ""
+        key, value = self.places[here]
+        # What is written in one line from the key on, where look-alike letters and ${...} are found.
+        entry = re.split(r"[,}\]]|\s#", _line(self.lines, key[0])[key[1] - 1 :])[0] if here else ""
         hint = letters("".join(map(str, path)) + entry) + _interpolation(entry)
-        if here in self.values and not is_about_key(here, message):
-            line, column = self.values[here]
-            source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        line, column = key if is_about_key(here, message) else value
         if hint and message[-1] not in ".?":
             message += "."
-        return Problem(self.file, line, column, message + hint, source)
+        return Problem(self.file, line, column, message + hint, _line(self.lines, line))
 
-    def with_sound(self, data: dict[str, Any], renamed: Mapping[Path, Path]) -> Document:
+    def with_sound(self, data: dict[str, Any], written: Mapping[Path, Path]) -> Document:
         """Return the document with the sound part of its data.
 
         Args:
             data: the sound part.
-            renamed: path in ``data`` to the path in the document, for misspelt keys.
+            written: path in ``data`` to the path in the document, for misspelt keys.
         """
-        places, values = dict(self.places), dict(self.values)
-        for new, old in renamed.items():
-            for moved in (places, values):
-                moved |= {(*new, *path[len(old) :]): at for path, at in moved.items() if path[: len(old)] == old}
-        return replace(self, data=data, places=places, values=values)
+        places = dict(self.places)
+        for new, old in written.items():
+            places |= {(*new, *path[len(old) :]): at for path, at in places.items() if path[: len(old)] == old}
+        return replace(self, data=data, places=places)
 
 
 def read_document(file: FilePath | str) -> Document:
@@ -173,63 +126,39 @@ def parse_document(text: str, name: str) -> Document:
     lines = tuple(re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text))
 
     def refuse(message: str, line: int = 0, column: int = 0) -> SpecError:
-        return SpecError([Problem(name, line, column, message, lines[line - 1] if 0 < line <= len(lines) else "")])
+        return SpecError([Problem(name, line, column, message, _line(lines, line))])
 
-    loader = None
+    reader = _Reader()
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
+        root = yaml.compose(text, Loader=_Loader)
         if root is None:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
-        places: dict[Path, tuple[int, int]] = {}
-        values: dict[Path, tuple[int, int]] = {}
-        problems: list[Problem] = []
-        for count, (path, node, value, is_repeated) in enumerate(_walk(root, (), root, frozenset())):
-            line, column = node.start_mark.line + 1, node.start_mark.column + 1
-            if count > MOST_NODES:
-                raise refuse(f"more than {MOST_NODES:,} values; a study file is a page or two", line, column)
-            if is_repeated:
-                first = places[path][0]
-                sentence = f"key '{path[-1]}' is given twice, first in line {first}"
-                problems.append(Problem(name, line, column, sentence, lines[line - 1]))
-            else:
-                places[path] = (line, column)
-                # An alias has the place of what it repeats, which is before its key.
-                if (
-                    node is not value
-                    and isinstance(value, yaml.ScalarNode)
-                    and node.end_mark.index < value.start_mark.index
-                ):
-                    values[path] = (value.start_mark.line + 1, value.start_mark.column + 1)
-        if problems:
-            raise SpecError(problems)
-        data = _without_aliases(loader.construct_document(root))
-    except _NotAllowed as error:
-        assert error.problem_mark is not None
-        raise refuse(str(error.problem), error.problem_mark.line + 1, error.problem_mark.column + 1) from None
+        data = reader.read(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        is_escape = "escape" in (error.problem or "")
-        message = PATH_IN_QUOTES if is_escape else _not_yaml(lines, at[0]) or _misplaced(lines, error)
-        message = message or f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}"
-        raise refuse(message, *at) from None
+        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+        raise refuse(_sentence(lines, error, line), line, column) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         what = f"not YAML: a character that cannot be printed, {_code(text[error.position])}"
         raise refuse(what, len(before), len(before[-1]) + 1) from None
     except (yaml.YAMLError, ValueError) as error:
         raise refuse(f"not YAML: {error}") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
+    if reader.repeated:
+        raise SpecError(
+            [
+                Problem(name, *place, f"key '{key}' is given twice, first in line {first}", _line(lines, place[0]))
+                for key, place, first in reader.repeated
+            ]
+        )
     if not isinstance(data, dict):
-        raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {_kind(data)}", 1, 1)
-    return Document(name, data, places, lines, values)
+        found = "a list" if isinstance(data, list) else f"{data!r:.60}"
+        raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {found}", 1, 1)
+    return Document(name, data, reader.places, lines)
 
 
 def read_value(text: str) -> Any:
-    """Parse one value of a study from YAML, such as that of ``--set PATH=VALUE``.
+    """Parse one value of a study from YAML, such as the VALUE of ``--set PATH=VALUE``.
 
     Raises:
         ValueError: if it is not a value, with the reason.
@@ -241,56 +170,61 @@ def read_value(text: str) -> Any:
 
 
 def _read_text(file: FilePath, name: str) -> str:
+    def refuse(message: str, line: int = 0, column: int = 0) -> SpecError:
+        return SpecError([Problem(name, line, column, message)])
+
     try:
-        if file.is_dir():
-            raise SpecError([Problem(name, 0, 0, "is a folder; name a study file, such as ablation.yaml")])
         if file.exists() and not file.is_file():
-            raise SpecError([Problem(name, 0, 0, "is not a regular file")])
+            raise refuse("is not a regular file")
         if (size := file.stat().st_size) > LARGEST_FILE:
-            raise SpecError([Problem(name, 0, 0, f"has {size:,} bytes; a study file has at most {LARGEST_FILE:,}")])
+            raise refuse(f"has {size:,} bytes; a study file has at most {LARGEST_FILE:,}")
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SpecError([Problem(name, 0, 0, "no such file")]) from None
+        raise refuse("no such file") from None
     except UnicodeDecodeError as error:
-        raise SpecError([_not_utf8(name, error)]) from None
+        before = error.object[: error.start].split(b"\n")
+        byte = error.object[error.start]
+        message = f"byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8"
+        raise refuse(message, len(before), len(before[-1].decode()) + 1) from None
     except OSError as error:
-        raise SpecError([Problem(name, 0, 0, f"cannot be read: {error.strerror}")]) from None
+        raise refuse(f"cannot be read: {error.strerror}") from None
 
 
-def _not_utf8(name: str, error: UnicodeDecodeError) -> Problem:
-    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return Problem(name, 1, 1, "the file is UTF-16, which Notepad calls Unicode; save it as UTF-8")
-    before = error.object[: error.start].split(b"\n")
-    message = f"byte 0x{error.object[error.start]:02x} is not UTF-8 text; save the file as UTF-8"
-    return Problem(name, len(before), len(before[-1].decode()) + 1, message, before[-1].decode())
+class _Reader:
+    """Reader of the nodes of a document, which records the place of every value.
 
-
-def _walk(
-    node: yaml.Node, path: Path, place: yaml.Node, above: frozenset[int]
-) -> Iterator[tuple[Path, yaml.Node, yaml.Node, bool]]:
-    """Yield every value's path, its node for error messages, its own node, and whether its mapping repeats the key.
-
-    The first node is the key of a value in a mapping, and the item itself in a list.
+    An alias is read anew wherever it is used, so that no two values share an object.
     """
-    if id(node) in above:
-        raise _fault(node, "an alias that contains itself; remove it")
-    yield path, place, node, False
-    above = above | {id(node)}
-    if isinstance(node, yaml.ScalarNode):
-        _printable(node)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield from _walk(item, (*path, index), item, above)
-    elif isinstance(node, yaml.MappingNode):
-        keys: set[str] = set()
-        for key, value in node.value:
-            _name(key)
-            here = (*path, str(key.value))
-            if key.value in keys:
-                yield here, key, value, True
-            else:
-                keys.add(key.value)
-                yield from _walk(value, here, key, above)
+
+    def __init__(self) -> None:
+        self.places: dict[Path, tuple[Place, Place]] = {}
+        self.repeated: list[tuple[str, Place, int]] = []  #: key, its place, and the line in which it stands first
+
+    def read(self, node: yaml.Node, path: Path = (), key: yaml.Node | None = None) -> Any:
+        """Return the plain value of a node, which has a key if it is in a mapping."""
+        key = key or node
+        if len(path) > DEEPEST:  # of an alias that contains itself; others are counted when they are composed
+            raise _fault(key, TOO_DEEP)
+        if len(self.places) > MOST_NODES:
+            raise _fault(key, f"more than {MOST_NODES:,} values; a study file is a page or two")
+        # An alias has the place of what it repeats, which is before its key.
+        is_single = isinstance(node, yaml.ScalarNode) and node.start_mark.index >= key.start_mark.index
+        self.places[path] = _place(key), _place(node if is_single else key)
+        if isinstance(node, yaml.ScalarNode):
+            return _single_value(node)
+        if node.tag not in (f"{TAG}seq", f"{TAG}map"):
+            raise _wrong_tag(node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
+        first: dict[str, Place] = {}
+        for name, _ in node.value:
+            text, place = _name(name), _place(name)
+            if text in first:
+                self.repeated.append((text, place, first[text][0]))
+            first.setdefault(text, place)
+        merged = yaml.MappingNode(node.tag, [*node.value])
+        yaml.constructor.SafeConstructor().flatten_mapping(merged)  # the keys of ``<<: *alias`` come before its own
+        return {name.value: self.read(value, (*path, name.value), name) for name, value in merged.value}
 
 
 class _NotAllowed(yaml.MarkedYAMLError):
@@ -301,21 +235,56 @@ def _fault(node: yaml.Node, sentence: str) -> _NotAllowed:
     return _NotAllowed(problem=sentence, problem_mark=node.start_mark)
 
 
-def _name(key: yaml.Node) -> None:
-    """Check a key, and set its tag so that it is read as text."""
+def _wrong_tag(node: yaml.Node) -> _NotAllowed:
+    return _fault(node, f"the tag {node.tag.replace(TAG, '!!'):.60} is not allowed in a study; leave it out")
+
+
+def _name(key: yaml.Node) -> str:
+    """Return the name that a key is."""
     if not isinstance(key, yaml.ScalarNode):
         raise _fault(key, "a key must be a single name, such as seeds")
-    _printable(key)
-    kind = key.tag.removeprefix(_TAG)
-    if kind == "bool":
+    _check_printable(key)
+    if key.tag == f"{TAG}bool":
         raise _fault(key, f"YAML reads the key '{key.value}' as a boolean; put it in quotes")
-    if kind == "null":
+    if key.tag == f"{TAG}null":
         raise _fault(key, "a key without a name")
-    if kind in _PLAIN:
-        key.tag = f"{_TAG}str"
+    if not key.tag.startswith(TAG):
+        raise _wrong_tag(key)
+    return str(key.value)
 
 
-def _printable(node: yaml.ScalarNode) -> None:
+def _single_value(node: yaml.ScalarNode) -> Any:
+    """Return the value of a node that is neither a list nor a mapping."""
+    _check_printable(node)
+    match node.tag.removeprefix(TAG):
+        case "null":
+            return None
+        case "str":
+            return node.value
+        case "bool":
+            if node.value.lower() not in _Loader.bool_values:
+                raise _fault(node, f"'{node.value:.40}' is neither true nor false")
+            return _Loader.bool_values[node.value.lower()]
+        case "int":
+            return _number(node, lambda text: int(text, 16 if "0x" in text else 10))
+        case "float":
+            return _number(node, lambda text: float(re.sub(r"\.(?=inf|nan)", "", text)))
+    raise _wrong_tag(node)
+
+
+def _number(node: yaml.ScalarNode, parse: Callable[[str], int | float]) -> int | float:
+    try:
+        value = parse(node.value.replace("_", "").lower())
+        if math.isfinite(value):
+            return value
+    except ValueError:
+        raise _fault(node, f"'{node.value:.40}' is not a number") from None
+    except OverflowError:  # a whole number beyond the range of floats
+        pass
+    raise _fault(node, f"'{node.value:.40}' is not finite; a finite number is allowed")
+
+
+def _check_printable(node: yaml.ScalarNode) -> None:
     """Refuse unprintable characters, which would reach terminals, reports and file names."""
     if node.style == '"' and re.match(r"[A-Za-z]:[\n\t]", node.value):
         raise _fault(node, PATH_IN_QUOTES)
@@ -328,48 +297,50 @@ def _code(character: str) -> str:
     return f"U+{ord(character):04X}"
 
 
-def _without_aliases(value: Any) -> Any:
-    """Return a copy of lists and mappings that repeats what an alias refers to, instead of sharing one object."""
-    if isinstance(value, dict):
-        return {key: _without_aliases(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_aliases(item) for item in value]
-    return value
+def _place(node: yaml.Node) -> Place:
+    return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def _not_yaml(lines: tuple[str, ...], number: int) -> str:
-    """Return a message for mistakes that YAML's own messages do not explain, such as tabs; empty for any other."""
-    for at in (number, number - 1):
-        line = lines[at - 1] if 0 < at <= len(lines) else ""
-        indent = line[: len(line) - len(line.lstrip())]
-        if "\t" in indent:
+def _line(lines: tuple[str, ...], number: int) -> str:
+    """Return a line of the text by its number, counted from 1; empty if there is none."""
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _sentence(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) -> str:
+    """Return the message for a text that is not YAML; for common mistakes, it says what to type.
+
+    Args:
+        lines: the lines of the text.
+        error: the mistake.
+        number: number of its line.
+    """
+    problem, mark, start = error.problem or "", error.problem_mark, error.context_mark
+    if isinstance(error, _NotAllowed):
+        return problem
+    if "escape" in problem:
+        return PATH_IN_QUOTES
+    here, before = _line(lines, number), _line(lines, number - 1)
+    for at, line in ((number, here), (number - 1, before)):
+        if "\t" in line[: _indent(line)]:
             return f"line {at} is indented with a tab; YAML needs spaces"
         if hint := _interpolation(line) or letters(line):
             return f"not YAML.{hint}"
-    return ""
-
-
-def _misplaced(lines: tuple[str, ...], error: yaml.MarkedYAMLError) -> str:
-    """Return a message for wrong indentation, or for a text that needs quotes; empty for any other mistake."""
-    mark, start = error.problem_mark, error.context_mark
-    if mark is None or mark.line >= len(lines):
-        return ""
-    here, before = lines[mark.line], lines[mark.line - 1] if mark.line else ""
-    if "expected <block end>" in (error.problem or "") and start is not None and not here[: mark.column].strip():
-        kind = "items" if "sequence" in str(error.context) or "collection" in str(error.context) else "keys"
+    column = mark.column if mark else 0
+    if "expected <block end>" in problem and start is not None and column <= _indent(here):
+        kind = "keys" if "mapping" in str(error.context) else "items"
         return (
-            f"wrong indentation: it begins in column {mark.column + 1}, and the {kind} from line {start.line + 1} on "
+            f"wrong indentation: it begins in column {column + 1}, and the {kind} from line {start.line + 1} on "
             f"begin in column {start.column + 1}; indent all {kind} of one level alike, with spaces"
         )
-    if "mapping values are not allowed" in (error.problem or ""):
-        if re.search(r":\s", here[: mark.column]):
+    if "mapping values are not allowed" in problem:
+        if re.search(r":\s", here[:column]):
             return "a text that contains ': ' needs quotes; write key: 'text'"
         if _indent(here) > _indent(before):
             return (
-                f"wrong indentation: it is indented deeper than line {mark.line}, which has a value already; indent "
+                f"wrong indentation: it is indented deeper than line {number - 1}, which has a value already; indent "
                 "all keys of one level alike, with spaces"
             )
-    return ""
+    return f"not YAML: {', '.join(filter(None, (error.context, problem)))}"
 
 
 def _indent(line: str) -> int:
@@ -378,7 +349,3 @@ def _indent(line: str) -> int:
 
 def _interpolation(text: str) -> str:
     return " A study file has no interpolation ('${...}'); use --set PATH=VALUE." if "${" in text else ""
-
-
-def _kind(value: Any) -> str:
-    return "a list" if isinstance(value, list) else f"{value!r:.60}"
