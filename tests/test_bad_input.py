@@ -137,7 +137,7 @@ KINDS = [
     ("dim: 8", "dim: 8, registers: 99999999999", "4:56", ["registers", "less than or equal to 1000"]),
     ("lr: 1.0e-3", "lr: .inf", "5:65", [".inf", "finite"]),
     ("lr: 1.0e-3", "lr: .nan", "5:65", [".nan", "finite"]),
-    ("study: small", "study: small\nseeds: 1000000000", "2:8", ["found 1,000,000,000 seeds; at most 1,000,000"]),
+    ("study: small", "study: small\nseeds: 1000000000", "2:8", ["less than or equal to 1000000; found 1000000000"]),
     # sizes that do not divide
     ("patch_size: 2", "patch_size: 3", "4:34", ["image height 8", "patch_size 3", "1, 2, 4, 8"]),
     ("patch_size: 2", "patch_size: [2, 5]", "4:22", ["image width 8", "patch_size 5", "1, 2, 4, 8"]),

@@ -126,7 +126,10 @@ def test_seeds_until_decided_have_their_forms() -> None:
         ({"count": 3, "at_most": 9}, "at_most needs until: decided"),
         ({"at_least": 3}, "at_least needs until: decided"),
         ({"count": 1, "escalate_to": 5}, "at least 2 seeds at first"),
-        ({"until": "decided", "at_least": 2, "at_most": 9, "every": 0}, "every is a whole number from 1"),
+        (
+            {"until": "decided", "at_least": 2, "at_most": 9, "every": 0},
+            "seeds.every must be greater than or equal to 1",
+        ),
     ],
 )
 def test_seeds_until_decided_are_refused_with_place(tmp_path: Path, seeds: Any, words: str) -> None:

@@ -10,7 +10,6 @@ from vitlab import interrupts
 if interrupts.is_command():
     interrupts.install()  # before all other imports, which take a while
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from vitlab import imports
@@ -19,29 +18,10 @@ from vitlab._version import __version__ as __version__
 imports.watch()
 
 if TYPE_CHECKING:
-    from vitlab.errors import SpecError as SpecError
-    from vitlab.errors import UserError as UserError
-    from vitlab.errors import VitlabError as VitlabError
-    from vitlab.judging.judgement import judge as judge
-    from vitlab.lab import run as run
-    from vitlab.report.api import compare as compare
-    from vitlab.report.api import history as history
-    from vitlab.report.api import load as load
-    from vitlab.report.api import predictions as predictions
-    from vitlab.report.api import results as results
-
-_HOMES = {
-    "SpecError": "vitlab.errors",
-    "UserError": "vitlab.errors",
-    "VitlabError": "vitlab.errors",
-    "compare": "vitlab.report.api",
-    "history": "vitlab.report.api",
-    "judge": "vitlab.judging.judgement",
-    "load": "vitlab.report.api",
-    "predictions": "vitlab.report.api",
-    "results": "vitlab.report.api",
-    "run": "vitlab.lab",
-}
+    from vitlab.errors import SpecError, UserError, VitlabError
+    from vitlab.judging.judgement import judge
+    from vitlab.lab import run
+    from vitlab.report.api import compare, history, load, predictions, results
 
 __all__ = [
     "SpecError",
@@ -59,9 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'vitlab' has no attribute '{name}'")
+    return imports.attribute(__name__, name)
 
 
 def __dir__() -> list[str]:

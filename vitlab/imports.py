@@ -1,4 +1,4 @@
-"""A record of each module's file as it was when the module was imported.
+"""Imports: attributes that are imported on first use, and a record of each module's file as it was when imported.
 
 A file may be edited after a process has imported it.  The process then runs other code than the file contains, and a
 digest of the file would be of code that was not run.  A finder in front of all others records size, time and inode of
@@ -7,15 +7,17 @@ every module's file right before it is read, and again when the module is reload
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 from importlib.machinery import ModuleSpec
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of the folders into which distributions are installed."""
@@ -47,6 +49,29 @@ def stamp_of(file: str | os.PathLike[str]) -> Stamp | None:
     except (OSError, ValueError):
         return None
     return Stamp(state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+def attribute(module: str, name: str) -> Any:
+    """Import and return a name that a module lists in its imports for type checkers, for its ``__getattr__``.
+
+    Raises:
+        AttributeError: if it lists no such name.
+    """
+    home = _homes(module).get(name)
+    if home is None:
+        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+    package = importlib.import_module(home)
+    return getattr(package, name) if hasattr(package, name) else importlib.import_module(f"{home}.{name}")
+
+
+@cache
+def _homes(module: str) -> dict[str, str]:
+    """Return each name in a module's imports for type checkers, and the module that has it."""
+    import ast  # slow, and not needed by every command
+
+    body = ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")).body
+    lazy = [node for block in body if isinstance(block, ast.If) for node in block.body]
+    return {alias.name: node.module or "" for node in lazy if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
 def last_import(module: str) -> Import | None:

@@ -18,9 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from vitlab.errors import Path
 from vitlab.spec.choice import Frozen
@@ -44,26 +42,15 @@ class LeaveOneOut(Frozen):
 class Zip(Frozen):
     """``{PATH: [v, ...], ...}`` with equal lengths, and names for the rows under ``labels``."""
 
-    levels: Levels
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[list[Any], Field(min_length=1)]]
+
     labels: list[str] | None = None  #: names of the rows
 
-    @model_validator(mode="before")
-    @classmethod
-    def _flat(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        levels = {path: levels for path, levels in value.items() if path != "labels"}
-        return {"levels": levels, "labels": value.get("labels")}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        reference = handler(schema)
-        definition = handler.resolve_ref_schema(reference)
-        definition.pop("required")
-        definition["properties"] = {"labels": {"type": "array", "items": {"type": "string"}}}
-        definition["additionalProperties"] = {"type": "array", "minItems": 1}
-        definition["minProperties"] = 1
-        return reference
+    @property
+    def levels(self) -> Levels:
+        """Dotted path to its values."""
+        return self.__pydantic_extra__
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> Zip:
@@ -72,10 +59,9 @@ class Zip(Frozen):
             lengths["labels"] = len(self.labels)
             if len(set(self.labels)) < len(self.labels):
                 raise ValueError("two rows have the same label; each needs its own")
-        if len(set(lengths.values())) > 1:
-            raise ValueError(
-                "rows need one value of each; found " + ", ".join(f"{n} of {p}" for p, n in lengths.items())
-            )
+        if len(set(lengths.values())) > 1 or not self.levels:
+            found = ", ".join(f"{n} of {p}" for p, n in lengths.items())
+            raise ValueError(f"rows need one value of each; found {found or 'none'}")
         return self
 
 

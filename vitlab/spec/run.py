@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.mistakes import conflict
@@ -18,12 +16,32 @@ RetryCount = Annotated[int, Field(ge=0)]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
+def _in_bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", value)
+    if match is None:
+        raise ValueError(f"found '{value}'; allowed: a number of bytes, or text such as 6GiB or 512MiB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+Bytes = Annotated[
+    int,
+    Field(gt=0),
+    BeforeValidator(
+        _in_bytes,
+        json_schema_input_type=Annotated[int, Field(gt=0)] | Annotated[str, Field(pattern=r"^\d+(\.\d+)? *[KMG]i?B$")],
+    ),
+]
+"""Bytes, as a number or with a unit."""
+
+
 class Resources(Frozen):
     """Resources of one trial."""
 
     gpu: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Share of a GPU, or a number of GPUs, each of which then trains with a process of its own; by default 1."""
-    gpu_mem: Annotated[int, Field(gt=0)] | None = None  #: GPU memory, in bytes or with a unit such as 6GiB
+    gpu_mem: Bytes | None = None  #: GPU memory, in bytes or with a unit such as 6GiB
     cpu: Annotated[int, Field(ge=1, le=4096)] | None = None  #: cores; by default ``run.threads`` for each process
     processes: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of processes that train the trial together on the CPU.  They share every batch, as on several GPUs, so
@@ -54,23 +72,6 @@ class Resources(Frozen):
                 )
         return self
 
-    @field_validator("gpu_mem", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", value)
-        if match is None:
-            raise ValueError(f"found '{value}'; allowed: a number of bytes, or text such as 6GiB or 512MiB")
-        return int(float(match[1]) * UNITS[match[2]])
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        reference = handler(schema)
-        amount = handler.resolve_ref_schema(reference)["properties"]["gpu_mem"]
-        amount["anyOf"].append({"type": "string", "pattern": r"^\d+(\.\d+)? *[KMG]i?B$"})
-        return reference
-
 
 class Retries(Frozen):
     """Further attempts at a trial, by how the last one ended; each resumes from the last checkpoint.
@@ -83,25 +84,6 @@ class Retries(Frozen):
     timeout: RetryCount = 0  #: it took longer than ``run.timeout``
     oom: RetryCount = 0  #: memory ran out although the trial had the device alone, and ``run.on_oom`` did not help
     error: RetryCount = 0  #: it raised an error, which recurs under the same code unless a disk or a network caused it
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, value: Any) -> Any:
-        """Expand ``2`` to ``{lost: 2}``."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            return {"lost": value}
-        if isinstance(value, Mapping) and "diverged" in value:
-            raise ValueError("a diverged trial has a result and is not retried; remove 'diverged'")
-        return value
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        reference = handler(schema)
-        definition = handler.resolve_ref_schema(reference)
-        long_form = dict(definition)
-        definition.clear()
-        definition["anyOf"] = [{"type": "integer", "minimum": 0}, long_form]
-        return reference
 
     def allowed(self, ending: str) -> float:
         """Return the number of further attempts after an attempt that ended in this way."""
@@ -141,7 +123,13 @@ class RunSpec(Frozen):
     in plan.json."""
     deterministic: bool = True  #: on CUDA, request deterministic kernels
     timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds of training per attempt at a trial
-    retries: Retries = Retries()
+    retries: Annotated[
+        Retries,
+        BeforeValidator(
+            lambda value: {"lost": value} if type(value) is int else value, json_schema_input_type=RetryCount | Retries
+        ),
+    ] = Retries()
+    """Further attempts at a trial; ``2`` is short for ``{lost: 2}``."""
     on_oom: Literal["fail", "cpu"] = "fail"  #: action if a trial runs out of memory on a GPU that it has alone
     abort_study: Abort | None = None
     keep: Literal["none", "last"] = "last"  #: trained weights stored as an artifact of the trial

@@ -19,7 +19,7 @@ from vitlab.spec.choice import Amount, Frozen, Goal
 from vitlab.spec.design import Node
 from vitlab.spec.mistakes import collect, conflict
 from vitlab.spec.run import RunSpec
-from vitlab.spec.seeds import Seeds
+from vitlab.spec.seeds import Seeds, SeedsOrNumber
 from vitlab.spec.tree import copied
 from vitlab.spec.trial import LENGTHS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
@@ -175,7 +175,7 @@ class Study(Frozen):
     where: tuple[Rule, ...] = ()  #: conditions on every arm
     match: Match | None = None
     tune: Tune | None = None
-    seeds: Seeds = Seeds()
+    seeds: SeedsOrNumber = Seeds()
     analysis: Analysis = Analysis()
     check: Check | None = None
     run: RunSpec = RunSpec()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticKnownError
@@ -11,7 +11,8 @@ from pydantic_core import PydanticKnownError
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.mistakes import conflict
 
-STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
+Stream = Literal["init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split"]
+STREAMS: tuple[str, ...] = get_args(Stream)
 """Random streams of a trial; ``seeds.vary`` lists those that differ between replicates."""
 
 LENGTHS = ("epochs", "steps", "images")
