@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vitlab.errors import VitlabError
-from vitlab.executors import Job, JobTrial, Settings, mirror
-from vitlab.executors.mirror import FileChunk, FileReceiver, FileSender, input_files, relocate
+from vitlab.executors import Job, JobTrial, Settings
+from vitlab.executors.mirror import FileChange, FileSender, apply_change, input_files, relocate
 from vitlab.plan.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.files import write_bytes
@@ -21,22 +21,21 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_folder_and_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any writes, pieces of any length and reads at any time, both folders are finally equal."""
-    monkeypatch.setattr(mirror, "CHUNK", 64)
+def test_folder_and_mirror_stay_equal(tmp_path: Path) -> None:
+    """For any writes, and reads at any time, both folders are finally equal."""
     dice = random.Random(0)
     for round_ in range(20):
         there, here = TrialFolder(tmp_path / f"there{round_}"), TrialFolder(tmp_path / f"here{round_}")
         for folder in (there, here):  # as left by an earlier attempt
             folder.path.mkdir()
             write_bytes(folder.checkpoint / "last.safetensors", b"old")
-        outbox, inbox = FileSender([there.path]), FileReceiver([here.path])
+        sender = FileSender([there.path])
         for step in range(12):
             match dice.randrange(5):
                 case 0:
                     there.emit("metrics", step=step)
                 case 1:
-                    write_bytes(there.checkpoint / "last.safetensors", dice.randbytes(dice.choice([0, 1, 64, 65, 300])))
+                    write_bytes(there.checkpoint / "last.safetensors", dice.randbytes(dice.choice([0, 1, 64, 300])))
                 case 2:
                     write_bytes(there.weights, dice.randbytes(dice.choice([128, 129])))
                 case 3:
@@ -44,53 +43,38 @@ def test_folder_and_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.Monkey
                 case 4:
                     there.fail("no") if step % 2 else (there.path / "failure.json").unlink(missing_ok=True)
             if dice.random() < 0.5:
-                for piece in outbox.changes():
-                    inbox.take(piece)
+                for change in sender.changes():
+                    apply_change(change, [here.path])
         (there.path / "log.txt").write_text("said, and not ended by a line")
         write_bytes(there.path / "result.json", b"{}")
-        for piece in outbox.changes():
-            assert piece.path != "result.json"
-            inbox.take(piece)
-        last = list(outbox.changes(ended=True))
-        assert last[-1].path == "result.json"
-        for piece in last:
-            inbox.take(piece)
-        assert content(here.path) == content(there.path) and list(outbox.changes(ended=True)) == []
+        for change in sender.changes():
+            assert change.place != (0, "result.json")
+            apply_change(change, [here.path])
+        last = list(sender.changes(ended=True))
+        assert last[-1].place == (0, "result.json")
+        for change in last:
+            apply_change(change, [here.path])
+        assert content(here.path) == content(there.path) and list(sender.changes(ended=True)) == []
         assert here.checkpoint.exists() == (here.checkpoint / "last.safetensors").exists()
 
 
 def test_checkpoint_arrives_after_its_journal(tmp_path: Path) -> None:
     there = TrialFolder(tmp_path)
-    outbox = FileSender([tmp_path])
+    sender = FileSender([tmp_path])
     there.emit("metrics", step=1)
     write_bytes(there.checkpoint / "last.safetensors", b"step 1")
-    pieces = outbox.changes()
-    first = next(pieces)
-    # Written during the transfer: they belong to the next poll, and the open checkpoint is still the first one.
+    changes = sender.changes()
+    first = next(changes)
+    # Written during the transfer: they belong to the next call.
     there.emit("metrics", step=2)
     write_bytes(there.checkpoint / "last.safetensors", b"step 2")
-    (second,) = pieces
-    assert first.how == "append" and b'"step": 1' in first.data and b'"step": 2' not in first.data
+    (second,) = changes
+    assert first.place == (0, "events.jsonl")
+    assert b'"step": 1' in (first.data or b"") and b'"step": 2' not in (first.data or b"")
     assert second.data == b"step 1"
-    third, fourth = outbox.changes()
-    assert b'"step": 2' in third.data and b'"step": 1' not in third.data and fourth.data == b"step 2"
-    assert list(outbox.changes()) == []
-
-
-def test_incomplete_lines_and_files_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror, "CHUNK", 4)
-    there, here = tmp_path / "there", TrialFolder(tmp_path / "here")
-    there.mkdir()
-    outbox, inbox = FileSender([there]), FileReceiver([here.path])
-    (there / "events.jsonl").write_bytes(b'{"t": 1, "kind": "start"}\n{"t": 2, "ki')
-    write_bytes(there / "weights.safetensors", b"twelve bytes")
-    pieces = list(outbox.changes())
-    assert [piece.how for piece in pieces] == ["append", "write", "write", "write"]
-    for piece in pieces[:-1]:
-        inbox.take(piece)
-    assert [event.kind for event in here.events()[0]] == ["start"] and not here.weights.exists()
-    inbox.close()
-    assert [path.name for path in here.path.iterdir()] == ["events.jsonl"]
+    third, fourth = sender.changes()
+    assert b'"step": 2' in (third.data or b"") and fourth.data == b"step 2"
+    assert list(sender.changes()) == []
 
 
 SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
@@ -99,7 +83,7 @@ SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(ste
 @pytest.mark.parametrize("path", ["../../elsewhere", "/etc/passwd", "checkpoint/../../x"])
 def test_worker_cannot_write_outside_its_folder(path: str, tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not in its trial's folder"):
-        FileReceiver([tmp_path / "a" / "b"]).take(FileChunk(0, path, "write", b"x"))
+        apply_change(FileChange((0, path), b"x"), [tmp_path / "a" / "b"])
 
 
 def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
@@ -139,6 +123,7 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
         "plugins/0/blocks.py",
         "trials/one/c/checkpoint/last.safetensors",
         "trials/one/c/events.jsonl",
+        "trials/one/c/log.txt",
         "trials/teacher/c/result.json",
         "trials/teacher/c/spec.json",
         "trials/teacher/c/weights.safetensors",

@@ -9,7 +9,7 @@ must be on every machine; a trial refuses to run with other code than planned.
 
 **Files.**  The task is a stream.  If the machines see the driver's output folder (``files: shared``), workers write
 there and the stream carries only the job's ending.  Otherwise (``files: copy``) the trial's checkpoint and its
-prerequisites are sent as objects, and the stream returns every line of the journal and every file as it is written
+prerequisites are sent as objects, and the stream returns every file as it is written
 (:mod:`vitlab.executors.mirror`); the driver holds the lease meanwhile.  Files sent before a worker died have arrived,
 so the trial resumes from its last checkpoint on any machine.
 
@@ -41,7 +41,7 @@ from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
 from vitlab.executors.base import Executor, JobEnd, Stage, executor, one_sentence
 from vitlab.executors.cluster import at, connect, daemon, demand, listens, room
-from vitlab.executors.mirror import FileChunk, FileReceiver, input_files
+from vitlab.executors.mirror import FileChange, apply_change, input_files
 from vitlab.executors.task import Finished, ProgressMessage, Started, StopSignal, stream
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
@@ -57,11 +57,10 @@ COUNT_S = 5.0  #: interval at which machines are counted and this machine's daem
 
 @dataclass
 class _SubmittedJob:
-    """A job submitted to Ray: its stream, the receiver of its files, and the leases and objects held until its end."""
+    """A job submitted to Ray: its stream, and the leases and objects held until its end."""
 
     job: Job
     stream: Any
-    inbox: FileReceiver | None
     leases: ExitStack
     sent: Sequence[Any]
     started: Started | None = None  #: where it runs; None while queued
@@ -170,7 +169,7 @@ class Ray(Executor):
     def _begin(self, job: Job) -> bool:
         """Submit a job; return False if its files are to be copied and another process holds a lease."""
         with ExitStack() as leases:
-            token, files, inbox = uuid.uuid4().hex, None, None
+            token, files = uuid.uuid4().hex, None
             if self._copies():
                 folders = [TrialFolder(folder) for folder in job.folders]
                 try:
@@ -182,7 +181,6 @@ class Ray(Executor):
                     folder.recover_journal()
                 worker.note_shared_log(job)
                 files = [(path, self._object(file, job)) for path, file in input_files(job)]
-                inbox = FileReceiver(job.folders)
             else:
                 job.folder.mkdir(parents=True, exist_ok=True)
                 with open(open_in_place(job.folder / "log.txt"), "a", encoding="utf-8") as log:
@@ -199,7 +197,7 @@ class Ray(Executor):
                 num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
             )(stream)
             items = task.remote(job, self.runner, token, files, share > 0, self._bell, os.getcwd())
-            self._running[items] = _SubmittedJob(job, items, inbox, leases.pop_all(), files or ())
+            self._running[items] = _SubmittedJob(job, items, leases.pop_all(), files or ())
         return True
 
     def _copies(self) -> bool:
@@ -265,10 +263,9 @@ class Ray(Executor):
                     running.due += base.START_S
                 case ProgressMessage():
                     self._note_stage(running, item.stage)
-                case FileChunk():
-                    assert running.inbox is not None
+                case FileChange():
                     try:
-                        running.inbox.take(item)
+                        apply_change(item, running.job.folders)
                     except Busy:
                         self._ray.cancel(running.stream, force=True)
                         self._end(running, Ending.LOST, "another driver has taken its trial over")
@@ -307,8 +304,6 @@ class Ray(Executor):
         if ending == Ending.LOST:
             self._require_daemon()
         del self._running[running.stream]
-        if running.inbox is not None:
-            running.inbox.close()
         running.leases.close()
         self._ends.append(JobEnd(running.job, ending, detail))
 

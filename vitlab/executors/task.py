@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from vitlab.executors import worker
 from vitlab.executors.base import Stage
-from vitlab.executors.mirror import FileChunk, FileSender, relocate
+from vitlab.executors.mirror import FileChange, FileSender, relocate
 from vitlab.runner.job import Job
 from vitlab.store.files import write_bytes
 from vitlab.store.locks import process
@@ -63,7 +63,7 @@ class StopSignal:
 
 def stream(
     job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any, folder: str
-) -> Iterator[Started | ProgressMessage | FileChunk | Finished]:
+) -> Iterator[Started | ProgressMessage | FileChange | Finished]:
     """Run one job in this process, as a Ray task.
 
     The trial runs in a background thread, because the task's own thread yields the items.
