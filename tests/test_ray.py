@@ -35,7 +35,9 @@ from vitlab.executors import ray as room
 from vitlab.executors.base import trial_endings
 from vitlab.executors.ray import _SubmittedJob
 from vitlab.executors.task import Finished, Started, stream
+from vitlab.identity.code import code_of
 from vitlab.plan.values import Trial
+from vitlab.registry import load_file
 from vitlab.runner.job import JobTrial, Settings
 from vitlab.spec import STREAMS, RunSpec, TrialSpec
 from vitlab.spec.run import Resources
@@ -122,10 +124,9 @@ def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
     """Return a job with one training or several."""
     members = []
     for each in range(seed, seed + seeds):
-        one = Trial(
-            TrialSpec.model_validate(SPEC), dict.fromkeys(STREAMS, each), (), None, key=f"{name}{each}", code=""
-        )
-        members.append(JobTrial(f"a/s{each}", Store(root).trial(one.key, "c").path, one))
+        spec = TrialSpec.model_validate(SPEC)
+        one = Trial(spec, dict.fromkeys(STREAMS, each), (), None, key=f"{name}{each}", code=code_of(spec))
+        members.append(JobTrial(f"a/s{each}", Store(root).trial(one.key, one.code).path, one))
     return Job(tuple(members), Settings(device="cpu", engine="vmap" if seeds > 1 else "loop"))
 
 
@@ -260,9 +261,11 @@ def test_several_processes_train_a_trial_as_elsewhere(
     plugin = tmp_path / "troubled.py"
     plugin.write_text(GUESTS)
     (tmp_path / "trouble").touch()
+    load_file(plugin)
     what = by_several({"loss": {"type": "troubled", "trouble": "killed", "rank": 1}})
+    what = replace(what, code=code_of(what.spec))
     settings = Settings(device="cpu", plugins=(str(plugin),), processes=2)
-    work = Job((JobTrial("a/s0", Store(tmp_path).trial("key", "c").path, what),), settings)
+    work = Job((JobTrial("a/s0", Store(tmp_path).trial("key", what.code).path, what),), settings)
     folder, spec = TrialFolder(work.folder), run(workers=None, resources=Resources(processes=2))
     shared, copying, local = SlowRay(spec), SlowRay(spec, files="copy"), SlowLocal(spec)
     assert shared.slots == 1, "each has a CPU, and there are two"
@@ -272,7 +275,7 @@ def test_several_processes_train_a_trial_as_elsewhere(
     assert gone(plugin) and not folder.is_locked() and not folder.done()
     copying.submit(work)
     assert ends(copying, 1)["key"].ending == "done"
-    theirs = replace(work, trials=(JobTrial("a/s0", Store(tmp_path / "local").trial("key", "c").path, what),))
+    theirs = replace(work, trials=(JobTrial("a/s0", Store(tmp_path / "local").trial("key", what.code).path, what),))
     local.submit(theirs)
     assert ends(local, 1)["key"].ending == "done"
     mine, its = folder.result(), TrialFolder(theirs.folder).result()

@@ -397,11 +397,10 @@ def test_journal_and_result_agree(folder: Any) -> None:
 def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fake clock; threads share their time."""
     ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
-    monkeypatch.setattr(circumstances, "_threads", lambda: 2)
     with monkeypatch.context() as patched:
         patched.setattr(circumstances, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
-        rate = circumstances._measure(torch.device("cpu"), "fp32")
-    assert rate == 2 * 1024**3 / (2.0 / 2)
+        rate = circumstances._time_products(torch.device("cpu"), "fp32", 2)
+    assert rate == 2 * 512**3 / (2.0 / 2)
     assert next(ticks, None) is None
 
 
@@ -413,69 +412,16 @@ def test_threads_count_up_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert circumstances._threads() == cores
 
 
-@pytest.fixture
-def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
-    """Return the rate of a new process that measures ``measured``, and that of later ones."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-
-    def measured_rate(measurement: float, precision: str = "fp32", device: str = "cpu") -> float:
-        monkeypatch.setattr(circumstances, "_rates", {})
-        monkeypatch.setattr(circumstances, "_time_products", lambda device, precision: measurement)
-        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        return circumstances.matrix_rate(torch.device(device), precision)
-
-    return measured_rate
-
-
-def test_matmul_rate_cache_key_is_complete(rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MKL_CBWR", raising=False)
-    assert [rates(1.0), rates(2.0)] == [1.0, 1.0]
-    assert [rates(3.0, "fp64"), rates(4.0, "fp64"), rates(5.0)] == [3.0, 3.0, 1.0]
-    for number, (what, name, other) in enumerate(
-        [
-            (circumstances, "_threads", lambda: 77),
-            (circumstances, "_processor", lambda: "another processor"),
-            (torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS"),
-            (torch, "__version__", "0"),
-        ]
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(what, name, other)
-            assert [rates(10.0 + number), rates(1e6)] == [10.0 + number] * 2, name
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert [rates(20.0), rates(21.0)] == [20.0, 20.0]
-    monkeypatch.delenv("MKL_CBWR")
-    assert rates(22.0) == 1.0
-
-
-def test_highest_rate_counts_on_shared_gpu(rates: Callable[..., float]) -> None:
-    assert [rates(rate, device="cuda") for rate in (2.0, 1.0, 3.0, 1.0)] == [2.0, 2.0, 3.0, 3.0]
-
-
-def test_damaged_rate_cache_is_measured_again(rates: Callable[..., float], tmp_path: Path) -> None:
-    assert rates(1.0) == 1.0
-    (file,) = (tmp_path / "cache" / "vitlab").glob("matrix_rates*")
-    whole = file.read_text()
-    for number, damage in enumerate(
-        ("{", "[]", "{}", *(whole.replace("1.0}", f"{bad}}}") for bad in ("-1.0", "NaN", '""')))
-    ):
-        assert damage != whole
-        file.write_text(damage)
-        assert rates(2.0 + number) == 2.0 + number
-
-
 def test_failing_matmul_benchmark_does_not_prevent_training(
-    folder: Any, rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usual = done(run_trial(trial(), folder("usual"), Settings(device="cpu")))
-    rates(1.0, "fp64")  # so that no rate of fp32 is stored
 
-    def fail(device: torch.device, precision: str) -> float:
+    def fail(device: torch.device, precision: str, threads: int) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(circumstances, "_time_products", fail)
-    monkeypatch.setattr(circumstances, "_processor", lambda: "a processor that nobody measured")
+    circumstances._measure.cache_clear()  # as in a new process
     result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
     assert result.outcome.weights == usual.outcome.weights
     assert "cannot be measured: CUDA out of memory" in capsys.readouterr().err
@@ -500,33 +446,19 @@ def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeyp
     assert calls == ["init", "rate", "reset"]
 
 
-def test_model_cost_is_counted_once_per_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next process uses the stored count, unless the code differs or is unknown, or the file is damaged."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_model_cost_is_counted_once_per_code(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
+    monkeypatch.setattr(circumstances, "_sizes", {})
     monkeypatch.setattr(circumstances, "macs", lambda model, info: calls.append(1) or 640 + len(calls))
     info = prepare(slot("dataset").resolve(DATA), trial().seeds).info
     model = slot("model").build(MODEL, info)
 
     def work(code: str) -> int:
-        circumstances._sizes.clear()  # as in the next process
         params, size = circumstances.size_of(model, trial(code=code), info)
         assert params == sum(parameter.numel() for parameter in model.parameters())
         return size
 
     assert [work("a"), work("a"), work("b"), work("a")] == [641, 641, 642, 641]
-    assert [work(""), work("")] == [643, 644]
-    (file,) = (tmp_path / "vitlab").glob("sizes*")
-    for damaged in ("[]", "{", "{}", file.read_text().replace("641", '"641"')):
-        file.write_text(damaged)
-        assert work("a") == 640 + len(calls)
-    file.unlink()
-    file.mkdir()  # it is renamed
-    assert [work("a"), work("a")] == [640 + len(calls)] * 2
-    assert file.is_file() and len(list(file.parent.glob("sizes.json.damaged-*"))) == 1
-    shutil.rmtree(file.parent)
-    file.parent.write_text("")  # no writable cache
-    assert [work("a"), work("a")] == [640 + len(calls) - 1, 640 + len(calls)]
 
 
 def test_environment_record_is_complete(folder: Any) -> None:

@@ -3,9 +3,8 @@
 MFU is relative to the measured rate of a large matrix product.  A training step counts as 3 times the
 multiply-accumulates of a forward pass, 2 operations each, without augmentation and the optimizer.
 
-The measured rate replaces the vendor's figure and is cached per user, keyed by all its inputs.  On a CPU it is measured
-once, in process time on as many threads as there are cores, so that other load does not reduce it.  On a GPU only
-wall-clock time is available: every process measures again, and the highest rate ever measured counts.
+The measured rate replaces the vendor's figure.  On a CPU it is measured in process time on as many threads as there are
+cores, so that other load does not reduce it; on a GPU only wall-clock time is available.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -29,55 +27,25 @@ from torch.utils.hooks import RemovableHandle
 from vitlab._version import __version__
 from vitlab.components.attention import Auto
 from vitlab.geometry import DataInfo
-from vitlab.identity.key import key_of
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
 from vitlab.spec import Choice, TrialSpec
-from vitlab.store.files import Memo
 from vitlab.store.result import TrialResult
 from vitlab.training.evaluation import NARROW
 
-MAX_SIZES = 1_000  #: model sizes kept in the cache file, the latest ones
-
-_sizes: dict[str, Any] = {}  #: entries of the cache file, and those of this process
+_sizes: dict[tuple[object, ...], tuple[int, int]] = {}  #: of the replicates of an arm, which one process may train
 
 
 def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     """Return the parameters and multiply-accumulates of a trial's model.
 
-    Counting can take longer than training a small model, so the sizes of equal models under one code digest are cached
-    per process and per user.  The multiply-accumulates are 0 if a third-party component cannot be counted, which must
-    not prevent training.
+    The multiply-accumulates are 0 if a third-party component cannot be counted, which must not prevent training.
     """
-    if not trial.code:
-        return parameters(model), _work(model, info)
-    identity = {"model": trial.spec.model.plain(), "origins": trial.origins, "data": asdict(info), "code": trial.code}
-    key = key_of({**identity, "torch": torch.__version__})[:32]
-    size = _cached_size(key)
-    if size is None:
-        memo = _read_sizes()
-        size = _cached_size(key)
-        if size is None:
-            size = _sizes[key] = parameters(model), _work(model, info)
-            if size[1]:
-                memo.entries[key] = size
-                memo.keep()
-    return size
-
-
-def _cached_size(key: str) -> tuple[int, int] | None:
-    match _sizes.get(key):
-        case [int(params), int(work)]:
-            return params, work
-    return None
-
-
-def _read_sizes() -> Memo:
-    """Return the cache file of sizes after adding its entries to those of this process."""
-    memo = Memo("sizes", MAX_SIZES)
-    _sizes.update(memo.entries)
-    return memo
+    key = trial.code, trial.origins, str(trial.spec.model), info
+    if key not in _sizes:
+        _sizes[key] = parameters(model), _work(model, info)
+    return _sizes[key]
 
 
 def _work(model: Model, info: DataInfo) -> int:
@@ -125,8 +93,6 @@ def rehearse() -> None:
     TrialSpec.model_rebuild()
     with suppress(ValueError):
         TrialResult.from_json({})
-    _read_sizes()
-    _processor()
 
 
 @cache
@@ -139,13 +105,10 @@ def versions() -> Mapping[str, str]:
     return installed
 
 
-MATRIX_SIZE = {"cpu": 1024, "cuda": 4096}
+MATRIX_SIZE = {"cpu": 512, "cuda": 4096}
 """Rows and columns of the matrices, by device type."""
 TIMED_PRODUCTS = 4
 """Number of timed products; the fastest counts."""
-MAX_RATES = 100  #: rates kept in the cache file, the latest ones
-
-_rates: dict[str, float] = {}
 
 
 def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[str, float]:
@@ -170,46 +133,10 @@ def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[st
 def matrix_rate(device: torch.device, precision: str) -> float:
     """Return the measured rate of a large matrix product in operations per second.
 
-    It is cached by device, precision and number of threads.
-
-    The memory used is freed.  The rate is NaN if it cannot be measured, which must not prevent training.
+    It is measured once per process.  The memory used is freed.  The rate is NaN if it cannot be measured, which must
+    not prevent training.
     """
-    key = _rate_key(device, precision)
-    if key in _rates:
-        return _rates[key]
-    memo = Memo("matrix_rates", MAX_RATES)
-    stored = memo.entries.get(key)
-    rate = stored if isinstance(stored, float) and 0 < stored < math.inf else 0.0
-    if not rate or device.type == "cuda":
-        new_rate = _measure(device, precision)
-        if new_rate > rate:  # False for NaN
-            rate = memo.entries[key] = new_rate
-            memo.keep()
-    if not rate:
-        return math.nan
-    _rates[key] = rate
-    return rate
-
-
-def _rate_key(device: torch.device, precision: str) -> str:
-    """Return the cache key of a rate: all its inputs."""
-    if device.type == "cuda":
-        device_name = torch.cuda.get_device_name(device)
-    else:
-        bitwise = f", MKL_CBWR={os.environ['MKL_CBWR']}" if "MKL_CBWR" in os.environ else ""
-        device_name = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, {_threads()} threads{bitwise}"
-    return f"{device_name}, {precision}, torch {torch.__version__}"
-
-
-@cache
-def _processor() -> str:
-    """Return the model name of this CPU, if the system provides it."""
-    with suppress(OSError), open("/proc/cpuinfo", errors="replace") as lines:
-        for line in lines:
-            field, _, value = line.partition(":")
-            if field.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    return _measure(device, precision, _threads())
 
 
 def _threads() -> int:
@@ -218,9 +145,10 @@ def _threads() -> int:
     return min(torch.get_num_threads(), cores)
 
 
-def _measure(device: torch.device, precision: str) -> float:
+@cache
+def _measure(device: torch.device, precision: str, threads: int) -> float:
     try:
-        rate = _time_products(device, precision)
+        rate = _time_products(device, precision, threads)
     except RuntimeError as error:  # usually out of memory
         print(f"the peak speed of this machine cannot be measured: {error}", file=sys.stderr)
         rate = math.nan
@@ -229,11 +157,11 @@ def _measure(device: torch.device, precision: str) -> float:
     return rate
 
 
-def _time_products(device: torch.device, precision: str) -> float:
+def _time_products(device: torch.device, precision: str, threads: int) -> float:
     size, draws = MATRIX_SIZE[device.type], torch.Generator(device).manual_seed(0)
     dtype = {**NARROW, "fp64": torch.float64}.get(precision, torch.float32)
     a, b = (torch.randn(size, size, device=device, generator=draws).to(dtype) for _ in range(2))
-    clock, each = (time.process_time, _threads()) if device.type == "cpu" else (time.perf_counter, 1)
+    clock, each = (time.process_time, threads) if device.type == "cpu" else (time.perf_counter, 1)
     seconds = []
     for _ in range(TIMED_PRODUCTS):
         start = clock()

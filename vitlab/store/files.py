@@ -11,33 +11,25 @@ import json
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from vitlab.errors import UserError
 from vitlab.store import locks
 from vitlab.store.damage import load_stored, read_stored, report_damage, set_aside, set_aside_damaged
-from vitlab.store.locks import own_process, process
 
 R = TypeVar("R")
 
 MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
 DRIVER_LOCK = "driver.lock"
 """Lock of the driver of a study, in the study's folder."""
-ABANDONED_S = 24 * 3600.0
-"""Age in seconds from which a temporary file of another machine or an unknown process counts as abandoned."""
+ABANDONED_S = 3600.0
+"""Age in seconds from which a temporary file counts as abandoned: writing one takes seconds."""
 
-# Earlier versions named them without an owner, and some by numbers: .NAME.PID and .mlflow.db.PID.TIME_NS.
-_TEMPORARY = re.compile(
-    r"\.(?:.+?\.(?:(?P<owner>[^/.~]+~[^/.]*)\.)?[0-9a-f]{16}"
-    r"|(?:plan\.json|study\.yaml|changes\.json|report\.\w+|mlflow-offsets\.json|mlflow\.db)\.[0-9]+(?:\.[0-9]{18,20})?)"
-    r"(?:-journal|-wal|-shm)?"
-)
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}(?:-journal|-wal|-shm)?")  # the last three are SQLite's
 
 
 def write_json(path: Path, data: Any, *, fsync: bool = True) -> None:
@@ -109,31 +101,19 @@ def folder_name(name: str) -> str:
 
 
 def temporary(path: Path) -> Path:
-    """Return a name beside ``path`` that no other thread, process or machine uses: ``.NAME.OWNER.RANDOM``.
+    """Return a name beside ``path`` that no other thread, process or machine uses: ``.NAME.RANDOM``.
 
-    The leading dot marks an unfinished file, which nothing reads.  ``OWNER`` names the process, so that
-    :func:`abandoned` finds the files of a killed one.
+    The leading dot marks an unfinished file, which nothing reads.
     """
-    return path.with_name(f".{path.name}.{_owner(own_process())}.{os.urandom(8).hex()}")
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """Return the temporary files in a folder whose writer has ended.
-
-    Processes of this machine are looked up; files of another machine or an unknown process count as abandoned after
-    :data:`ABANDONED_S`.
-    """
+    """Return the temporary files in a folder that are so old that their writer must have been killed."""
     files = []
     for file in sorted(folder.glob(".*")):
-        if (name := _TEMPORARY.fullmatch(file.name)) is None:
-            continue
-        host, _, number = (name["owner"] or "").rpartition("~")[0].rpartition("~")
         with suppress(OSError):  # it was renamed in the meantime
-            if host == _place() and number.isdecimal():
-                is_abandoned = _owner(process(int(number))) != name["owner"]
-            else:
-                is_abandoned = time.time() - file.lstat().st_mtime > ABANDONED_S
-            if is_abandoned:
+            if _TEMPORARY.fullmatch(file.name) and time.time() - file.lstat().st_mtime > ABANDONED_S:
                 files.append(file)
     return files
 
@@ -324,18 +304,3 @@ def user_cache() -> Path:
 
 def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:
     return lambda path: parse(parse_json(path.read_bytes()))
-
-
-def _owner(name: str) -> str:
-    """Return the part of a temporary file's name that stands for a process: ``HOST~NAMESPACE~PID~START``."""
-    _, _, rest = name.partition("/")
-    return f"{_place()}~{rest.replace('/', '~')}" if rest else f"{_place()}~unknown~"
-
-
-@cache
-def _place() -> str:
-    """Return the scope in which process ids are unique: a machine, or one of its containers."""
-    namespace = ""
-    with suppress(OSError):
-        namespace = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
-    return f"{re.sub(r'[^A-Za-z0-9-]', '-', socket.gethostname())[:64]}~{namespace}"

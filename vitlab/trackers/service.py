@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from vitlab.store.damage import set_aside
-from vitlab.store.files import abandoned, temporary
 from vitlab.trackers.address import Address
 from vitlab.trackers.base import lock
 
@@ -127,22 +126,21 @@ def initialise(database: Path) -> None:
                 problem,
                 set_aside(database).name,
             )
-        for file in abandoned(database.parent):  # of a process that was killed in this place
-            if file.name.startswith(f".{database.name}."):
-                file.unlink(missing_ok=True)
-        new = temporary(database)
+        new = database.with_name(f".{database.name}.new")  # only the holder of the lock writes it
+        _remove(new)  # of a process that was killed in this place
         new.touch()  # with the rights that the user gives to new files; SQLite would not let a group write
         try:
             migrate(new)
-            for suffix in _BESIDE:  # SQLite would apply the files of an earlier database to the new one
-                database.with_name(database.name + suffix).unlink(missing_ok=True)
+            _remove(database)  # SQLite would apply the files of an earlier database to the new one
             os.replace(new, database)
         finally:
-            for suffix in ("", *_BESIDE):
-                new.with_name(new.name + suffix).unlink(missing_ok=True)
+            _remove(new)
 
 
-_BESIDE = ("-journal", "-wal", "-shm")  #: suffixes of the files that SQLite keeps beside a database
+def _remove(database: Path) -> None:
+    """Delete a database and the files that SQLite keeps beside it."""
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
 
 
 def migrate(database: Path) -> None:
