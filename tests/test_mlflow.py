@@ -1234,7 +1234,7 @@ def test_concurrent_workers_store_every_point_once(database: Path, tmp_path: Pat
 
 
 def test_view_too_long_for_tag_is_compressed() -> None:
-    charts = [("metrics", [f"metric {number}" for number in range(500)], True)]
+    charts = [dashboard.Section("metrics", [f"metric {number}" for number in range(500)])]
     view = dashboard.View("long", "trial", charts, [])
     value = dashboard.envelope(view, 0)
     packed = json.loads(value)["state"]

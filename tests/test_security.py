@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from vitlab import cli
+from vitlab.spec.changes import public
 from vitlab.trackers import server
 
 TESTS = Path(__file__).parent
@@ -82,6 +83,22 @@ def test_server_listens_on_this_machine_by_default(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     result = CliRunner().invoke(cli.cli, ["ui", "--out", str(tmp_path), "--port", "45932", "--no-browser"])
     assert isinstance(result.exception, Stopped) and hosts == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:hush", "http://me:***"),
+        ("'http://me:hu/sh.example:5000' has", "'http://me:***' has"),
+        ("no answer from http://me:4hush; later", "no answer from http://me:*** later"),
+        *(
+            (text, text)
+            for text in ("http://host:5000: no", "http://[::1]:80/x", "sqlite:///a/b.db", "https://a:1.", "a: b")
+        ),
+    ],
+)
+def test_password_is_masked_where_its_at_sign_is_missing(text: str, shown: str) -> None:
+    assert public(text) == shown
 
 
 @pytest.mark.parametrize("user", ["me:hush", "hush", ":hush", "me:hu/hush"])

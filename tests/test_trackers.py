@@ -337,7 +337,8 @@ def test_conflicting_sync_target_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", ["{tracker: {type: mlflow, uri: URI}}", "{tracker: {uri: URI}}"])
-def test_address_of_server_is_option_of_tracker(run: str, tmp_path: Path) -> None:
+def test_address_of_server_is_option_of_tracker(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     file = tmp_path / "study.yaml"
     text = PIPELINE.read_text().replace("run: {executor: local}", f"run: {run}")
     file.write_text(text.replace("URI", "http://127.0.0.1:9"))

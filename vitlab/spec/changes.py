@@ -74,11 +74,14 @@ def without_secrets(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def public(text: str) -> str:
     """Mask user names, passwords and tokens of the addresses in a text."""
-    return re.sub(_SECRET, rf"\1{MASK}", re.sub(_USER, rf"\1{MASK}@", text))
+    without_users = re.sub(_USER, rf"\1{MASK}@", text)
+    return re.sub(_SECRET, rf"\1{MASK}", re.sub(_NO_PORT, rf"\1{MASK}", without_users))
 
 
 MASK = "***"  #: in place of what :func:`public` hides
 _USER = re.compile(r"(://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
+# What follows a host and is no port: a password, if the @ after it was forgotten.
+_NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]+")
 _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import netrc
 import os
-import re
 import socket
 import ssl
 import urllib.error
@@ -154,9 +152,8 @@ def locate(uri: str | None, root: Path) -> Address:
 def unconfirmed(uri: str, root: Path) -> str:
     """Return why the user must confirm a tracking address that only a study file names; empty if not.
 
-    A file may come from other people.  A server receives the results and the user's credentials, so the user must name
-    it: on the command line or in MLFLOW_TRACKING_URI.  A database in the output folder needs no confirmation, and
-    neither does a server on this machine if there are no credentials that MLflow would send to it.
+    A file may come from other people, and a server receives the results and perhaps the user's credentials, so the user
+    must name it: on the command line or in MLFLOW_TRACKING_URI.  A database in the output folder needs no confirmation.
 
     Args:
         uri: the URI in the file.
@@ -171,35 +168,11 @@ def unconfirmed(uri: str, root: Path) -> str:
         database = locate(uri, root).database
     except UserError as error:
         return str(error)
-    if database is not None:
-        if database.is_relative_to(root):
-            return ""
-        return f"a study file may write only to the output folder, and {database} is not in it; {give}"
-    if not _LOOPBACK.fullmatch(uri):
+    if database is None:
         return f"results are sent only to servers that you name yourself, and only a study file names this one; {give}"
-    if source := _credentials(urlsplit(uri).hostname or ""):
-        return f"MLflow would send it the credentials of {source}, and only a study file names this server; {give}"
+    if not database.is_relative_to(root):
+        return f"a study file may write only to the output folder, and {database} is not in it; {give}"
     return ""
-
-
-_LOOPBACK = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?(/[\w./-]*)?")
-
-_CREDENTIALS = (
-    *(f"MLFLOW_TRACKING_{name}" for name in ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")),
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
-)
-
-
-def _credentials(host: str) -> str:
-    """Return the variable or file in which MLflow would find credentials for a host; empty if there is none."""
-    sources = [name for name in _CREDENTIALS if os.environ.get(name)]
-    aws = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
-    sources += [name for name in ("~/.mlflow/credentials", aws) if Path(name).expanduser().exists()]
-    for name in (os.environ.get("NETRC") or "~/.netrc", "~/_netrc"):  # the files that requests reads
-        with suppress(OSError, netrc.NetrcParseError):
-            if netrc.netrc(str(Path(name).expanduser())).authenticators(host):
-                sources.append(name)
-    return sources[0] if sources else ""
 
 
 def _name(uri: str) -> str:

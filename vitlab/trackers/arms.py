@@ -87,9 +87,11 @@ def deliver(
     view = dashboard.View(
         "Arms with their intervals",
         "arm",
-        dashboard.summary_sections(set().union(*points.values()), headline),
+        dashboard.sections(
+            set().union(*points.values()), headline, [f"{name}/{headline}" for name in OWN], [("Means", ("mean/",))]
+        ),
         columns=[f"metrics.`{column}/{headline}`" for column in (*OWN, "difference", "p_corrected")],
-        parallel=dashboard.Parallel(varied[: dashboard.AXES], [f"mean/{headline}", f"sd/{headline}"]),
+        axes=(varied, [f"mean/{headline}", f"sd/{headline}"]),
     )
     dashboard.save(client, experiment, {dashboard.SUMMARY: view})
     return writes

@@ -11,8 +11,8 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, groupby
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from vitlab.trackers import service
 
@@ -31,31 +31,22 @@ ORDER = "vitlab.order"
 LIMIT = 20_000  #: maximum length of an experiment tag in MLflow
 RUNS = 100  #: maximum number of bars in one chart
 
-PALETTE = (
-    *("#a6630c", "#c83243", "#b45091", "#8a63bf", "#434a93", "#137dae", "#04867d", "#308613", "#facb66", "#1f272d"),
-    *("#445461", "#5f7281", "#8396a5", "#93320b", "#be501e", "#de7921", "#f2be88", "#115026", "#277c43", "#3ba65e"),
-    *("#8ddda8", "#9e102c", "#c82d4c", "#e65b77", "#f792a6", "#0e538b", "#2272b4", "#4299e0", "#8acaff"),
-)
-"""Colours of groups on the page, indexed by a checksum of the group's name."""
-
-KEYS = (("tag", "arm"), ("param", "arm"), ("tag", "vitlab.arm"))
-"""Tags and parameters that hold the arm of a run, by which runs can be grouped."""
-
 AXES = 8  #: maximum number of parameters on one parallel plot
-OUTCOMES = ("final/train/loss", "cost/macs", "cost/wall_s")
-"""Metrics on the axes of a parallel plot besides the study's metric."""
+GROUPS = (("Final values", ("final/", "best/")), ("Curves", ("val/", "train/")), ("Cost", ("cost/",)))
+"""Titles of the sections of trials' metrics, and the prefixes of their metrics."""
+
+CURVES = ("val", "test", "train", "system", "progress")
+"""First parts of the names of metrics that have a value at many steps."""
 
 Json: TypeAlias = dict[str, object]
-Section = tuple[str, Sequence[str], bool]
-"""Title of a section, its charted metrics, and True if it is open."""
 
 
-@dataclass(frozen=True)
-class Parallel:
-    """Axes of a parallel-coordinates plot: one line per run, from its varied parameters to its metrics."""
+class Section(NamedTuple):
+    """A section of charts, one per metric."""
 
-    params: Sequence[str]
+    title: str
     metrics: Sequence[str]
+    is_open: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,8 @@ class View:
     kind: str  #: the ``vitlab.kind`` of the runs to show
     charts: Sequence[Section]
     columns: Sequence[str]  #: columns of the table, such as ``tags.`seed```
-    parallel: Parallel | None = None  #: not drawn for grouped runs whose varied parameters are words
+    axes: tuple[Sequence[str], Sequence[str]] = ((), ())
+    """Parameters and metrics of a parallel-coordinates plot, one line per run; not drawn for grouped runs."""
     arms: Sequence[str] = ()  #: arms to show as one bar and one line each, the mean of their runs; empty for every run
     images: Mapping[str, int] = field(default_factory=dict)  #: keys and first steps; not shown for grouped runs
 
@@ -82,39 +74,24 @@ def save(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) ->
     )
 
 
-def sections(metrics: Iterable[str], headline: str) -> list[Section]:
-    """Sort metric names into sections: the study's metric and the loss, final values, curves, costs, and others.
+def sections(
+    metrics: Iterable[str], headline: str, first: Sequence[str], groups: Sequence[tuple[str, tuple[str, ...]]] = GROUPS
+) -> list[Section]:
+    """Sort metric names into sections: the first one is about the study's metric, the last one is closed.
 
-    ``headline`` is the study's metric; the first section shows it as bars and as a curve.
+    Args:
+        metrics: the names.
+        headline: the study's metric.
+        first: metrics of the first section, in order.
+        groups: titles and prefixes of the next sections.
     """
     names = set(metrics)
-    primary = [name for name in (f"final/{headline}", f"best/{headline}", headline, "train/loss") if name in names]
-    groups = {"Final values": ("final/", "best/"), "Curves": ("val/", "train/"), "Cost": ("cost/",)}
-    sections: list[Section] = [(headline, primary, True)]
-    rest = sorted(names - set(primary), key=lambda name: ("/test/" in name, "/train/" in name, name))
-    for title, prefixes in groups.items():
-        charts = [name for name in rest if name.startswith(prefixes) and not name.endswith("/lr")]
-        sections.append((title, charts, True))
-        rest = [name for name in rest if name not in charts]
-    return [section for section in (*sections, ("Other", rest, False)) if section[1]]
-
-
-def summary_sections(metrics: Iterable[str], headline: str) -> list[Section]:
-    """Return the sections of the summary experiment: the study's metric, the means of other metrics, and the rest."""
-    names = set(metrics)
-    primary = [name for statistic in ("mean", "low", "high", "sd", "n") if (name := f"{statistic}/{headline}") in names]
-    means = sorted(name for name in names - set(primary) if name.startswith("mean/"))
-    rest = sorted(names - {*primary, *means})
-    groups = [(headline, primary, True), ("Means", means, True), ("Other", rest, False)]
-    return [section for section in groups if section[1]]
-
-
-def axes(varied: Sequence[str], metrics: Iterable[str], headline: str) -> Parallel:
-    """Return the axes for trials: varied parameters, the study's metric, its test value, the loss and the costs."""
-    names = set(metrics)
-    test = f"final/test/{headline.partition('/')[2]}"
-    candidates = dict.fromkeys((f"best/{headline}", f"final/{headline}", test, *OUTCOMES))
-    return Parallel(list(varied)[:AXES], [name for name in candidates if name in names])
+    found = [Section(headline, [name for name in first if name in names])]
+    rest = sorted(names - set(first), key=lambda name: ("/test/" in name, "/train/" in name, name))
+    for title, prefixes in groups:
+        found.append(Section(title, [name for name in rest if name.startswith(prefixes)]))
+        rest = [name for name in rest if not name.startswith(prefixes)]
+    return [section for section in (*found, Section("Other", rest, is_open=False)) if section.metrics]
 
 
 def state(view: View) -> Json:
@@ -128,15 +105,14 @@ def state(view: View) -> Json:
         return name
 
     for index, (title, metrics, is_open) in enumerate(view.charts):
-        if index == 1 and view.parallel is not None and view.parallel.params:  # after the study's metric
-            charts.append(_parallel(view.parallel, section("Results by varied option", True, 1)))
-        place = section(title, is_open, 3 if index else 2)
+        place = section(title, is_open, 3)
         charts += [_metric(name, place) for name in metrics]
+        if index == 0 and view.axes[0]:
+            charts.append(_parallel(*view.axes, section("Results by varied option", True, 1)))
     for album, names in groupby(sorted(view.images), key=lambda name: name.rpartition("/")[0] or name):
         place = section(f"Images: {album}", True, 1)  # one column, which leaves room for as many runs as possible
         charts += [_images(name, view.images[name], place) for name in names]
-    mode, key = group_key(view.arms)
-    by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
+    by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "arm"}]}
     return {
         "searchFilter": f"tags.`vitlab.kind` = '{view.kind}'",
         "orderByKey": f"tags.`{ORDER}`",
@@ -149,7 +125,7 @@ def state(view: View) -> Json:
         "runsHiddenMode": "SHOW_ALL",
         "useGroupedValuesInCharts": bool(view.arms),
         "groupBy": by_arm if view.arms else None,
-        "groupsExpanded": {_group(mode, key, arm): False for arm in view.arms},
+        "groupsExpanded": {f"tag.arm.{arm}": False for arm in view.arms},
         "hideEmptyCharts": True,
         "autoRefreshEnabled": True,
         "compareRunCharts": charts,
@@ -157,29 +133,6 @@ def state(view: View) -> Json:
         "isAccordionReordered": True,
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }
-
-
-def group_key(arms: Sequence[str]) -> tuple[str, str]:
-    """Return the mode and key to group runs by that give the arms the most distinct colours.
-
-    A group's colour follows from its name and cannot be chosen; of five arms, two are likely to share one.  Among the
-    keys that hold the arm, the chosen one maximises the smallest colour difference, then the second smallest.
-    """
-
-    def differences(key: tuple[str, str]) -> list[int]:
-        colours = [group_colour(_group(*key, arm)) for arm in arms]
-        return sorted(_difference(*pair) for pair in combinations(colours, 2))
-
-    return max(KEYS, key=differences)
-
-
-def group_colour(group: str) -> str:
-    """Return the page's colour of a group."""
-    low = high = 0
-    for character in group:
-        low = (low + ord(character)) % 255
-        high = (high + low) % 255
-    return PALETTE[(low | high << 8) % len(PALETTE)]
 
 
 def envelope(view: View, made_ms: int) -> str:
@@ -191,24 +144,13 @@ def envelope(view: View, made_ms: int) -> str:
     return json.dumps(value)
 
 
-def _group(mode: str, key: str, arm: str) -> str:
-    """Return the page's name of a group."""
-    return f"{mode}.{key}.{arm}"
-
-
-def _difference(colour: str, reference: str) -> int:
-    """Return the squared distance of two colours."""
-    first, second = bytes.fromhex(colour[1:]), bytes.fromhex(reference[1:])
-    return sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
-
-
 def _chart(kind: str, name: str, section: str, **fields: object) -> Json:
     common = {"metricSectionId": section, "deleted": False, "isGenerated": True, "runsCountToCompare": RUNS}
     return {"uuid": f"vitlab-{name}", "type": kind, **common, **fields}
 
 
-def _parallel(axes: Parallel, section: str) -> Json:
-    fields = {"selectedParams": list(axes.params), "selectedMetrics": list(axes.metrics), "showAllRuns": False}
+def _parallel(params: Sequence[str], metrics: Sequence[str], section: str) -> Json:
+    fields = {"selectedParams": list(params[:AXES]), "selectedMetrics": list(metrics), "showAllRuns": False}
     return _chart("PARALLEL", "parallel", section, **fields) | {"isGenerated": False}
 
 
@@ -218,9 +160,8 @@ def _images(key: str, step: int, section: str) -> Json:
 
 
 def _metric(metric: str, section: str) -> Json:
-    title = f"{metric.removeprefix('final/')} (final)" if metric.startswith("final/") else metric
-    chart = _chart("BAR", metric, section, metricKey=metric, displayName=title)
-    if metric.partition("/")[0] not in ("val", "test", "train", "system", "progress"):
+    chart = _chart("BAR", metric, section, metricKey=metric, displayName=metric)
+    if metric.partition("/")[0] not in CURVES:
         return chart
     return chart | {
         "type": "LINE",

@@ -98,21 +98,17 @@ def confusion(trial: str, split: str, step: int, table: pd.DataFrame) -> Picture
     cell = FIELD / len(classes)
     font, small = _font(14), _font(max(8, min(14, int(cell / 3))))
     names = classes if len(classes) <= NAMED else []
-    margin = TITLE + 2 * GAP + int(max((small.getlength(name) for name in names), default=0))
+    margin = 2 * GAP + int(max((small.getlength(name) for name in names), default=0))
     height = TITLE + FIELD + margin
     image = Image.new("RGB", (int(height * RATIO), height), "white")
     draw = ImageDraw.Draw(image)
+    draw.text((GAP, TITLE / 2), f"{trial[:TITLED]}, {split}: labels by predictions", "black", font, "lm")
     colours = Image.fromarray((colormaps["Blues"](shares)[..., :3] * 255).round().astype(np.uint8))
     image.paste(colours.resize((FIELD, FIELD), Image.Resampling.NEAREST), (margin, TITLE))
-    draw.text((margin + FIELD / 2, TITLE / 2), f"{trial[:TITLED]}, {split}", "black", font, "mm")
-    draw.text((margin + FIELD / 2, image.height - TITLE / 2), "prediction", "black", font, "mm")
-    title = Image.new("RGB", (FIELD, TITLE), "white")
-    ImageDraw.Draw(title).text((FIELD / 2, TITLE / 2), "label", "black", font, "mm")
-    image.paste(title.transpose(Image.Transpose.ROTATE_90), (0, TITLE))
-    beside = Image.new("RGB", (margin - TITLE, FIELD), "white")
+    beside = Image.new("RGB", (margin, FIELD), "white")
     for row, name in enumerate(names):
         ImageDraw.Draw(beside).text((beside.width - GAP, (row + 0.5) * cell), name, "black", small, "rm")
-    image.paste(beside, (TITLE, TITLE))
+    image.paste(beside, (0, TITLE))
     image.paste(beside.transpose(Image.Transpose.ROTATE_90), (margin, TITLE + FIELD))
     for (row, column), count in np.ndenumerate(counts):
         if count and len(classes) <= COUNTED:

@@ -50,8 +50,7 @@ class MlflowTracker(Replay):
         store: the store of its trials.
         run: the run settings.
         uri: a server or database; by default ``MLFLOW_TRACKING_URI``, or a database under the output
-            folder.  A server on another machine, or one to which MLflow would send credentials, must be named by
-            ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``.
+            folder.  A server must be named by ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``.
         models: ``arms`` to store one trained model per arm as an MLflow logged model as well.
         model_seed: seed of the stored models; by default each arm's first.
 
@@ -227,10 +226,18 @@ class MlflowTracker(Replay):
             return
         of_arms = list(dict.fromkeys(item.planned.arm for item in self.trials if item.kind == "trial"))
         headline = self.plan.analysis.metric
-        charts = dashboard.sections(metrics, headline)
-        finals = [name for _, names, _ in charts for name in names if name.startswith("final/")]
+        first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
+        charts = dashboard.sections(metrics, headline, first)
+        finals = [name for section in charts for name in section.metrics if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
-        axes = dashboard.axes(self._varied_params(), metrics, headline)
+        outcomes = [
+            *first[:2],
+            f"final/test/{headline.partition('/')[2]}",
+            "final/train/loss",
+            "cost/macs",
+            "cost/wall_s",
+        ]
+        axes = self._varied_params(), [name for name in dict.fromkeys(outcomes) if name in metrics]
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, arms=of_arms),
             dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),

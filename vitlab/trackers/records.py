@@ -30,7 +30,6 @@ ABSENT = "-"
 """Value of a parameter that an arm lacks: all runs have the same parameters."""
 
 TAG_LENGTH, PARAM_LENGTH, KEY_LENGTH = 5000, 5000, 250
-NAMES = ("label_name", "prediction_name")  #: columns of predictions with names of classes, where they are known
 ARM_COLOURS = (*SERIES, INK, GREY, ALARM)
 
 
@@ -175,27 +174,22 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
 
     Splits whose name is not a plain word are omitted, because the name becomes part of a file name.
     """
-    import numpy as np
     import pandas as pd
-    from pyarrow import compute, parquet
 
-    columns = ["split", "label", "prediction"]
-    present = parquet.read_schema(predictions).names
-    if not {*columns} <= set(present):
-        return {}
-    table = parquet.read_table(predictions, columns=columns + [name for name in NAMES if name in present])
-    rows, tables = table.drop_null(), {}
-    for split in sorted(filter(re.compile(r"\w+").fullmatch, compute.unique(rows["split"]).to_pylist())):
-        own = rows.filter(compute.equal(rows["split"], split))
-        values = np.stack([own[name].to_numpy() for name in columns[1:]])
-        classes, places = np.unique(values, return_inverse=True)
-        counts = np.zeros((len(classes), len(classes)), int)
-        np.add.at(counts, tuple(places.reshape(values.shape)), 1)  # pandas' crosstab takes 5 ms
-        names: dict[int, str] = {}
-        for numbers, column in zip(values, own.columns[3:], strict=False):  # there may be no names
-            names |= dict(zip(numbers, column.to_pylist(), strict=True))
-        texts = [names.get(number, number) for number in classes]
-        tables[split] = pd.DataFrame(counts, pd.Index(texts, name="label"), pd.Index(texts, name="prediction"))
+    table, columns = pd.read_parquet(predictions), ["split", "label", "prediction"]
+    tables: dict[str, pd.DataFrame] = {}
+    if not set(columns) <= set(table):
+        return tables
+    for split, own in table.dropna(subset=columns).groupby("split"):
+        if not re.fullmatch(r"\w+", str(split)):
+            continue
+        classes = sorted({*own["label"], *own["prediction"]})
+        counts = pd.crosstab(own["label"], own["prediction"]).reindex(index=classes, columns=classes, fill_value=0)
+        if {"label_name", "prediction_name"} <= set(own):
+            names = dict(zip(own["label"], own["label_name"], strict=True))
+            names |= dict(zip(own["prediction"], own["prediction_name"], strict=True))
+            counts = counts.rename(index=names, columns=names)
+        tables[str(split)] = counts
     return tables
 
 
