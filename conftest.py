@@ -99,6 +99,14 @@ def no_figures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def unreachable_tracker() -> Iterator[None]:
+    """Name an MLflow server that does not answer, which a study file alone may not do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        yield
+
+
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the files of pictures without painting them, for tests of numbers and file names."""

@@ -33,7 +33,7 @@ STUDY: dict[str, Any] = {
     },
     "design": {"one_at_a_time": {"model.depth": [2], "train.ema": [{"decay": 0.9}]}},
     "seeds": 2,
-    "run": {"executor": "inline", "tracker": {"type": "mlflow", "uri": "http://127.0.0.1:9"}},
+    "run": {"executor": "inline", "tracker": "none"},
 }
 
 

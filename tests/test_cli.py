@@ -36,7 +36,7 @@ from vitlab.registry.json_schema import study_schema
 from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
 
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "unreachable_tracker")
 
 ROOT = Path(__file__).parents[1]
 NOWHERE = "http://127.0.0.1:9"

@@ -426,7 +426,7 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
         },
         "design": {"one_at_a_time": {"model": ["resnet8"]}},
         "seeds": 2,
-        "run": {"executor": "inline", "tracker": {"type": "mlflow", "uri": "http://127.0.0.1:9"}},
+        "run": {"executor": "inline", "tracker": "none"},
     }
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study, sort_keys=False))

@@ -43,7 +43,7 @@ from vitlab.store.files import hold, read_json, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers.delivery import sync
 
-pytestmark = pytest.mark.usefixtures("no_report")
+pytestmark = pytest.mark.usefixtures("no_report", "unreachable_tracker")
 NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there: these tests are of the study, not of its copy in MLflow."""
 

@@ -173,7 +173,7 @@ def study(folder: Path, executor: Any) -> Path:
             "executor": executor,
             "workers": 1,
             "device": "cpu",
-            "tracker": {"type": "mlflow", "uri": "http://127.0.0.1:9"},
+            "tracker": "none",
         },
     }
     file = folder / "taught.yaml"

@@ -32,7 +32,7 @@ from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
 
-pytestmark = pytest.mark.usefixtures("no_report")
+pytestmark = pytest.mark.usefixtures("no_report", "unreachable_tracker")
 NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there."""
 

@@ -214,13 +214,13 @@ def train(out: Path, uri: str | None, trials: int, workers: int) -> tuple[Store,
             "workers": workers,
             "keep": "none",
             "engine": "vmap",
-            "tracker": {"type": "mlflow", "uri": uri},
+            "tracker": "mlflow",
         },
     }
     out.mkdir(parents=True)
     file = out / "study.yaml"
     file.write_text(yaml.safe_dump(content))
-    answer = lab.run(file, out=out)
+    answer = lab.run(file, out=out, changes={} if uri is None else {"run.tracker.uri": uri})
     assert answer.link is not None and answer.failed == 0
     return answer.store, answer.plan
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 import warnings
@@ -17,7 +16,7 @@ from rich.text import Text
 from vitlab.driver.session import Watch
 from vitlab.errors import count
 from vitlab.identity.trial import Trial
-from vitlab.plan.values import Plan, Planned
+from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
@@ -214,14 +213,14 @@ class _Board(_Display):
     """Base of the displays with bars, which also show the differences of arms so far."""
 
     refresh_s = REFRESH_S
-
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console)
-        self._refreshed = 0.0
+    _refreshed = 0.0
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        """Print the size of the plan and show the bars."""
         super().on_plan(plan, todo, store)
         self._so_far = SoFar(plan, store, todo)
+        if todo:
+            self._show()
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         super().on_end(planned, ending, detail)
@@ -238,9 +237,8 @@ class _Board(_Display):
             self._draw()
             self._refreshed = time.monotonic()
 
-    def say(self, sentence: str) -> None:
-        """Print the sentence above the bars."""
-        self._console.print(Text(sentence))
+    def _show(self) -> None:
+        raise NotImplementedError
 
     def _draw(self) -> None:
         raise NotImplementedError
@@ -249,15 +247,16 @@ class _Board(_Display):
 class LiveView(_Board):
     """Bars that are redrawn in place in a terminal."""
 
-    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        """Print the size of the plan and show the bars."""
-        super().on_plan(plan, todo, store)
-        if todo:
-            self._bars.start()
+    def say(self, sentence: str) -> None:
+        """Print the sentence above the bars."""
+        self._console.print(Text(sentence))
 
     def close(self) -> None:
         """Remove the bars."""
         self._bars.stop()
+
+    def _show(self) -> None:
+        self._bars.start()
 
     def _draw(self) -> None:
         self._bars.refresh()
@@ -268,18 +267,6 @@ class NotebookView(_Board):
 
     refresh_s = NOTEBOOK_REFRESH_S
     _handle: Any = None
-
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console)
-        # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.
-        warnings.filterwarnings("ignore", message="IProgress not found")
-
-    def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        """Show the bars in the notebook's output cell."""
-        super().on_plan(plan, todo, store)
-        if todo:
-            self._update()
-            self._handle = sys.modules["IPython"].display.display(self._bars, display_id=True)
 
     def say(self, sentence: str) -> None:
         """Print the sentence."""
@@ -293,6 +280,12 @@ class NotebookView(_Board):
         self._update()
         self._draw()
         self._handle = None
+
+    def _show(self) -> None:
+        # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        self._update()
+        self._handle = sys.modules["IPython"].display.display(self._bars, display_id=True)
 
     def _draw(self) -> None:
         if self._handle is not None:
@@ -310,50 +303,43 @@ class SoFar:
 
     def __init__(self, plan: Plan, store: Store, todo: Sequence[Planned]) -> None:
         self._plan, self._store = plan, store
-        self._values: dict[str, dict[int, float]] = {}
-        self._lines: dict[str, tuple[tuple[int, int], str]] = {}  #: arm to numbers of values, and line
+        self._values: dict[str, dict[int, float]] = {}  #: arm to seed to the study's metric
+        self._lines: dict[str, str | None] = {}  #: arm to line, which is computed once: a comparison may take 0.2 s
         missing = {trial_name(planned) for planned in todo}
         cached = [planned for planned in plan.trials if trial_name(planned) not in missing]
-        if len(cached) <= MAX_CACHED:
-            for planned in cached:
-                self.add(planned)
+        for planned in cached if len(cached) <= MAX_CACHED else ():
+            self.add(planned)
 
     def add(self, planned: Planned) -> None:
         """Read the result of a trial that has ended."""
-        analysis = self._plan.analysis
-        result = self._store.trial(planned.trial.key, planned.trial.code).result()
-        if result is None:
-            return
-        measured = [*result.outcome.history] if analysis.at == "best" else [result.outcome]
-        values = [item.metrics[analysis.metric] for item in measured if analysis.metric in item.metrics]
-        best = max if analysis.goal == "max" else min
-        if finite := [value for value in values if math.isfinite(value)]:
-            self._values.setdefault(planned.arm, {})[planned.seed] = best(finite)
+        analysis, result = self._plan.analysis, self._store.trial(planned.trial.key, planned.trial.code).result()
+        value = None if result is None else result.outcome.value(analysis.metric, analysis.at, analysis.goal)
+        if value is not None:
+            self._values.setdefault(planned.arm, {})[planned.seed] = value
+            for arm in self._plan.arms:
+                if planned.arm in (arm.name, arm.baseline):
+                    self._lines.pop(arm.name, None)
 
     def lines(self, limit: int) -> list[str]:
         """Return a line for each arm that shares at least two seeds with its baseline, at most ``limit`` of them."""
+        for arm in self._plan.arms:
+            if arm.name not in self._lines:
+                self._lines[arm.name] = self._line(arm)
+        return [line for arm in self._plan.arms if (line := self._lines[arm.name])][:limit]
+
+    def _line(self, arm: Arm) -> str | None:
         from vitlab.comparison.arrays import contrast
         from vitlab.report.phrasing import Scale
 
-        scale = Scale.of(self._plan.analysis.metric, self._plan.units)
-        factor, unit = scale.factor, f" {scale.points}".rstrip()
-        lines: list[str] = []
-        for arm in self._plan.arms:
-            first, second = self._values.get(arm.name, {}), self._values.get(arm.baseline or "", {})
-            if len(lines) == limit:
-                break
-            if len(first.keys() & second.keys()) < 2:
-                continue
-            counts = len(first), len(second)
-            if arm.name not in self._lines or self._lines[arm.name][0] != counts:  # a comparison may take 0.2 s
-                so_far = contrast(first, second)
-                low, high, mean = (factor * value for value in (so_far.low, so_far.high, so_far.difference))
-                interval = f"{low:+.3g} to {high:+.3g}; " if low <= high else ""
-                of_level = ", 95 % interval, not corrected" if interval else ""
-                line = f"{arm.name}: {mean:+.3g}{unit} so far ({interval}{count(so_far.pairs, 'pair')}{of_level})"
-                self._lines[arm.name] = counts, line
-            lines.append(self._lines[arm.name][1])
-        return lines
+        own, reference = self._values.get(arm.name, {}), self._values.get(arm.baseline or "", {})
+        if len(own.keys() & reference.keys()) < 2:
+            return None
+        scale, so_far = Scale.of(self._plan.analysis.metric, self._plan.units), contrast(own, reference)
+        low, high, mean = (scale.factor * value for value in (so_far.low, so_far.high, so_far.difference))
+        pairs = count(so_far.pairs, "pair")
+        # With few pairs, the interval may be undefined.
+        about = f"{low:+.3g} to {high:+.3g}; {pairs}, 95 % interval, not corrected" if low <= high else pairs
+        return f"{arm.name}: {mean:+.3g}{f' {scale.points}'.rstrip()} so far ({about})"
 
 
 def _names(trials: Sequence[Planned]) -> str:

@@ -6,6 +6,7 @@ differ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -93,6 +94,18 @@ class Outcome:
     weights: str
     steps: Count
     images: Count
+
+    def value(self, metric: str, at: str, goal: str) -> float | None:
+        """Return the ``last`` or the ``best`` finite value of a metric; None if there is none.
+
+        Args:
+            metric: the metric.
+            at: ``last`` or ``best``.
+            goal: ``max`` or ``min``, which decides what is best.
+        """
+        moments = [moment.metrics for moment in self.history] if at == "best" else [self.metrics]
+        finite = [metrics[metric] for metrics in moments if math.isfinite(metrics.get(metric, math.nan))]
+        return (max if goal == "max" else min)(finite, default=None)
 
 
 @dataclass(frozen=True)

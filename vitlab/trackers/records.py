@@ -116,16 +116,15 @@ def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
     run, outcome = result.circumstances, result.outcome
     t = int(run.ended * 1000)
     values = {f"final/{name}": value for name, value in outcome.metrics.items()}
-    history = [moment.metrics[analysis.metric] for moment in outcome.history if analysis.metric in moment.metrics]
-    finite = [value for value in history if math.isfinite(value)]
-    if analysis.at == "best" and finite:
-        values[f"best/{analysis.metric}"] = (max if analysis.goal == "max" else min)(finite)
+    best = outcome.value(analysis.metric, "best", analysis.goal)
+    if analysis.at == "best" and best is not None:
+        values[f"best/{analysis.metric}"] = best
     values |= {
         "cost/params": run.params,
         "cost/macs": run.macs,
         "cost/wall_s": run.wall_s,
+        "cost/memory_bytes": run.memory_bytes,
     }
-    values |= {"cost/memory_bytes": run.memory_bytes}
     if run.wall_s > 0:
         values["cost/images_per_s"] = outcome.images / run.wall_s
     return [Point(key(name), storable(float(value)), t, 0) for name, value in values.items()]
