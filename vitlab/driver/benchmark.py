@@ -8,6 +8,7 @@ load on the machine affects all of them alike.  Measurements are independent of 
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import tempfile
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from vitlab.registry import slot
 from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial
-from vitlab.store.files import read_json, write_json
+from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
 from vitlab.training.evaluation import forward_logits
@@ -47,7 +47,8 @@ LONG_S = 0.1
 tens of microseconds, which is negligible beside such a step."""
 BLOCK_S = 1.0  #: duration of one measurement
 WARM_UP = 3  #: steps before a measurement
-REQUEST, RESULTS = "request.json", "results.json"
+RESULTS = "results.json"
+"""File in the folder of a benchmark's job, from the worker."""
 
 
 def engines_of_batches() -> dict[str, type[Engine]]:
@@ -71,15 +72,15 @@ def measure_arms(plan: Plan, session: Session) -> Path:
         for turn in range(ROUNDS):
             begin = turn % max(1, len(firsts))
             for planned in firsts[begin:] + firsts[:begin]:
-                if len(results[planned.arm]) < turn:
+                if planned.arm not in results:
                     continue  # its failure has been reported
-                outcome = ask(planned.trial, 1)
-                if isinstance(outcome, str):
-                    say(f"arm '{planned.arm}' cannot be benchmarked: {outcome}")
-                else:
-                    results[planned.arm].append(outcome)
+                try:
+                    results[planned.arm].append(ask([planned.trial]))
+                except UserError as error:
+                    say(f"arm '{planned.arm}' cannot be benchmarked: {error}")
+                    del results[planned.arm]
             say(f"measured: round {turn + 1} of {ROUNDS}")
-    rows = [_row(planned, results[planned.arm]) for planned in firsts if len(results[planned.arm]) == ROUNDS]
+    rows = [_row(planned, results[planned.arm]) for planned in firsts if planned.arm in results]
     return write_costs(rows, plan, session.store)
 
 
@@ -97,9 +98,10 @@ def benchmark_engines(shapes: Mapping[str, Sequence[Planned]], session: Session)
     with _bench(session) as ask:
         for shape, trials in shapes.items():
             together = max(2, min(MAX_TOGETHER, len(trials)))
-            outcome = ask(trials[0].trial, together)
-            if isinstance(outcome, str):
-                raise UserError(f"arm '{trials[0].arm}' cannot be benchmarked: {outcome}")
+            try:
+                outcome = ask([_with_seed(trials[0].trial, number) for number in range(together)])
+            except UserError as error:
+                raise UserError(f"arm '{trials[0].arm}' cannot be benchmarked: {error}") from None
             speeds = outcome["speeds"]
             benchmarks[shape] = EngineBenchmark(
                 max(speeds, key=speeds.__getitem__), together, speeds, outcome["reasons"]
@@ -122,50 +124,49 @@ class Done:
 
 
 def execute(job: Job, stop: Callable[[], bool]) -> list[Done | None]:
-    """Measure the trial of a job as requested in its folder and write the results there.
+    """Measure the cost of a job's trial, or the engines that may train its several trials; write the results.
 
     Returns:
-        None for the trial if it was stopped.
+        None for each trial if it was stopped.
     """
-    [item] = job.trials
-    folder = TrialFolder(item.folder)
-    together = read_json(folder.path / REQUEST)["trials"]
-    if together == 1:
-        results = _cost(item.trial, folder, job.settings, stop)
-    else:
-        results = _engines(item.trial, folder, job.settings, stop, together)
-    write_json(folder.path / RESULTS, results)
-    return [None] if stop() else [Done()]
+    measure = _cost if len(job.trials) == 1 else _engines
+    write_json(job.folder / RESULTS, measure(job, stop))
+    return [None if stop() else Done() for _ in job.trials]
 
 
-def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> dict[str, Any]:
+def _cost(job: Job, stop: Callable[[], bool]) -> dict[str, Any]:
     """Measure images per second in training and inference, and the peak memory."""
-    with begin_trial(trial, folder, settings) as training:
-        device = training.feed.device
+    with begin_trial(job.trials[0].trial, TrialFolder(job.folder), job.settings) as training:
+        device, spec = training.feed.device, training.spec
         train = _speed(training.train_step, device, stop) * training.batch_images
-        batch = next(iter(training.feed.evaluation("val", training.spec.batch_size)))
+        batch = next(iter(training.feed.evaluation("val", spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
-            passes = _speed(lambda: forward_logits(training.model, batch.x_BCHW, training.spec.precision), device, stop)
+            passes = _speed(lambda: forward_logits(training.model, batch.x_BCHW, spec.precision), device, stop)
+        is_cpu = device.type == "cpu"
         return {
             "train_images_per_s": train,
             "infer_images_per_s": passes * len(batch.id_B),
             "peak_bytes": peak_memory(device),
-            **_circumstances(trial, settings, device),
+            "device": device.type,
+            "processor": torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device),
+            "threads": job.settings.threads,
+            "batch_size": spec.batch_size,
+            "precision": spec.precision,
+            "torch": torch.__version__,
         }
 
 
-def _engines(
-    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool], together: int
-) -> dict[str, Any]:
+def _engines(job: Job, stop: Callable[[], bool]) -> dict[str, Any]:
     """Measure images per second of every engine, in turns, with reasons for engines not measured."""
     with ExitStack() as trainings:
-        places = (TrialFolder(folder.path / str(number)) for number in count())
 
-        def begin(seed: int) -> Training:
-            return trainings.enter_context(begin_trial(_with_seed(trial, seed), next(places), settings))
+        def begin(item: JobTrial, engine: str) -> Training:
+            # A training holds the lock of its folder, so every engine has its own; prerequisites are two folders above.
+            folder = TrialFolder(item.folder.with_name(f"{item.folder.name}-{engine}"))
+            return trainings.enter_context(begin_trial(item.trial, folder, job.settings))
 
-        alone = begin(0)
+        alone = begin(job.trials[0], "loop")
         device = alone.feed.device
         alone.train_step()  # selects kernels and allocates memory
         step_s = min(1 / _speed(alone.train_step, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
@@ -176,12 +177,12 @@ def _engines(
                     raise ValueError(f"a step takes {step_s:.1f} s, so other engines could save no noticeable time")
                 if reason := engine_type.incompatibility(alone):
                     raise ValueError(reason)
-                engine = engine_type([begin(1 + seed) for seed in range(together)])
+                engine = engine_type([begin(item, name) for item in job.trials])
                 engine.train_step()
             except Exception as error:  # components that do not support an engine may raise anything
                 reasons[name] = " ".join(str(error).split())[:200]
                 continue
-            steps[name], images[name] = engine.train_step, alone.batch_images * together
+            steps[name], images[name] = engine.train_step, alone.batch_images * len(job.trials)
         speeds: dict[str, list[float]] = {name: [] for name in steps}
         began = time.perf_counter()
         for _ in range(PROBES):
@@ -190,11 +191,7 @@ def _engines(
                 speeds[name].append(speed * images[name])
             if len(steps) == 1 or time.perf_counter() - began > PROBE_S:
                 break
-        return {
-            "speeds": {name: statistics.median(speed) for name, speed in speeds.items()},
-            "reasons": reasons,
-            **_circumstances(trial, settings, device),
-        }
+        return {"speeds": {name: statistics.median(speed) for name, speed in speeds.items()}, "reasons": reasons}
 
 
 def _speed(
@@ -227,22 +224,10 @@ def _with_seed(trial: Trial, number: int) -> Trial:
     return replace(trial, seeds={name: seed + number * (name != "split") for name, seed in trial.seeds.items()})
 
 
-def _circumstances(trial: Trial, settings: Settings, device: torch.device) -> dict[str, Any]:
-    processor = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return {
-        "device": device.type,
-        "processor": processor,
-        "threads": settings.threads,
-        "batch_size": trial.spec.train.batch_size,
-        "precision": trial.spec.train.precision,
-        "torch": torch.__version__,
-    }
-
-
 # -- the driver's side ------------------------------------------------------------------------------------------------
 
-Ask = Callable[[Trial, int], Mapping[str, Any] | str]
-"""Function that measures so many copies of a trial, in a process of their own, and returns the results, or why not."""
+Ask = Callable[[Sequence[Trial]], Mapping[str, Any]]
+"""Function that measures trials in a process of their own; it raises UserError if that fails."""
 
 
 class _BenchmarkExecutor(Local):
@@ -256,20 +241,21 @@ def _bench(session: Session) -> Iterator[Ask]:
     """Yield a function that measures trials in a temporary folder."""
     executor = _BenchmarkExecutor(session.run.model_copy(update={"workers": 1}))
     with tempfile.TemporaryDirectory(prefix="vitlab-measure-") as scratch:
-        trials, numbers = Path(scratch) / "trials", iter(range(1 << 30))
+        root, numbers = Path(scratch) / "trials", itertools.count()
 
-        def ask(trial: Trial, together: int) -> Mapping[str, Any] | str:
-            for name in trial.needs.values():  # the worker looks for it two folders above
+        def ask(trials: Sequence[Trial]) -> Mapping[str, Any]:
+            for name in trials[0].needs.values():  # the worker looks for it two folders above
                 key, code = name.split("/")
-                (trials / key).mkdir(parents=True, exist_ok=True)
-                if not (trials / name).exists():
-                    (trials / name).symlink_to(session.store.trial(key, code).path, target_is_directory=True)
-            folder = trials / "measured" / str(next(numbers))
-            write_json(folder / REQUEST, {"trials": together})
-            executor.submit(_job(trial, folder, session))
+                (root / key).mkdir(parents=True, exist_ok=True)
+                if not (root / name).exists():
+                    (root / name).symlink_to(session.store.trial(key, code).path, target_is_directory=True)
+            job = _job(trials, [root / "measured" / str(next(numbers)) for _ in trials], session)
+            executor.submit(job)
             while not (ends := executor.poll(timeout_s=1.0)):
                 pass
-            return read_json(folder / RESULTS) if ends[0].ending == Ending.DONE else ends[0].detail or ends[0].ending
+            if ends[0].ending != Ending.DONE:
+                raise UserError(ends[0].detail or ends[0].ending)
+            return read_json(job.folder / RESULTS, mapping) or {}
 
         try:
             yield ask
@@ -277,7 +263,7 @@ def _bench(session: Session) -> Iterator[Ask]:
             executor.cancel(grace_s=1.0)
 
 
-def _job(trial: Trial, folder: Path, session: Session) -> Job:
+def _job(trials: Sequence[Trial], folders: Sequence[Path], session: Session) -> Job:
     run = session.run
     settings = Settings(
         threads=run.threads,
@@ -286,13 +272,14 @@ def _job(trial: Trial, folder: Path, session: Session) -> Job:
         keep="none",
         plugins=session.plugin_files,
     )
-    return Job((JobTrial(f"measuring {trial.key[:8]}", folder, trial),), settings)
+    items = zip(folders, trials, strict=True)
+    return Job(tuple(JobTrial(f"measuring {trial.key[:8]}", folder, trial) for folder, trial in items), settings)
 
 
 def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> MeasuredCost:
     values: dict[str, Any] = {}
     for name in ("train_images_per_s", "infer_images_per_s"):
-        q1, median, q3 = _quartiles([measurement[name] for measurement in rounds])
+        q1, median, q3 = statistics.quantiles([each[name] for each in rounds], n=4, method="inclusive")
         values |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}
     return MeasuredCost(
         arm=planned.arm,
@@ -305,7 +292,3 @@ def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> MeasuredCost:
         **values,
         **{name: rounds[-1][name] for name in ("device", "processor", "threads", "batch_size", "precision", "torch")},
     )
-
-
-def _quartiles(values: Sequence[float]) -> list[float]:
-    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else list(values) * 3
