@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +31,6 @@ def test_result_round_trips_bitwise(tmp_path: Path) -> None:
     folder.finish(result())
     back = folder.result()
     assert back is not None and repr(back) == repr(result()) and folder.done()
-
-
-def test_end_of_old_result_is_file_time_unless_copied(tmp_path: Path) -> None:
-    folder = Store(tmp_path).trial("key", "code")
-    started, wall_s = 1.7e9, 3600.0
-    circumstances = replace(result().circumstances, started=started, wall_s=wall_s)
-    folder.finish(replace(result(), circumstances=circumstances))
-    file = folder.path / "result.json"
-    stored = read_json(file)
-    del stored["circumstances"]["ended"]
-    write_json(file, stored)
-    for modified, end in (
-        (started + wall_s + 60, started + wall_s + 60),
-        (started + 10, started + wall_s),
-        (started + 90 * 24 * 3600, started + wall_s),
-    ):
-        os.utime(file, (modified, modified))
-        found = folder.result()
-        assert found is not None and found.circumstances.ended == end
 
 
 def test_failed_write_keeps_old_file(tmp_path: Path) -> None:

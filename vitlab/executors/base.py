@@ -22,9 +22,11 @@ The driver decides on retries, according to ``run.retries``; see :class:`vitlab.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -137,6 +139,65 @@ class Executor(ABC):
         Optional; by default none, and a job whose trial is still locked waits in its worker.
         """
         return []
+
+
+class PollingExecutor(Executor):
+    """Executor that looks for news of its jobs; a subclass defines :meth:`_wait`, and adds to ``_ends``."""
+
+    def __init__(self, run: RunSpec) -> None:
+        super().__init__(run)
+        self._ends: list[JobEnd] = []
+
+    def poll(self, timeout_s: float) -> list[JobEnd]:
+        """Wait for ended jobs, at most ``timeout_s`` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._wait(0.0 if self._ends else max(0.0, deadline - time.monotonic()))
+            if self._ends or time.monotonic() >= deadline:
+                ends, self._ends = self._ends, []
+                return ends
+
+    @abstractmethod
+    def _wait(self, timeout_s: float) -> None:
+        """Note jobs that have ended; return after ``timeout_s`` at most, and earlier at any news."""
+
+    def _wait_for_all(self, running: Collection[object], timeout_s: float) -> None:
+        """Wait until no job is in ``running``, at most ``timeout_s`` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while running and (remaining_s := deadline - time.monotonic()) > 0:
+            self._wait(remaining_s)
+
+
+@dataclass
+class Watchdog:
+    """Time by which a worker must report again; one that does not is stopped or stuck, and is killed by its driver."""
+
+    timeout_s: float | None  #: time limit of the job
+    due: float = math.inf  #: by ``time.monotonic()``
+    has_killed: bool = False
+
+    def start(self, extra_s: float = 0.0) -> None:
+        """Begin to count the time limit."""
+        self.due = math.inf if self.timeout_s is None else time.monotonic() + self.timeout_s + FROZEN_S + extra_s
+
+    def note(self, stage: Stage) -> None:
+        """Handle a stage that the worker reports."""
+        if stage == "tries":
+            self.start()
+        if stage == "waits":
+            self.due = math.inf
+
+    def kills(self) -> bool:
+        """Return whether the worker must be killed now, once."""
+        if time.monotonic() <= self.due:
+            return False
+        self.due, self.has_killed = math.inf, True
+        return True
+
+    @staticmethod
+    def sentence(process: str) -> str:
+        """Return the detail of a job whose process was killed."""
+        return f"it trained longer than run.timeout allows, and {process}, stopped or stuck, was killed"
 
 
 executor = Slot("executor", Executor)  # type: ignore[type-abstract]  # the abstract class itself is never built

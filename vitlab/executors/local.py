@@ -30,17 +30,17 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
-from vitlab.executors.base import Executor, JobEnd, executor
+from vitlab.executors.base import JobEnd, PollingExecutor, Stage, Watchdog, executor
 from vitlab.executors.placement import GpuRequest, Placement
 from vitlab.runner import fork_server
 from vitlab.runner.fork_server import ServerDied
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 TERMINATE_S = 2.0  #: time between terminating and killing a worker
+STAGES: Mapping[bytes, Stage] = {stage.encode(): stage for stage in get_args(Stage)}
+"""Messages of a worker to stages."""
 
 
 @dataclass
@@ -65,14 +67,13 @@ class _Worker:
     gpu: str  #: one GPU, or several separated by commas
     process: ForkServerProcess
     pipe: Connection
+    watchdog: Watchdog
     message: bytes = b""  #: its last message
     silent: bool = False  #: True if it has closed its end
-    due: float = math.inf  #: time, by ``time.monotonic()``, at which it is killed unless it sends a message before
-    killed: bool = False  #: True if it was killed for that reason
 
 
 @executor.register("local")
-class Local(Executor):
+class Local(PollingExecutor):
     """Worker processes on this machine, one per trial, each on its GPU or its share of the cores.
 
     It has no options of its own.  ``run.workers`` is the number of trials at a time: by default one per GPU, or on a
@@ -111,10 +112,9 @@ class Local(Executor):
         fits = shared_out and cores_per_trial * self._slots <= budget
         self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
         self._waiting: deque[Job] = deque()  # for a GPU with room
-        self._workers: dict[int, _Worker] = {}  # by sentinel
+        self._running: dict[int, _Worker] = {}  # by sentinel
         self._elsewhere: list[Job] = []  # trained by workers of other drivers
         self._since = 0.0  # time at which these were detected
-        self._ends: list[JobEnd] = []
         atexit.register(self._disconnect)  # otherwise the interpreter would wait at exit for workers that nothing stops
 
     @classmethod
@@ -132,36 +132,25 @@ class Local(Executor):
         self._waiting.append(job)
         self._admit()
 
-    def poll(self, timeout_s: float) -> list[JobEnd]:
-        """Wait for ended jobs, at most ``timeout_s`` seconds."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._look_elsewhere()
-            wait_s = 0.0 if self._ends else max(0.0, deadline - time.monotonic())
-            self._collect(min(wait_s, 0.2) if self._elsewhere else wait_s)
-            if self._ends or time.monotonic() >= deadline:
-                ends, self._ends = self._ends, []
-                return ends
-
     def cancel(self, grace_s: float) -> None:
         """Stop the jobs of this driver; reattached jobs of another driver keep running."""
         self._ends += [JobEnd(job, Ending.STOPPED, "another driver continues it") for job in self._elsewhere]
         self._elsewhere = []
         self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
         self._waiting.clear()
-        for running in self._workers.values():
+        for running in self._running.values():
             with suppress(OSError):  # it has just died
                 running.pipe.send_bytes(b"stop")
         try:
-            self._await_all(grace_s)
-            for running in self._workers.values():
+            self._wait_for_all(self._running, grace_s)
+            for running in self._running.values():
                 running.process.terminate()
-            self._await_all(TERMINATE_S)
+            self._wait_for_all(self._running, TERMINATE_S)
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
-        for running in self._workers.values():
+        for running in self._running.values():
             running.process.kill()
-        self._await_all(TERMINATE_S)
+        self._wait_for_all(self._running, TERMINATE_S)
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs whose lease another process holds; they end with their result, or as ``lost`` without one."""
@@ -217,7 +206,7 @@ class Local(Executor):
             self._start(job, gpu)
 
     def _start(self, job: Job, gpu: str) -> None:
-        used = {running.place for running in self._workers.values()}
+        used = {running.place for running in self._running.values()}
         place = min(set(range(len(used) + 1)) - used)
         ours, theirs = Pipe()
         environment = self.worker_environment(job, gpu)
@@ -231,23 +220,29 @@ class Local(Executor):
             return
         finally:
             theirs.close()
-        self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours, due=_due(job) + base.START_S)
+        watchdog = Watchdog(job.timeout_s)
+        watchdog.start(base.START_S)
+        self._running[process.sentinel] = _Worker(job, place, gpu, process, ours, watchdog)
 
-    def _collect(self, timeout_s: float) -> None:
+    def _wait(self, timeout_s: float) -> None:
         """Wait for workers to exit or to send messages, and record the endings of their jobs."""
-        if not self._workers:
+        self._look_elsewhere()
+        if self._elsewhere:
+            timeout_s = min(timeout_s, 0.2)
+        if self._ends:
+            timeout_s = 0.0
+        if not self._running:
             time.sleep(timeout_s)
             return
-        pipes = {running.pipe: running for running in self._workers.values() if not running.silent}
-        due = min(running.due for running in self._workers.values())
-        for ready in wait([*self._workers, *pipes], max(0.0, min(timeout_s, due - time.monotonic()))):
+        pipes = {running.pipe: running for running in self._running.values() if not running.silent}
+        due = min(running.watchdog.due for running in self._running.values())
+        for ready in wait([*self._running, *pipes], max(0.0, min(timeout_s, due - time.monotonic()))):
             if isinstance(ready, int):
-                self._note_end(self._workers.pop(ready))
+                self._note_end(self._running.pop(ready))
             elif isinstance(ready, Connection):
                 self._read_messages(pipes[ready])
-        for running in self._workers.values():
-            if time.monotonic() > running.due:
-                running.due, running.killed = math.inf, True
+        for running in self._running.values():
+            if running.watchdog.kills():
                 running.process.kill()
         self._admit()
 
@@ -256,11 +251,10 @@ class Local(Executor):
         try:
             while running.pipe.poll():
                 running.message = running.pipe.recv_bytes()
-                if running.message == b"tries":
-                    running.due = _due(running.job)
-                if running.message == b"waits":
-                    running.due = math.inf
-                if running.message in (b"begun", b"waits"):
+                stage = STAGES.get(running.message)
+                if stage is not None:
+                    running.watchdog.note(stage)
+                if stage in ("begun", "waits"):
                     self._placement.mark_started(running.job.folder)
         except (EOFError, OSError):
             running.silent = True
@@ -271,9 +265,8 @@ class Local(Executor):
         if running.message.startswith(b"["):
             value, detail = json.loads(running.message)
             ending = Ending(value)
-        elif running.killed:
-            why = "and its process, stopped or stuck, was killed"
-            ending, detail = Ending.TIMEOUT, f"it trained longer than run.timeout allows, {why}"
+        elif running.watchdog.has_killed:
+            ending, detail = Ending.TIMEOUT, Watchdog.sentence("its process")
         else:
             ending, detail = _ending_of_exit(running.process.exitcode)
         self._ends.append(JobEnd(running.job, ending, detail))
@@ -281,11 +274,6 @@ class Local(Executor):
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
         running.pipe.close()
         running.process.close()
-
-    def _await_all(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self._workers and (remaining_s := deadline - time.monotonic()) > 0:
-            self._collect(remaining_s)
 
     def _look_elsewhere(self) -> None:
         for job in list(self._elsewhere):
@@ -302,7 +290,7 @@ class Local(Executor):
                 self._ends.append(JobEnd(job, ending, result.failure))
 
     def _disconnect(self) -> None:
-        for running in self._workers.values():
+        for running in self._running.values():
             running.pipe.close()
 
 
@@ -310,11 +298,6 @@ def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
     """Divide the cores among workers as evenly as possible."""
     cuts = [index * len(cores) // workers for index in range(workers + 1)]
     return [list(cores[begin:end]) for begin, end in pairwise(cuts)]
-
-
-def _due(job: Job) -> float:
-    """Return the time by which a worker that starts a job now must send a message, or else is stopped or stuck."""
-    return math.inf if job.timeout_s is None else time.monotonic() + job.timeout_s + base.FROZEN_S
 
 
 def _ending_of_exit(code: int | None) -> tuple[Ending, str]:

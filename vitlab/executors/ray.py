@@ -31,7 +31,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,7 +39,7 @@ from pydantic import Field
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
-from vitlab.executors.base import Executor, JobEnd, Stage, executor, one_sentence
+from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, one_sentence
 from vitlab.executors.cluster import at, connect, daemon, demand, listens, room
 from vitlab.executors.mirror import FileChange, apply_change, input_files
 from vitlab.executors.task import Finished, ProgressMessage, Started, StopSignal, stream
@@ -64,8 +64,10 @@ class _SubmittedJob:
     leases: ExitStack
     sent: Sequence[Any]
     started: Started | None = None  #: where it runs; None while queued
-    due: float = math.inf  #: time, by ``time.monotonic()``, at which it is killed unless it sends an item before
-    killed: bool = False  #: True if it was killed for that reason
+    watchdog: Watchdog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watchdog = Watchdog(self.job.timeout_s)
 
     @property
     def host(self) -> str:
@@ -73,7 +75,7 @@ class _SubmittedJob:
 
 
 @executor.register("ray")
-class Ray(Executor):
+class Ray(PollingExecutor):
     """Tasks of a Ray cluster, one per trial, each with its CPUs and its share of a GPU.
 
     Args:
@@ -105,7 +107,6 @@ class Ray(Executor):
         self._stopping = False
         self._waiting: list[Job] = []  #: trials whose lease another process holds
         self._running: dict[Any, _SubmittedJob] = {}  #: by stream
-        self._ends: list[JobEnd] = []
         self._shared: dict[Path, Any] = {}  #: files of prerequisites, each stored once in the object store
 
     @classmethod
@@ -125,20 +126,6 @@ class Ray(Executor):
         if not self._begin(job):
             self._waiting.append(job)
 
-    def poll(self, timeout_s: float) -> list[JobEnd]:
-        """Wait for ended jobs, at most ``timeout_s`` seconds."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            if time.monotonic() - self._looked > COUNT_S:
-                self._looked = time.monotonic()
-                self._require_daemon()
-            self._waiting = [job for job in self._waiting if not self._begin(job)]
-            wait_s = 0.0 if self._ends else max(0.0, deadline - time.monotonic())
-            self._collect(min(wait_s, POLL_S) if self._waiting else wait_s)
-            if self._ends or time.monotonic() >= deadline:
-                ends, self._ends = self._ends, []
-                return ends
-
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
         self._stopping = True
@@ -150,18 +137,18 @@ class Ray(Executor):
         try:
             if self._running:
                 self._bell.set.remote()
-                self._collect(0.0)
+                self._wait(0.0)
             for running in [running for running in self._running.values() if not running.host]:
                 self._ray.cancel(running.stream)  # still in the queue
-            self._await_all(grace_s)
+            self._wait_for_all(self._running, grace_s)
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
         for running in self._running.values():
             self._ray.cancel(running.stream, force=True)
-        self._await_all(FORCE_S)
+        self._wait_for_all(self._running, FORCE_S)
         for running in self._running.values():
             self._kill(running)  # Ray relies on the process itself, which cannot react while stopped
-        self._await_all(FORCE_S)
+        self._wait_for_all(self._running, FORCE_S)
         for running in list(self._running.values()):
             self._end(running, Ending.LOST, f"its worker on {running.host} could not be ended")
         self._bell, self._stopping = None, False
@@ -214,20 +201,25 @@ class Ray(Executor):
             self._shared[file] = self._ray.put(file.read_bytes())
         return self._shared[file]
 
-    def _collect(self, timeout_s: float) -> None:
+    def _wait(self, timeout_s: float) -> None:
         """Wait for an item of any stream, and take one item of each stream that has some."""
+        if time.monotonic() - self._looked > COUNT_S:
+            self._looked = time.monotonic()
+            self._require_daemon()
+        self._waiting = [job for job in self._waiting if not self._begin(job)]
+        if self._waiting:
+            timeout_s = min(timeout_s, POLL_S)
         if not self._running:
             time.sleep(timeout_s)
             return
-        due = min(running.due for running in self._running.values())
+        due = min(running.watchdog.due for running in self._running.values())
         wait_s = max(0.0, min(timeout_s, due - time.monotonic()))
         if self._ray.wait(list(self._running), num_returns=1, timeout=wait_s)[0]:
             count = len(self._running)
             for ready in self._ray.wait(list(self._running), num_returns=count, timeout=0)[0]:
                 self._take(self._running[ready])
         for running in self._running.values():
-            if time.monotonic() > running.due:
-                running.due, running.killed = math.inf, True
+            if running.watchdog.kills():
                 self._kill(running)
 
     def _take(self, running: _SubmittedJob) -> None:
@@ -248,9 +240,8 @@ class Ray(Executor):
             self._end(running, Ending.LOST, f"memory ran out on {running.host}, and Ray ended its worker")
         except errors.RayError as error:
             where = running.host or "a machine of the cluster"
-            if running.killed:
-                why = f"its process on {where}, stopped or stuck, was killed"
-                self._end(running, Ending.TIMEOUT, f"it trained longer than run.timeout allows, and {why}")
+            if running.watchdog.has_killed:
+                self._end(running, Ending.TIMEOUT, Watchdog.sentence(f"its process on {where}"))
             elif isinstance(error, errors.WorkerCrashedError):
                 self._end(running, Ending.LOST, f"its worker on {where} was killed or crashed; see log.txt")
             else:
@@ -259,10 +250,9 @@ class Ray(Executor):
             match item:
                 case Started():
                     running.started = item
-                    self._note_stage(running, "tries")
-                    running.due += base.START_S
+                    running.watchdog.start(base.START_S)
                 case ProgressMessage():
-                    self._note_stage(running, item.stage)
+                    running.watchdog.note(item.stage)
                 case FileChange():
                     try:
                         apply_change(item, running.job.folders)
@@ -273,13 +263,6 @@ class Ray(Executor):
                     self._end(running, Ending.LOST, f"its worker on {running.host} lost its connection to the driver")
                 case Finished():
                     self._end(running, *item)
-
-    def _note_stage(self, running: _SubmittedJob, stage: Stage) -> None:
-        timeout_s = running.job.timeout_s
-        if stage == "tries" and timeout_s is not None:
-            running.due = time.monotonic() + timeout_s + base.FROZEN_S
-        if stage == "waits":
-            running.due = math.inf
 
     def _kill(self, running: _SubmittedJob) -> None:
         """Kill the process of a task, by another task on its machine."""
@@ -306,8 +289,3 @@ class Ray(Executor):
         del self._running[running.stream]
         running.leases.close()
         self._ends.append(JobEnd(running.job, ending, detail))
-
-    def _await_all(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self._running and (remaining_s := deadline - time.monotonic()) > 0:
-            self._collect(remaining_s)

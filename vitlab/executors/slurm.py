@@ -36,7 +36,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.executors.base import Executor, JobEnd, executor, one_sentence
+from vitlab.executors.base import JobEnd, PollingExecutor, executor, one_sentence
 from vitlab.executors.local import Local
 from vitlab.runner.job import Job
 from vitlab.spec import Choice, RunSpec
@@ -75,7 +75,7 @@ class _Submitted:
 
 
 @executor.register("slurm")
-class Slurm(Executor):
+class Slurm(PollingExecutor):
     """Jobs of a Slurm cluster, each with several trials; checkpoints and requeues when its time is up.
 
     Args:
@@ -125,7 +125,6 @@ class Slurm(Executor):
             self._parameters["setup"] = list(setup)
         self._waiting: list[Job] = []
         self._sent: list[_Submitted] = []
-        self._ends: list[JobEnd] = []
         self._asked_at = time.monotonic()
 
     @classmethod
@@ -144,19 +143,6 @@ class Slurm(Executor):
         The driver submits a new job for each ended one, so when a whole pack has ended, the next one is full.
         """
         self._waiting.append(job)
-
-    def poll(self, timeout_s: float) -> list[JobEnd]:
-        """Send waiting jobs and collect ended ones, at most ``timeout_s`` seconds."""
-        while self._waiting and len(self._sent) < self._jobs:
-            self._send(self._waiting[: self._pack])
-            del self._waiting[: self._pack]
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._look()
-            if self._ends or (remaining_s := deadline - time.monotonic()) <= 0:
-                ends, self._ends = self._ends, []
-                return ends
-            time.sleep(min(POLL_S, remaining_s))
 
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
@@ -232,6 +218,15 @@ class Slurm(Executor):
             if job.settings.device == "cuda" or (job.settings.device == "auto" and resources.gpu is not None)
         ]
         return {**needs, "gpus_per_node": math.ceil(sum(shares) - 1e-6)} if shares else needs
+
+    def _wait(self, timeout_s: float) -> None:
+        """Send waiting jobs and collect ended ones."""
+        while self._waiting and len(self._sent) < self._jobs:
+            self._send(self._waiting[: self._pack])
+            del self._waiting[: self._pack]
+        self._look()
+        if not self._ends:
+            time.sleep(min(POLL_S, timeout_s))
 
     def _running(self) -> list[_Submitted]:
         return [pack for pack in self._sent if pack.jobs]

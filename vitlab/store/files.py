@@ -74,22 +74,14 @@ def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
 
 
 def fsync_all(files: Sequence[Path]) -> None:
-    """Sync files to the disk in parallel, so that the file system needs one commit instead of one per file.
+    """Sync files to the disk.
 
     Raises:
         OSError: If the disk is full.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    def to_disk(file: Path) -> None:
+    for file in files:
         with open(file, "rb") as reader:
             os.fsync(reader.fileno())
-
-    if len(files) == 1:
-        to_disk(files[0])
-        return
-    with ThreadPoolExecutor(max(1, len(files))) as threads:
-        list(threads.map(to_disk, files))
 
 
 def folder_name(name: str) -> str:

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,6 @@ from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResul
 
 OUT = Path("vitlab-runs")
 """Default output folder."""
-COPIED_S = 7 * 24 * 3600.0
-"""Age of a result when its file was written from which on the file is taken for a copy."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +87,7 @@ class TrialFolder:
 
     def result(self) -> TrialResult | None:
         """Return the result, or None if the trial has not ended or its result is damaged."""
-        file = self.path / "result.json"
-        result = read_json(file, self._own_result)
-        if result is None or result.circumstances.ended:
-            return result
-        ended, around = file.stat().st_mtime, result.circumstances
-        earliest = around.started + around.wall_s
-        if not earliest <= ended <= earliest + COPIED_S:
-            ended = earliest
-        return replace(result, circumstances=replace(around, ended=ended))
+        return read_json(self.path / "result.json", self._own_result)
 
     def done(self) -> bool:
         """Return True if the trial has a result."""

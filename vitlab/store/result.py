@@ -123,7 +123,7 @@ class Circumstances:
     numerics: Annotated[
         Mapping[str, Any], AfterValidator(_numerics)
     ]  #: torch, device, engine, attention kernel, threads, precision
-    ended: Seconds = 0.0  #: since 1970; estimated for results of older versions
+    ended: Seconds = 0.0  #: since 1970
 
     @property
     def installed(self) -> dict[str, str]:
