@@ -24,7 +24,7 @@ import pytest
 import torch
 import warm
 import yaml
-from job_helpers import alive, until
+from job_helpers import PATIENCE_S, alive, until
 
 import vitlab
 from vitlab import lab, plan, report
@@ -331,13 +331,13 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
     calls: list[int] = []
 
     def die() -> None:
-        ear.planned.wait()  # otherwise the trial would count as trained before
-        shutil.copytree(done / one, out / one)
-        until(lambda: len(ear.said) > 1)
-        calls.append(len(trials(out)))
-        first.close()
+        with first:  # left after an error as well: the run would follow this thread for ever
+            assert ear.planned.wait(PATIENCE_S)  # otherwise the trial would count as trained before
+            shutil.copytree(done / one, out / one)
+            until(lambda: len(ear.said) > 1)
+            calls.append(len(trials(out)))
 
-    other = threading.Thread(target=die)
+    other = threading.Thread(target=die, daemon=True)
     other.start()
     answer = vitlab.run(file, out=out, watch=ear)
     other.join()
