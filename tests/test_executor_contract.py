@@ -68,7 +68,7 @@ class CancelsAtOnce(Local):
     """A cancel without a checkpoint."""
 
     def cancel(self, grace_s: float) -> None:
-        for running in self._workers.values():
+        for running in self._running.values():
             running.process.kill()
         super().cancel(0.0)
 
@@ -78,7 +78,7 @@ class CancelsInName(Local):
 
     def cancel(self, grace_s: float) -> None:
         if grace_s:
-            self._ends += [JobEnd(running.job, Ending.STOPPED) for running in self._workers.values()]
+            self._ends += [JobEnd(running.job, Ending.STOPPED) for running in self._running.values()]
         else:
             super().cancel(grace_s)
 
@@ -145,7 +145,7 @@ class NoLog(Local):
 
     def poll(self, timeout_s: float) -> list[JobEnd]:
         ends = super().poll(timeout_s)
-        for running in self._workers.values():
+        for running in self._running.values():
             (running.job.folder / "log.txt").unlink(missing_ok=True)
         return ends
 

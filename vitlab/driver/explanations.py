@@ -106,9 +106,11 @@ def objective_without_labels(trial: Mapping[str, Any]) -> str | None:
     """
     from vitlab.registry import slot
 
-    choice = Choice.of(trial["spec"]["train"]["objective"])
-    component: Any = slot("objective").find(choice.type)[0]
-    return None if component.labels else choice.type
+    choice = trial.get("spec", {}).get("train", {}).get("objective")
+    if choice is None:  # of a file of weights, which belongs to no trial
+        return None
+    component: Any = slot("objective").find(Choice.of(choice).type)[0]
+    return None if component.labels else Choice.of(choice).type
 
 
 def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Label]]:
