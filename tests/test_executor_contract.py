@@ -19,9 +19,9 @@ from job_helpers import HERE, PATIENCE_S, alive, ends, job, until
 
 from vitlab.cli.new import write_plugin
 from vitlab.errors import UserError
-from vitlab.executors import Executor, Inline, Job, JobEnd, Local, command, executor, worker
+from vitlab.executors import Executor, Inline, Job, JobEnd, Local, command, executor
 from vitlab.spec import RunSpec
-from vitlab.store.files import read_json, write_json
+from vitlab.store.files import read_json
 from vitlab.store.result import Ending
 from vitlab.testing import check_component
 from vitlab.testing import executors as contract
@@ -303,20 +303,6 @@ def test_worker_command_ends_with_its_driver(tmp_path: Path) -> None:
     assert (work.folder / "checkpoint").is_dir()
     [report] = work.folder.glob(".worker-*/ending.json")
     assert read_json(report) == ["stopped", ""]
-
-
-def test_trial_that_ignores_its_time_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "OVERDUE_S", 0.2)
-    work = replace(job(tmp_path, "ignore"), timeout_s=0.1)
-    child = os.fork()
-    if child == 0:
-
-        def report(ending: Ending, detail: str) -> None:
-            write_json(tmp_path / "report.json", [ending, detail])
-
-        worker.run_job_and_exit(work, "executor_runner", lambda: False, report)
-    assert os.waitpid(child, 0)[1] == 0
-    assert read_json(tmp_path / "report.json") == ["timeout", worker.overdue_message()]
 
 
 def test_job_survives_its_file(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -188,14 +187,6 @@ def test_first_step_is_reported_once(tmp_path: Path) -> None:
         (work.folder / "result.json").unlink(missing_ok=True)
         assert worker.run_job(work, "executor_runner", lambda: False, announced.append)[0] == "done"
         assert announced == stages  # a single step has no further report; its end implies it
-
-
-def test_trial_that_ignores_its_time_limit_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "OVERDUE_S", 0.05)
-    called: list[float] = []
-    work = replace(job(tmp_path, "step", steps=1, **{"for": 0.6}), timeout_s=0.1)
-    worker.run_job(work, "executor_runner", lambda: False, overdue=lambda: called.append(time.monotonic()))
-    assert len(called) == 1
 
 
 def test_retry_settings_of_study_file() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import queue
 import socket
@@ -105,21 +104,11 @@ def stream(
             worker.note_shared_log(job)
         endings: list[tuple[Ending, str]] = []
         stages: queue.SimpleQueue[Stage] = queue.SimpleQueue()
-
-        def run() -> None:
-            endings.append(
-                worker.run_job(
-                    job,
-                    runner,
-                    stop.is_set,
-                    stages.put,
-                    overdue=lambda: endings.append((Ending.TIMEOUT, worker.overdue_message())),
-                )
-            )
-
-        trial = threading.Thread(target=run, daemon=True)  # one that does not stop ends with the process
+        trial = threading.Thread(
+            target=lambda: endings.append(worker.run_job(job, runner, stop.is_set, stages.put)), daemon=True
+        )
         trial.start()
-        while trial.is_alive() and not endings:
+        while trial.is_alive():
             trial.join(POLL_S)
             while not stages.empty():
                 yield ProgressMessage(stages.get())
@@ -127,8 +116,6 @@ def stream(
                 yield from outbox.changes()
         if outbox is not None:
             yield from outbox.changes(ended=True)
-    for child in multiprocessing.active_children():  # of a hung trial; the process would wait for them at exit
-        child.kill()
     yield Finished(*endings[0]) if endings else Finished(Ending.LOST, "the trial's thread was ended; see log.txt")
 
 

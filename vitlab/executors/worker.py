@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import math
 import os
 import signal
 import socket
@@ -36,7 +37,6 @@ from vitlab.store.locks import DRIVER, Busy, end_orphan, is_alive
 from vitlab.store.result import Ending
 
 POLL_S = 0.5  #: polling interval while another process holds a trial's lease
-OVERDUE_S = 30.0  #: time for the checkpoint after the time limit
 ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver
 ORPHANED = 75  #: exit code of a worker that reached this time
 WATCH_S = 1.0  #: interval at which a worker checks whether its driver is alive
@@ -76,38 +76,19 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
 class _Clock:
     """Time limit and progress of an attempt, updated by the ``stop`` callback that runs before every step."""
 
-    def __init__(
-        self,
-        stop: Callable[[], bool],
-        timeout_s: float | None,
-        report: Callable[[Stage], None],
-        overdue: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, stop: Callable[[], bool], timeout_s: float | None, report: Callable[[Stage], None]) -> None:
         self.late = False  #: True if the time limit is exceeded
         self._stop, self._report = stop, report
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._steps = -1
-        self._watchdog: threading.Timer | None = None
-        if timeout_s is not None and overdue is not None:
-            self._watchdog = threading.Timer(timeout_s + OVERDUE_S, overdue)
-            self._watchdog.daemon = True
-
-    def __enter__(self) -> _Clock:
-        if self._watchdog is not None:
-            self._watchdog.start()
-        self._report("tries")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        report("tries")
 
     def stop(self) -> bool:
         """Count a step and return True if the attempt has to stop."""
         self._steps += 1
         if self._steps == 1:
             self._report("begun")
-        self.late = self._end is not None and time.monotonic() > self._end
+        self.late = time.monotonic() > self._end
         return self.late or self._stop()
 
 
@@ -116,7 +97,6 @@ def run_job(
     runner: str,
     stop: Callable[[], bool],
     report: Callable[[Stage], None] = lambda stage: None,
-    overdue: Callable[[], None] | None = None,
 ) -> tuple[Ending, str]:
     """Run a job in this process until each of its trials has ended, and return how, with one sentence of detail.
 
@@ -130,15 +110,13 @@ def run_job(
         stop: called before every step, so it returns at once; True stops the trial, which writes a checkpoint.  The
             ending is then ``stopped``.
         report: called with each stage; after the first step the trial holds all the memory that it needs.
-        overdue: called in another thread if a trial has not stopped :data:`OVERDUE_S` after its time limit.  It reports
-            ``Ending.TIMEOUT`` with :func:`overdue_message`, and ends the process; without it such a trial runs on.
     """
     results: dict[Path, Any] = {}  #: of ended trials: results and errors
     try:
         module = importlib.import_module(runner)
         while remaining := _remaining(job, results):
-            with _Clock(stop, job.timeout_s, report, overdue) as clock:
-                outcomes = module.execute(replace(job, trials=remaining), clock.stop)
+            clock = _Clock(stop, job.timeout_s, report)
+            outcomes = module.execute(replace(job, trials=remaining), clock.stop)
             folders = [item.folder for item in remaining]
             ended = dict(zip(folders, outcomes, strict=True))
             locked = [folder for folder, outcome in ended.items() if isinstance(outcome, Busy)]
@@ -164,11 +142,6 @@ def run_job(
             TrialFolder(job.folder).fail(sentence, traceback.format_exc(), ending)
         return ending, sentence
     return _ending_of_all(list(results.values()))
-
-
-def overdue_message() -> str:
-    """Return the detail of a job that did not stop after its time limit."""
-    return f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
 
 
 def _remaining(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
@@ -217,9 +190,9 @@ def run_job_and_exit(
     """Run a job as the whole work of this process, report how it ended, and exit; call it in the main thread.
 
     All output goes to ``log.txt``.  Ctrl-C is ignored, since the driver handles it.  SIGTERM, which schedulers send
-    before they reclaim a machine, stops the trial as ``preempted``.  A trial that does not stop after its time limit is
-    ended as ``timeout``.  If the driver named by the environment variable ``VITLAB_DRIVER`` has died on this machine,
-    the trial writes a checkpoint and stops, and the process ends within :data:`ORPHAN_S`.
+    before they reclaim a machine, stops the trial as ``preempted``.  If the driver named by the environment variable
+    ``VITLAB_DRIVER`` has died on this machine, the trial writes a checkpoint and stops, and the process ends within
+    :data:`ORPHAN_S`.
 
     Args:
         job: the job to run.
@@ -231,31 +204,21 @@ def run_job_and_exit(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log_to(job.folder)
     note_shared_log(job)
-    preempted, orphaned, reporting = threading.Event(), threading.Event(), threading.Lock()
+    preempted, orphaned = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: preempted.set())
     if os.environ.get(DRIVER, "").partition("/")[0] == socket.gethostname():
         threading.Thread(target=_watch, args=(os.environ[DRIVER], orphaned), daemon=True).start()
 
-    def leave(ending: Ending, detail: str) -> NoReturn:
-        reporting.acquire()  # never released: the process reports once
-        try:
-            report(ending, detail)
-        except OSError:
-            print(f"the driver has died; the trial is {ending}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # without waiting for threads that a plugin may have started
-
-    ending, detail = run_job(
-        job,
-        runner,
-        lambda: preempted.is_set() or orphaned.is_set() or stop(),
-        report_stage,
-        overdue=lambda: leave(Ending.TIMEOUT, overdue_message()),
-    )
+    ending, detail = run_job(job, runner, lambda: preempted.is_set() or orphaned.is_set() or stop(), report_stage)
     if ending == Ending.STOPPED and preempted.is_set() and not orphaned.is_set() and not stop():
         ending, detail = Ending.PREEMPTED, "its worker received SIGTERM"
-    leave(ending, detail)
+    try:
+        report(ending, detail)
+    except OSError:
+        print(f"the driver has died; the trial is {ending}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # without waiting for threads that a plugin may have started
 
 
 def log_to(folder: Path) -> None:
