@@ -5,10 +5,10 @@ libraries that would start threads on import are limited to one.  Plugins are ne
 plugin breaks only the trials that use it.
 """
 
+# ruff: noqa: F401  # modules are imported for the processes that are forked
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import signal
 from contextlib import suppress
@@ -35,27 +35,30 @@ SLOTS = [name for name in SLOT_MODULES if name not in ("tracker", "section")]  #
 
 # What trials import on first use: vmap and the profiler's hooks of torch modules, files pyarrow and ctypes, and
 # optimizers of plugins dynamo.  Importing them here saves each trial up to a second.
-for module in (
-    "torch",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch.profiler._cupti_monitor",
-    "numpy.ctypeslib",
-    "pyarrow.parquet",
-    "vitlab.runner.run",
-    *(("torch._dynamo",) if points("optimizer") else ()),
-    *(SLOT_MODULES[name] for name in SLOTS),
-):
-    with suppress(Exception):  # a failing import is repeated, and reported, by the worker that needs it
-        importlib.import_module(module)
+with suppress(Exception):  # a failing import is repeated, and reported, by the worker that needs it
+    import numpy.ctypeslib
+    import pyarrow.parquet
+    import torch.fx.experimental.symbolic_shapes
+    import torch.profiler._cupti_monitor
+
+    import vitlab.runner.run
+
+    if points("optimizer"):
+        import torch._dynamo
+
+for name in SLOTS:
+    with suppress(Exception):  # as above
+        components = slot(name)
+        for _, component in components.components:
+            with suppress(Exception):  # it has options without a default, or shares its name with a plugin
+                components.resolve(component)
 
 read_ahead()  # every worker compares the installed code with that of its plan
-for components in map(slot, SLOTS):
-    for _, name in components.components:
-        with suppress(Exception):  # it has options without a default, or shares its name with a plugin
-            components.resolve(name)
 
 with suppress(Exception):  # as above
-    importlib.import_module("vitlab.runner.circumstances").rehearse()
+    from vitlab.runner.circumstances import rehearse
+
+    rehearse()
 
 # Each worker's collector would otherwise visit all of the above and so copy its memory pages.  Frozen objects do not
 # count when Python decides on a full collection, which would be too frequent for a worker's own few objects.

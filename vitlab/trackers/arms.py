@@ -1,12 +1,13 @@
 """Experiment of arm summaries: one run per arm with mean, standard deviation and interval over seeds.
 
 The summaries have their own experiment, because MLflow would average them with the trials.  The values of the study's
-metric are read from ``report.json``; those of all other final metrics come from :mod:`vitlab.statistics`.
+metric are read from ``report.json``; of all other final metrics, there are means and standard deviations.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,36 +101,27 @@ def deliver(
 def note(plan: Plan) -> str:
     """Return the description of the experiment."""
     return (
-        f"**Arms of {plan.study} over their seeds**\n\nMean, standard deviation (sd), and the "
-        f"{1 - plan.analysis.alpha:.0%} t-interval of the mean (low, high) over n seeds. Values of "
-        f"{plan.analysis.metric}, with differences and corrected p values, are those of the report."
+        f"**Arms of {plan.study} over their seeds**\n\nMean and standard deviation (sd) over n seeds. Values of "
+        f"{plan.analysis.metric}, with intervals (low, high), differences and corrected p values, are those of the "
+        "report."
     )
 
 
 def _other_metrics(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> defaultdict[str, Points]:
-    """Return mean, standard deviation and t-interval of the final metrics but the study's, by arm.
-
-    Undefined values are left out.  Seeds on different splits are not independent, and have no interval here.
-    """
-    from vitlab.statistics import mean_interval
-
+    """Return mean and standard deviation of the final metrics but the study's, by arm."""
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for item in trials:
         trial = item.planned.trial
         result = store.trial(trial.key, trial.code).result() if item.kind == "trial" else None
         if result is not None and result.status == Ending.DONE:
-            for point in records.final_points(result, plan.analysis):
-                group, _, metric = point.name.partition("/")
-                if group == "final" and metric != plan.analysis.metric and math.isfinite(point.value):
-                    values[item.planned.arm, metric].append(point.value)
-    splits = {planned.trial.seeds.get("split") for planned in plan.trials}
+            for metric, value in result.outcome.metrics.items():
+                if metric != plan.analysis.metric and math.isfinite(value):
+                    values[item.planned.arm, records.key(metric)].append(value)
     points: defaultdict[str, Points] = defaultdict(dict)
     for (arm, metric), seeds in values.items():
-        summary = mean_interval(seeds, plan.analysis.alpha)
-        for statistic in OWN if len(splits) == 1 else ("mean", "sd", "n"):
-            value = float(getattr(summary, statistic))
-            if math.isfinite(value):
-                points[arm][records.key(f"{statistic}/{metric}")] = value
+        points[arm] |= {f"mean/{metric}": statistics.fmean(seeds), f"n/{metric}": float(len(seeds))}
+        if len(seeds) > 1:
+            points[arm][f"sd/{metric}"] = statistics.stdev(seeds)
     return points
 
 

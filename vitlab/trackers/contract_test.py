@@ -10,8 +10,8 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, Plan, Planned, Trial
@@ -38,61 +38,52 @@ def rehearse(build: Built, folder: Path) -> None:
         Exception: any exception of the tracker.
     """
     plan = _plan()
-    at_once, in_pieces = Store(folder / "at-once"), Store(folder / "in-pieces")
+    at_once, in_pieces, anew = (Store(folder / name) for name in ("at-once", "in-pieces", "anew"))
     _train(at_once, plan)
     before = _files(at_once.root)
     tracker = build(plan, at_once, RunSpec())
     _expect(_files(at_once.root) == before, "the tracker writes when it is constructed; use begin or write")
     _deliver(tracker)
-    after = _files(at_once.root)
-    changed = [
-        name for name in sorted(before | after) if name.startswith("trials") and before.get(name) != after.get(name)
-    ]
+    after = _files(at_once.root / "trials")
+    changed = [name for name, content in after.items() if before.get(f"trials/{name}") != content]
     _expect(not changed, f"the tracker writes to the folders of trials, such as {changed[:1]}; write elsewhere")
     expected = _points(tracker)
-    for planned in plan.trials:
-        own = Counter(expected[planned.trial.key])
-        for step in range(1, 5):
-            point = ("val/accuracy", step / 8, step)
-            _expect(
-                own[point] == 1, f"{point} of a trial was delivered once, and points(mark) has it {own[point]} times"
-            )
+    for planned, step in product(plan.trials, range(1, 5)):
+        point = ("val/accuracy", step / 8, step)
+        times = expected[planned.trial.key].count(point)
+        _expect(times == 1, f"{point} of a trial was delivered once, and points(mark) has it {times} times")
 
-    _train(in_pieces, plan, events=3)
-    _deliver(build(plan, in_pieces, RunSpec()), final=False)
-    account = in_pieces.study(STUDY) / f"{tracker.title.lower()}-offsets.json"
-    committed = account.read_bytes() if account.exists() else b"{}"  # a tracker of whole trials has none yet
-    _train(in_pieces, plan)
-    _deliver(build(plan, in_pieces, RunSpec()), final=False)
-    write_bytes(account, committed)  # simulates a driver that died before this commit
-    _deliver(build(plan, in_pieces, RunSpec()))
-
-    def same(after: str) -> None:
-        for key, points in _points(build(plan, in_pieces, RunSpec())).items():
+    def deliver(what: str, store: Store = in_pieces, *, final: bool = True) -> None:
+        """Deliver by a new tracker, and compare its points once everything is delivered."""
+        tracker = build(plan, store, RunSpec())
+        _deliver(tracker, final=final)
+        for key, points in _points(tracker).items() if final else ():
             more, fewer = Counter(points) - Counter(expected[key]), Counter(expected[key]) - Counter(points)
             _expect(
                 not (more or fewer),
-                f"after {after}, a trial has {more.total()} points too many and lacks {fewer.total()}, such as "
+                f"after {what}, a trial has {more.total()} points too many and lacks {fewer.total()}, such as "
                 f"{next(iter(more or fewer), '')}; given a mark, remove or skip what was written after it, and without "
                 "one, replace everything",
             )
 
-    same("the death of a driver between a delivery and its record")
-    _deliver(build(plan, in_pieces, RunSpec()))
-    same("a repeated delivery")
+    _train(in_pieces, plan, events=3)
+    deliver("a part", final=False)
+    account = in_pieces.study(STUDY) / f"{tracker.title.lower()}-offsets.json"
+    committed = account.read_bytes() if account.exists() else b"{}"  # a tracker of whole trials has none yet
+    _train(in_pieces, plan)
+    deliver("the rest", final=False)
+    write_bytes(account, committed)  # simulates a driver that died before this commit
+    deliver("the death of a driver between a delivery and its record")
+    deliver("a repeated delivery")
     account.unlink()
-    _deliver(build(plan, in_pieces, RunSpec()))
-    same("a delivery without marks to a destination that has the data")
-
-    anew = Store(folder / "anew")
+    deliver("a delivery without marks to a destination that has the data")
+    shutil.rmtree(in_pieces.root / "trials")
     for store in (anew, in_pieces):
-        shutil.rmtree(store.root / "trials", ignore_errors=True)
         _train(store, plan, began=T_MS + 60_000, value=2.0)
-        tracker = build(plan, store, RunSpec())
-        _deliver(tracker)
-        if store is anew:
-            expected = _points(tracker)
-    same("a retraining of the same trials")
+    tracker = build(plan, anew, RunSpec())
+    _deliver(tracker)
+    expected = _points(tracker)
+    deliver("a retraining of the same trials")
 
 
 def _deliver(tracker: Replay, *, final: bool = True) -> None:
@@ -122,28 +113,15 @@ def _plan() -> Plan:
     """Return a plan of two arms with two seeds each."""
     arms = (Arm("baseline", {}), Arm("position=none", {"model.position": "none"}, baseline="baseline"))
     trials = []
-    for number, arm in enumerate(arms):
-        for seed in (0, 1):
-            spec = {
-                "data": {"type": "digits"},
-                "model": {"type": "vit", "dim": 8, "position": {"type": arm.values.get("model.position", "learned")}},
-                "train": {"steps": 4, "optimizer": {"type": "adamw", "lr": 1e-3}},
-            }
-            key = f"{number}{seed}".ljust(64, "0")
-            trials.append(
-                Planned(
-                    arm.name,
-                    seed,
-                    Trial(
-                        TrialSpec.model_validate(spec),
-                        {"init": seed},
-                        (),
-                        DataIdentity("digits:0"),
-                        key=key,
-                        code="c" * 64,
-                    ),
-                )
-            )
+    for number, (arm, seed) in enumerate(product(arms, (0, 1))):
+        spec = {
+            "data": {"type": "digits"},
+            "model": {"type": "vit", "dim": 8, "position": arm.values.get("model.position", "learned")},
+            "train": {"steps": 4, "optimizer": {"type": "adamw", "lr": 1e-3}},
+        }
+        data, key = DataIdentity("digits:0"), str(number).ljust(64, "0")
+        trial = Trial(TrialSpec.model_validate(spec), {"init": seed}, (), data, key=key, code="c" * 64)
+        trials.append(Planned(arm.name, seed, trial))
     return Plan(STUDY, "Does it hold?", arms, tuple(trials), Analysis())
 
 
@@ -155,9 +133,11 @@ def _train(store: Store, plan: Plan, *, events: int | None = None, began: int = 
             Measurement(step, step / 4, 16 * step, {"train/loss": value / step, "val/accuracy": value * step / 8})
             for step in range(1, 5)
         ]
-        lines: list[Mapping[str, Any]] = [{"kind": "start", "attempt": 1, "host": "here", "numerics": {}}]
-        lines += [{"kind": "metrics", **vars(moment)} for moment in history]
-        lines += [{"kind": "end", "status": Ending.DONE}]
+        lines: list[Mapping[str, object]] = [
+            {"kind": "start", "attempt": 1, "host": "here", "numerics": {}},
+            *({"kind": "metrics", **vars(moment)} for moment in history),
+            {"kind": "end", "status": Ending.DONE},
+        ]
         journal = [
             json.dumps({"t": began + 1000 * number + 60_000 * place, **line}) for place, line in enumerate(lines)
         ]

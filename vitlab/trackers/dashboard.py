@@ -24,7 +24,6 @@ TAG = "mlflow.sharedViewState"  #: experiment tag that stores a view, followed b
 ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
 """Ids of the views: arms as means over their seeds; every trial by itself; the experiment of summaries."""
 
-LOADED = 100  #: runs the page loads at once
 ORDER = "vitlab.order"
 """Tag by which runs are sorted: the first seed of every arm precedes the second, because the page loads few runs."""
 

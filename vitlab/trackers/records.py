@@ -21,7 +21,7 @@ from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.store.folders import Event
 from vitlab.store.result import TrialResult
-from vitlab.trackers.dashboard import LOADED, ORDER
+from vitlab.trackers.dashboard import ORDER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,12 +64,6 @@ def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
     flattened = {trial.key: flat(trial.spec.plain()) for trial in trials}
     names = sorted(set().union(*flattened.values()))
     return {trial_key: {name: own.get(name, ABSENT) for name in names} for trial_key, own in flattened.items()}
-
-
-def digest(identity: str) -> str:
-    """Shorten a data set's identity to the 36 characters that MLflow allows."""
-    tail = identity.rpartition(":")[2]
-    return (tail if len(tail) >= 8 else identity)[:36]
 
 
 def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
@@ -206,11 +200,6 @@ def note(plan: Plan) -> str:
         *rows,
         *(f"\n{item}" for item in plan.notes),
     ]
-    if len(plan.trials) > LOADED:
-        lines.append(
-            f"\nMLflow loads {LOADED} runs at a time, here the first seeds of every arm; 'Load more' under the table "
-            f"loads the others. Means over all seeds are in the report, and in the experiment {plan.study}/arms."
-        )
     return _clip("\n".join(lines), TAG_LENGTH)
 
 

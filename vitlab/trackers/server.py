@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.trackers import dashboard
-from vitlab.trackers.address import artifact_folder, comparison_link, database_file, pages
+from vitlab.trackers.address import artifact_folder, comparison_link, database_file, locate, pages
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
@@ -40,13 +38,12 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
         UserError: if the port is in use.
         VitlabError: if the server does not start.
     """
-    own = reachable(host)
-    with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as probe:
-        if probe.connect_ex((own.strip("[]"), port)) == 0:
-            raise UserError(
-                f"port {port} of {host} is used by another server, perhaps MLflow's; end it, or choose another port, "
-                f"such as --port {port + 1}."
-            )
+    address = locate(f"http://{reachable(host)}:{port}", root)
+    if address.is_reachable():
+        raise UserError(
+            f"port {port} of {host} is used by another server, perhaps MLflow's; end it, or choose another port, "
+            f"such as --port {port + 1}."
+        )
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{database_file(root)}"]
     command += ["--artifacts-destination", str(artifact_folder(root))]
@@ -65,7 +62,7 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
         )
         try:
             until = time.monotonic() + START_S
-            while not _responds(f"http://{own}:{port}/health"):
+            while not address.is_reachable():
                 if server.poll() is not None or time.monotonic() > until:
                     log.seek(0)
                     last = log.read().decode(errors="replace").splitlines()[-15:]
@@ -97,9 +94,3 @@ def links(root: Path, base: str) -> dict[str, str]:
         for study, experiment in experiments.items()
         if experiment is not None
     }
-
-
-def _responds(address: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(address, timeout=2):
-        return True
-    return False

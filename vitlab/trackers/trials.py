@@ -295,7 +295,8 @@ class TrialRuns:
             return
         data = trial.spec.data
         source = json.dumps(data.plain(), default=str)
-        dataset = Dataset(data.type, records.digest(str(trial.data)), source_type="vitlab", source=source)
+        digest = str(trial.data).rpartition(":")[2][:36]  # as long as MLflow allows
+        dataset = Dataset(data.type, digest, source_type="vitlab", source=source)
         self.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
     def _advance(self, mark: RunMark, content: _Content) -> None:
