@@ -25,7 +25,7 @@ from vitlab.executors.worker import log_to
 from vitlab.plan.versions import commit_of
 from vitlab.store.files import append_json, open_in_place
 from vitlab.store.locks import hold
-from vitlab.trackers import process, server
+from vitlab.trackers import delivery, server
 
 MODULES = ("queue", "random", "string", "click", "mlflow", "yaml", "vitlab")
 """Names of files in a folder that a command is called from: of the standard library, of libraries, and of vitlab."""
@@ -89,7 +89,7 @@ def test_detached_driver_imports_nothing_from_the_current_folder(foreign: Path, 
 
 
 def test_delivering_process_imports_nothing_from_the_current_folder(foreign: Path) -> None:
-    deliverer = process.TrackerProcess()
+    deliverer = delivery.TrackerProcess()
     deliverer._pipe.close()
     assert deliverer._process.wait(60) == 0, "it ends with its pipe"
     assert not foreign.exists()

@@ -10,7 +10,7 @@ import pytest
 
 from vitlab.errors import VitlabError
 from vitlab.executors import Job, JobTrial, Settings
-from vitlab.executors.mirror import FileChange, FileSender, apply_change, input_files, relocate
+from vitlab.executors.task import FileChange, FileSender, apply_change, input_files, relocate
 from vitlab.plan.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.files import write_bytes

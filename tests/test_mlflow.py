@@ -292,7 +292,7 @@ def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, t
         assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     assert not go.exists()
-    [deliverer] = [pid for pid in children(driver.pid) if b"vitlab.trackers.process" in command_of(pid)]
+    [deliverer] = [pid for pid in children(driver.pid) if b"vitlab.trackers.delivery" in command_of(pid)]
     if end == "delivered":
         go.touch()
     else:

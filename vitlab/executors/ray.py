@@ -10,7 +10,7 @@ must be on every machine; a trial refuses to run with other code than planned.
 **Files.**  The task is a stream.  If the machines see the driver's output folder (``files: shared``), workers write
 there and the stream carries only the job's ending.  Otherwise (``files: copy``) the trial's checkpoint and its
 prerequisites are sent as objects, and the stream returns every file as it is written
-(:mod:`vitlab.executors.mirror`); the driver holds the lease meanwhile.  Files sent before a worker died have arrived,
+(:mod:`vitlab.executors.task`); the driver holds the lease meanwhile.  Files sent before a worker died have arrived,
 so the trial resumes from its last checkpoint on any machine.
 
 **Stopping.**  ``cancel`` signals a small actor, on which every worker waits; the workers write a checkpoint and exit,
@@ -41,8 +41,16 @@ from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
 from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, one_sentence
 from vitlab.executors.cluster import at, connect, daemon, demand, listens, room
-from vitlab.executors.mirror import FileChange, apply_change, input_files
-from vitlab.executors.task import Finished, ProgressMessage, Started, StopSignal, stream
+from vitlab.executors.task import (
+    FileChange,
+    Finished,
+    ProgressMessage,
+    Started,
+    StopSignal,
+    apply_change,
+    input_files,
+    stream,
+)
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.files import open_in_place

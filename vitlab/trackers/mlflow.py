@@ -25,7 +25,7 @@ from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import Store
-from vitlab.trackers import arms, dashboard, description, models, process, records, service
+from vitlab.trackers import arms, dashboard, delivery, description, models, records, service
 from vitlab.trackers.address import PAGES, comparison_link, locate, pages, unconfirmed
 from vitlab.trackers.base import tracker
 from vitlab.trackers.models import select_trials as select_models
@@ -89,7 +89,7 @@ class MlflowTracker(Replay):
     @classmethod
     def prepare(cls) -> None:
         """Start a process that imports MLflow and delivers beside the driver."""
-        process.start()
+        delivery.start()
 
     @classmethod
     def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
