@@ -13,7 +13,7 @@ from job_helpers import ends, run_trial, until
 import vitlab
 from vitlab.errors import OutOfMemory, ProcessLost, TrialFailed, UserError
 from vitlab.executors import Job, JobEnd, JobTrial, Local, machine
-from vitlab.executors.placement import GpuRequest, Placement
+from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.plan.values import Trial
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model

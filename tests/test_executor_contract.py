@@ -193,7 +193,7 @@ class NotHere(Local):
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
-        (KilledIsDone, r"job 'kill' ended as done \(killed by signal 9 .*; a worker that died is lost"),
+        (KilledIsDone, r"job 'kill' ended as done \(its process was killed by signal 9 .*; a worker that died is lost"),
         (ErrorIsLost, r"job 'raise' ended as lost .*; a job whose trial raises an exception ends as error"),
         (StoppedIsDone, "job 'stop' ended as done .* after cancel; a job that writes a checkpoint .* ends as stopped"),
         (CancelsNothing, "poll reports no end of job 'stop' within 2 s of cancel; cancel stops every job"),

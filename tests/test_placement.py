@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from fractions import Fraction
 
-from vitlab.executors.placement import GpuRequest, Placement
+from vitlab.executors.machine import GpuRequest, Placement
 
 GIB = 1 << 30
 GPUS = ("GPU-a", "GPU-b", "7")

@@ -8,7 +8,7 @@ one whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the tri
 **Placement.**  A worker sees only its GPU.  A trial takes a whole GPU, or what ``run.resources`` requests: a share, an
 amount of memory, or several GPUs with one process on each; with more ``run.workers`` than GPUs, the GPUs are shared
 evenly.  A GPU accepts the next trial after the previous one has done its first step
-(:mod:`vitlab.executors.placement`).  On the CPU, the number of slots is the number of usable cores (within a
+(:mod:`vitlab.executors.machine`).  On the CPU, the number of slots is the number of usable cores (within a
 container's limit) divided by ``run.threads`` per process, or by ``run.resources.cpu``; if all workers fit, each is
 pinned to its share of the cores.
 
@@ -27,7 +27,6 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ from typing import TYPE_CHECKING, get_args
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
 from vitlab.executors.base import JobEnd, PollingExecutor, Stage, Watchdog, executor
-from vitlab.executors.placement import GpuRequest, Placement
+from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.runner import fork_server
 from vitlab.runner.fork_server import ServerDied
 from vitlab.runner.job import Job
@@ -268,7 +267,7 @@ class Local(PollingExecutor):
         elif running.watchdog.has_killed:
             ending, detail = Ending.TIMEOUT, Watchdog.sentence("its process")
         else:
-            ending, detail = _ending_of_exit(running.process.exitcode)
+            ending, detail = Ending.LOST, f"its process {fork_server.exit_reason(running.process.exitcode)}"
         self._ends.append(JobEnd(running.job, ending, detail))
         self._placement.leave(running.job.folder)
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
@@ -298,13 +297,3 @@ def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
     """Divide the cores among workers as evenly as possible."""
     cuts = [index * len(cores) // workers for index in range(workers + 1)]
     return [list(cores[begin:end]) for begin, end in pairwise(cuts)]
-
-
-def _ending_of_exit(code: int | None) -> tuple[Ending, str]:
-    """Return the ending of a job whose worker sent none, based on its exit code."""
-    if code == -signal.SIGKILL:
-        return Ending.LOST, "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
-    if code is not None and code < 0:
-        with suppress(ValueError):
-            return Ending.LOST, f"killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
-    return Ending.LOST, f"its process ended with exit code {code} and reported nothing; see log.txt"

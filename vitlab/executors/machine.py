@@ -1,6 +1,11 @@
-"""Cores and GPUs of this machine, counted without importing torch and without initialising CUDA.
+"""Cores and GPUs of this machine, counted without importing torch and without initialising CUDA, and who uses them.
 
 A process that has initialised CUDA cannot fork workers that use it, so the driver never calls CUDA.
+
+Trials are placed on GPUs by pure arithmetic.  A trial requests a share of a GPU, an amount of its memory, or both; or
+several whole GPUs.  The shares on a GPU never sum to more than 1, nor the memory to more than it has.  A trial's actual
+memory use is known after its first step, so a GPU accepts no other trial before that: two trials that do not fit
+together would otherwise both fail in their first step.
 """
 
 from __future__ import annotations
@@ -11,7 +16,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -44,32 +51,29 @@ def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return _visible(visible)
-    program = shutil.which("nvidia-smi")
-    if program is None:  # as in containers with the devices but without the tools
+    if shutil.which("nvidia-smi") is None:  # as in containers with the devices but without the tools
         return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-    try:
-        listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return _listed(listing)
+    return _listed(_nvidia_smi("-L"))
 
 
 def gpu_memory() -> dict[str, int]:
     """Return the bytes of each GPU by UUID and by index; empty without nvidia-smi, and without MIG slices."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return {}
-    query = [program, "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        table = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
+    table = _nvidia_smi("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
     memory: dict[str, int] = {}
     for line in table.splitlines():
         match = re.fullmatch(r"\s*(\d+), *(GPU-[0-9A-Za-z-]+), *(\d+)\s*", line)
         if match is not None:
             memory[match[1]] = memory[match[2]] = int(match[3]) << 20  # nvidia-smi counts in MiB
     return memory
+
+
+def _nvidia_smi(*options: str) -> str:
+    """Return what nvidia-smi prints; empty if it is missing or fails."""
+    command = ["nvidia-smi", *options]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _visible(value: str) -> list[str]:
@@ -101,3 +105,93 @@ def _torch_has_cuda() -> bool:
         return not version("torch").endswith("+cpu")
     except PackageNotFoundError:
         return False
+
+
+# -- trials on GPUs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """GPU request of a trial."""
+
+    share: float = 1.0  #: from 0, exclusive, to 1
+    memory: int = 0  #: bytes; 0 if unspecified
+    count: int = 1  #: number of GPUs
+
+
+@dataclass
+class _Tenant:
+    gpus: tuple[str, ...]
+    request: GpuRequest
+    started: bool = False
+
+
+class Placement:
+    """GPUs of a machine and the trials placed on them.
+
+    Args:
+        gpus: names of the GPUs.
+        memory: bytes of each GPU; the memory of GPUs not named is unknown and not counted.
+    """
+
+    def __init__(self, gpus: Sequence[str], memory: Mapping[str, int] = {}) -> None:
+        self.gpus = tuple(gpus)
+        self.memory = dict(memory)
+        self._tenants: dict[Hashable, _Tenant] = {}
+
+    def place(self, name: Hashable, request: GpuRequest) -> str | None:
+        """Assign a trial to the least used GPU that has room and awaits no trial's first step.
+
+        Returns:
+            The GPU, or as many as requested, separated by commas; None if there is no room yet.
+        """
+        assert name not in self._tenants
+        available = [gpu for gpu in self.gpus if self._has_room(gpu, request) and not self._waits(gpu)]
+        if len(available) < request.count:
+            return None
+        selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[: request.count]
+        self._tenants[name] = _Tenant(tuple(selected), request)
+        return ",".join(selected)
+
+    def mark_started(self, name: Hashable) -> None:
+        """Record that a trial has done its first step and holds all its memory."""
+        if name in self._tenants:
+            self._tenants[name].started = True
+
+    def leave(self, name: Hashable) -> None:
+        """Remove a trial from its GPU."""
+        self._tenants.pop(name, None)
+
+    def used_share(self, gpu: str) -> Fraction:
+        """Return the sum of the shares on a GPU."""
+        return sum((_exact(tenant.request.share) for tenant in self._on(gpu)), Fraction(0))
+
+    def possible(self, request: GpuRequest) -> bool:
+        """Return True if the GPUs, when empty, can hold such a trial."""
+        fit = [gpu for gpu in self.gpus if request.memory <= self.memory.get(gpu, request.memory)]
+        return len(fit) >= request.count
+
+    def capacity(self, request: GpuRequest) -> int:
+        """Return the number of equal trials that the GPUs hold together."""
+        return sum(self._holds(gpu, request) for gpu in self.gpus) // request.count
+
+    def _holds(self, gpu: str, request: GpuRequest) -> int:
+        by_share = int(1 / _exact(request.share))
+        if request.memory and gpu in self.memory:
+            return min(by_share, self.memory[gpu] // request.memory)
+        return by_share
+
+    def _has_room(self, gpu: str, request: GpuRequest) -> bool:
+        memory = request.memory + sum(tenant.request.memory for tenant in self._on(gpu))
+        return self.used_share(gpu) + _exact(request.share) <= 1 and memory <= self.memory.get(gpu, memory)
+
+    def _waits(self, gpu: str) -> bool:
+        return any(not tenant.started for tenant in self._on(gpu))
+
+    def _on(self, gpu: str) -> list[_Tenant]:
+        return [tenant for tenant in self._tenants.values() if gpu in tenant.gpus]
+
+
+def _exact(share: float) -> Fraction:
+    """Convert a share to a nearby simple fraction, so that ten times 0.1 is 1."""
+    return Fraction(share).limit_denominator(10_000)

@@ -70,6 +70,15 @@ def process(target: Callable[..., object], args: Sequence[Any], name: str) -> Fo
     return child
 
 
+def exit_reason(code: int | None) -> str:
+    """Return how a process ended that reported nothing, such as ``was killed by signal 15``, by its exit code."""
+    if code == -signal.SIGKILL:
+        return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
+    if code is not None and code < 0:
+        return f"was killed by signal {-code} ({signal.strsignal(-code)}); see log.txt"
+    return f"ended with exit code {code} and reported nothing; see log.txt"
+
+
 def server() -> int | None:
     """Return the process id of the server, if it has been started."""
     pid: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)

@@ -167,17 +167,8 @@ def _receive(one: _Process) -> None:
     except (EOFError, OSError):
         pass
     if dead:
-        one.result = RankResult(
-            Ending.LOST, f"process {one.number} of this trial {_exit_reason(one.process.exitcode)}; see log.txt"
-        )
-
-
-def _exit_reason(code: int | None) -> str:
-    if code == -signal.SIGKILL:
-        return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out"
-    if code is not None and code < 0:
-        return f"was killed by signal {-code}"
-    return f"ended with exit code {code} and reported nothing"
+        how = fork_server.exit_reason(one.process.exitcode)
+        one.result = RankResult(Ending.LOST, f"process {one.number} of this trial {how}")
 
 
 def _request_stop(one: _Process) -> None:
