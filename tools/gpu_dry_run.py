@@ -44,7 +44,7 @@ from vitlab.errors import VitlabError
 from vitlab.registry import listing, slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.loop import Training
-from vitlab.training.optim import elementwise
+from vitlab.training.optim import torch_optimizers
 
 DEVICE = "gpu"
 ENGINE_NAMES = ("loop", "vmap")
@@ -290,15 +290,15 @@ def fake_device(mode: FakeTensorMode, reads_back: bool) -> Iterator[str]:
     """
     register_device()
     overwrite, pin_memory = torch.__future__.get_overwrite_module_params_on_conversion(), Tensor.pin_memory
-    fused = elementwise.fused
+    fused = torch_optimizers.fused
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     Tensor.pin_memory = lambda self: self  # type: ignore[method-assign,assignment]
-    elementwise.fused = lambda groups: True
+    torch_optimizers.fused = lambda groups: True
     try:
         with mode, _Fake(mode, reads_back):
             yield DEVICE
     finally:
-        elementwise.fused = fused
+        torch_optimizers.fused = fused
         Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 

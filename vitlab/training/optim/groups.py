@@ -39,33 +39,30 @@ def layer_groups(groups: Sequence[Group], layers: Mapping[str, int], factor: flo
     Reference: arXiv:2106.08254 (BEiT), arXiv:2003.10555.
     """
     deepest = max(layers.values())
-    split = []
-    for group in groups:
-        for layer in sorted({layers[name] for name, _ in group["params"]}):
-            params = [(name, parameter) for name, parameter in group["params"] if layers[name] == layer]
-            scale = group.get("lr_scale", 1.0) * factor ** (deepest - layer)
-            split.append({**group, "params": params, "lr_scale": scale})
-    return split
+
+    def scale(name: str, group: Group) -> Mapping[str, Any]:
+        return {"lr_scale": group.get("lr_scale", 1.0) * factor ** (deepest - layers[name])}
+
+    return split_groups(groups, scale)
 
 
-def split_groups(groups: Sequence[Group], settings: Callable[[str], Mapping[str, Any]]) -> list[Group]:
+def split_groups(groups: Sequence[Group], changes: Callable[[str, Group], Mapping[str, Any]]) -> list[Group]:
     """Split groups so that the parameters of a group have equal further settings.
 
     Args:
         groups: Parameter groups.
-        settings: Returns the settings of a parameter's group, such as ``lr_scale``, from the parameter's name.
+        changes: Returns what differs for a parameter, such as ``lr_scale``, from its name and its group.
     """
     split: list[Group] = []
     for group in groups:
         parts: list[Group] = []
         for name, parameter in group["params"]:
-            own = {**group, **settings(name)}
-            for part in parts:
-                if all(part[key] == own[key] for key in own if key != "params"):
-                    part["params"].append((name, parameter))
-                    break
-            else:
-                parts.append({**own, "params": [(name, parameter)]})
+            own = {**group, **changes(name, group), "params": []}
+            part = next((part for part in parts if {**part, "params": []} == own), None)
+            if part is None:
+                part = own
+                parts.append(part)
+            part["params"].append((name, parameter))
         split += parts
     return split
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,154 +26,6 @@ from vitlab.training.optim.contract import (
     optimizer,
 )
 from vitlab.training.optim.groups import hidden_matrices, split_groups
-
-MATRIX, REST = "matrix", "adamw"
-"""Values of a group's ``rule``."""
-
-Adjust = Literal["match_rms_adamw", "original"]
-Precision = Literal["full", "bfloat16"]
-
-
-@optimizer.register("muon")
-class Muon(Optimizer):
-    """Orthogonalised momentum for hidden matrices, AdamW for the rest.  Reference: kellerjordan.github.io/posts/muon.
-
-    Hidden matrices are the weights of the linear maps between stem and head; patch embedding, tokens, positions, head,
-    norms, biases and convolutions have AdamW, as the author advises.  The rows of queries, keys and values of one
-    matrix are orthogonalised apart, as if they were three matrices.
-
-    The Newton-Schulz iteration of torch.optim.Muon is computed for all matrices of one shape at once, also for those
-    of several trainings.
-
-    Args:
-        lr: Largest learning rate of the matrices.
-        momentum: Decay rate of the average of the gradient.
-        nesterov: Nesterov's momentum.
-        weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
-        adjust: Factor of the learning rate of an m x n matrix.  ``match_rms_adamw``: 0.2 sqrt(max(m, n)), after which
-            rates of AdamW fit (arXiv:2502.16982).  ``original``: sqrt(max(1, m / n)), for rates such as 0.02.
-        adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
-        adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
-        adamw_eps: Added to the denominator in AdamW.
-        ns_steps: Newton-Schulz iterations.
-        ns_precision: Precision of the iterations: that of the weights, or bfloat16 as in torch.optim.Muon, which is
-            faster on GPUs and slower on most CPUs.
-    """
-
-    def __init__(
-        self,
-        *,
-        lr: Rate = 1e-3,
-        momentum: Beta = 0.95,
-        nesterov: bool = True,
-        weight_decay: Decay = 0.05,
-        adjust: Adjust = "match_rms_adamw",
-        adamw_scale: Rate = 1.0,
-        adamw_betas: tuple[Beta, Beta] = (0.9, 0.95),
-        adamw_eps: Small = 1e-8,
-        ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5,
-        ns_precision: Precision = "full",
-    ) -> None:
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.weight_decay = weight_decay
-        self.adjust = adjust
-        self.adamw_scale = adamw_scale
-        self.adamw_betas = adamw_betas
-        self.adamw_eps = adamw_eps
-        self.ns_steps = ns_steps
-        self.ns_precision = ns_precision
-
-    def route(self, groups: Sequence[Group], model: Model) -> list[Group]:
-        """Split groups into those of hidden matrices and those of AdamW."""
-        matrices = hidden_matrices(model)
-
-        def settings(name: str) -> dict[str, Any]:
-            if name in matrices:
-                return {"rule": MATRIX, "maps": matrices[name]}
-            return {"rule": REST, "lr_scale": self.adamw_scale}
-
-        return split_groups(groups, settings)
-
-    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build the optimizer of the matrices and torch's AdamW."""
-        rest = [group for group in groups if group["rule"] == REST]
-        matrices = [group for group in groups if group["rule"] == MATRIX]
-        parts: list[torch.optim.Optimizer] = [self.of_matrices(matrices)] if matrices else []
-        if rest:
-            betas, eps = self.adamw_betas, self.adamw_eps
-            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=betas, eps=eps, fused=fused(rest)))
-        return Composite(parts)
-
-    def of_matrices(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Return the optimizer of the matrices."""
-        return eager(BatchedMuon)(self._with_settings(groups), **self._options())
-
-    def _with_settings(self, groups: Sequence[Group], **settings: Any) -> list[Group]:
-        return [{**group, "ns_precision": self.ns_precision, **settings} for group in groups]
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "lr": self.lr,
-            "momentum": self.momentum,
-            "nesterov": self.nesterov,
-            "ns_steps": self.ns_steps,
-            "adjust_lr_fn": self.adjust,
-        }
-
-
-@optimizer.register("normuon")
-class NorMuon(Muon):
-    """Muon whose steps have rows of equal size.  Reference: arXiv:2510.05491.
-
-    Args:
-        lr: Largest learning rate of the matrices.
-        momentum: Decay rate of the average of the gradient.
-        beta2: Decay rate of the average of the squares of a row.
-        nesterov: Nesterov's momentum.
-        weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
-        adjust: Size of the step of an m x n matrix.  ``match_rms_adamw``: a root mean square of 0.2, as in Algorithm 1
-            of the reference.  ``original``: that of Muon's step, times sqrt(max(1, m / n)), as in the authors' code.
-        adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
-        adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
-        adamw_eps: Added to the denominator in AdamW.
-        ns_steps: Newton-Schulz iterations.
-        ns_precision: Precision of the iterations: that of the weights, or bfloat16.
-    """
-
-    def __init__(
-        self,
-        *,
-        lr: Rate = 1e-3,
-        momentum: Beta = 0.95,
-        beta2: Beta = 0.95,
-        nesterov: bool = True,
-        weight_decay: Decay = 0.05,
-        adjust: Adjust = "match_rms_adamw",
-        adamw_scale: Rate = 1.0,
-        adamw_betas: tuple[Beta, Beta] = (0.9, 0.95),
-        adamw_eps: Small = 1e-8,
-        ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5,
-        ns_precision: Precision = "full",
-    ) -> None:
-        super().__init__(
-            lr=lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            adjust=adjust,
-            adamw_scale=adamw_scale,
-            adamw_betas=adamw_betas,
-            adamw_eps=adamw_eps,
-            ns_steps=ns_steps,
-            ns_precision=ns_precision,
-        )
-        self.beta2 = beta2
-
-    def of_matrices(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Return the optimizer of the matrices."""
-        return eager(BatchedNorMuon)(self._with_settings(groups, beta2=self.beta2), **self._options())
 
 
 class BatchedMuon(torch.optim.Muon):
@@ -247,6 +100,112 @@ class BatchedNorMuon(BatchedMuon):
         else:
             factor_N11 = factor_N11 * 0.2 * math.sqrt(rows * columns)
         return factor_N11 / size_NM1
+
+
+@optimizer.register("muon")
+@dataclass(kw_only=True)
+class Muon(Optimizer):
+    """Orthogonalised momentum for hidden matrices, AdamW for the rest.  Reference: kellerjordan.github.io/posts/muon.
+
+    Hidden matrices are the weights of the linear maps between stem and head; patch embedding, tokens, positions, head,
+    norms, biases and convolutions have AdamW, as the author advises.  The rows of queries, keys and values of one
+    matrix are orthogonalised apart, as if they were three matrices.
+
+    The Newton-Schulz iteration of torch.optim.Muon is computed for all matrices of one shape at once, also for those
+    of several trainings.
+
+    Args:
+        lr: Largest learning rate of the matrices.
+        momentum: Decay rate of the average of the gradient.
+        nesterov: Nesterov's momentum.
+        weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
+        adjust: Factor of the learning rate of an m x n matrix.  ``match_rms_adamw``: 0.2 sqrt(max(m, n)), after which
+            rates of AdamW fit (arXiv:2502.16982).  ``original``: sqrt(max(1, m / n)), for rates such as 0.02.
+        adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
+        adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
+        adamw_eps: Added to the denominator in AdamW.
+        ns_steps: Newton-Schulz iterations.
+        ns_precision: Precision of the iterations: that of the weights, or bfloat16 as in torch.optim.Muon, which is
+            faster on GPUs and slower on most CPUs.
+    """
+
+    lr: Rate = 1e-3
+    momentum: Beta = 0.95
+    nesterov: bool = True
+    weight_decay: Decay = 0.05
+    adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    adamw_scale: Rate = 1.0
+    adamw_betas: tuple[Beta, Beta] = (0.9, 0.95)
+    adamw_eps: Small = 1e-8
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    ns_precision: Literal["full", "bfloat16"] = "full"
+
+    matrix_optimizer: ClassVar[type[torch.optim.Optimizer]] = BatchedMuon
+
+    def settings(self) -> Mapping[str, object]:
+        """Return the settings of the groups of matrices beside those of torch's Muon."""
+        return {"ns_precision": self.ns_precision}
+
+    def route(self, groups: Sequence[Group], model: Model) -> list[Group]:
+        """Split groups into those of hidden matrices, which have the setting ``maps``, and those of AdamW."""
+        matrices = hidden_matrices(model)
+
+        def changes(name: str, group: Group) -> Mapping[str, object]:
+            if name in matrices:
+                return {"maps": matrices[name], **self.settings()}
+            return {"lr_scale": self.adamw_scale}
+
+        return split_groups(groups, changes)
+
+    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        """Build the optimizer of the matrices and torch's AdamW."""
+        matrices = [group for group in groups if "maps" in group]
+        rest = [group for group in groups if "maps" not in group]
+        parts = []
+        if matrices:
+            parts.append(
+                eager(self.matrix_optimizer)(
+                    matrices,
+                    lr=self.lr,
+                    momentum=self.momentum,
+                    nesterov=self.nesterov,
+                    ns_steps=self.ns_steps,
+                    adjust_lr_fn=self.adjust,
+                )
+            )
+        if rest:
+            betas, eps = self.adamw_betas, self.adamw_eps
+            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=betas, eps=eps, fused=fused(rest)))
+        return Composite(parts)
+
+
+@optimizer.register("normuon")
+@dataclass(kw_only=True)
+class NorMuon(Muon):
+    """Muon whose steps have rows of equal size.  Reference: arXiv:2510.05491.
+
+    Args:
+        lr: Largest learning rate of the matrices.
+        momentum: Decay rate of the average of the gradient.
+        beta2: Decay rate of the average of the squares of a row.
+        nesterov: Nesterov's momentum.
+        weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
+        adjust: Size of the step of an m x n matrix.  ``match_rms_adamw``: a root mean square of 0.2, as in Algorithm 1
+            of the reference.  ``original``: that of Muon's step, times sqrt(max(1, m / n)), as in the authors' code.
+        adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
+        adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
+        adamw_eps: Added to the denominator in AdamW.
+        ns_steps: Newton-Schulz iterations.
+        ns_precision: Precision of the iterations: that of the weights, or bfloat16.
+    """
+
+    beta2: Beta = 0.95
+
+    matrix_optimizer = BatchedNorMuon
+
+    def settings(self) -> Mapping[str, object]:
+        """Return the settings of Muon, and the decay rate of the squares."""
+        return {**super().settings(), "beta2": self.beta2}
 
 
 def orthogonalise(x_NMK: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

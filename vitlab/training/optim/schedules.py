@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -28,10 +29,11 @@ class Schedule(ABC):
 schedule: Slot[Schedule] = Slot("schedule", Schedule)  # type: ignore[type-abstract]  # a contract is not built
 
 
+@dataclass(kw_only=True)
 class _Warm(Schedule):
     """Linear warm-up over the share ``warmup`` of the run (n steps, from 1 / (n + 1)), then ``after``."""
 
-    warmup: float
+    warmup: Share = 0.0
 
     def factor(self, step: int, steps: int) -> float:
         warm = round(self.warmup * steps)
@@ -39,12 +41,13 @@ class _Warm(Schedule):
             return (step + 1) / (warm + 1)
         return self.after((step - warm) / max(1, steps - warm))
 
-    @abstractmethod
     def after(self, progress: float) -> float:
         """Return the factor after the warm-up; ``progress`` grows from 0 and stays below 1."""
+        return 1.0
 
 
 @schedule.register("cosine")
+@dataclass(kw_only=True)
 class Cosine(_Warm):
     """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts.
 
@@ -53,9 +56,7 @@ class Cosine(_Warm):
         final: factor towards which it then falls.
     """
 
-    def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
-        self.warmup = warmup
-        self.final = final
+    final: Share = 0.0
 
     def after(self, progress: float) -> float:
         """Return the factor along half a cosine, from 1 to ``final``."""
@@ -63,6 +64,7 @@ class Cosine(_Warm):
 
 
 @schedule.register("linear")
+@dataclass(kw_only=True)
 class LinearSchedule(_Warm):
     """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929.
 
@@ -71,9 +73,7 @@ class LinearSchedule(_Warm):
         final: factor towards which it then falls.
     """
 
-    def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
-        self.warmup = warmup
-        self.final = final
+    final: Share = 0.0
 
     def after(self, progress: float) -> float:
         """Return the factor along a line, from 1 to ``final``."""
@@ -81,6 +81,7 @@ class LinearSchedule(_Warm):
 
 
 @schedule.register("constant")
+@dataclass(kw_only=True)
 class Constant(_Warm):
     """Always 1, after the warm-up.
 
@@ -88,15 +89,9 @@ class Constant(_Warm):
         warmup: share of the run in which the rate rises.
     """
 
-    def __init__(self, *, warmup: Share = 0.0) -> None:
-        self.warmup = warmup
-
-    def after(self, progress: float) -> float:
-        """Return 1."""
-        return 1.0
-
 
 @schedule.register("polynomial")
+@dataclass(kw_only=True)
 class Polynomial(_Warm):
     """A power of the remaining share of the run, from 1 to ``final``; 1 is a line.  Reference: arXiv:1606.00915.
 
@@ -106,10 +101,8 @@ class Polynomial(_Warm):
         final: factor towards which it then falls.
     """
 
-    def __init__(self, *, warmup: Share = 0.0, power: Annotated[float, Field(gt=0)] = 0.9, final: Share = 0.0) -> None:
-        self.warmup = warmup
-        self.power = power
-        self.final = final
+    power: Annotated[float, Field(gt=0)] = 0.9
+    final: Share = 0.0
 
     def after(self, progress: float) -> float:
         """Return the factor at a power of the remaining share."""
@@ -117,6 +110,7 @@ class Polynomial(_Warm):
 
 
 @schedule.register("step")
+@dataclass(kw_only=True)
 class Steps(_Warm):
     """Constant between milestones, at each of which it is multiplied by ``gamma``.  Reference: arXiv:1512.03385.
 
@@ -126,16 +120,8 @@ class Steps(_Warm):
         gamma: factor of a milestone.
     """
 
-    def __init__(
-        self,
-        *,
-        warmup: Share = 0.0,
-        at: tuple[Share, ...] = (0.5, 0.75),
-        gamma: Annotated[float, Field(gt=0, le=1)] = 0.1,
-    ) -> None:
-        self.warmup = warmup
-        self.at = at
-        self.gamma = gamma
+    at: tuple[Share, ...] = (0.5, 0.75)
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
 
     def factor(self, step: int, steps: int) -> float:
         """Return the factor of a step."""
@@ -143,12 +129,9 @@ class Steps(_Warm):
         passed = sum(step >= max(1, round(share * steps)) for share in self.at if share) + self.at.count(0.0)
         return super().factor(step, steps) * self.gamma**passed
 
-    def after(self, progress: float) -> float:
-        """Return 1."""
-        return 1.0
-
 
 @schedule.register("wsd")
+@dataclass(kw_only=True)
 class WarmupStableDecay(_Warm):
     """Constant after the warm-up, with a cool-down at the end of the run.  Reference: arXiv:2405.18392.
 
@@ -159,18 +142,9 @@ class WarmupStableDecay(_Warm):
         final: factor towards which the rate falls.
     """
 
-    def __init__(
-        self,
-        *,
-        warmup: Share = 0.0,
-        cooldown: Share = 0.2,
-        shape: Literal["1-sqrt", "linear", "cosine"] = "1-sqrt",
-        final: Share = 0.0,
-    ) -> None:
-        self.warmup = warmup
-        self.cooldown = cooldown
-        self.shape = shape
-        self.final = final
+    cooldown: Share = 0.2
+    shape: Literal["1-sqrt", "linear", "cosine"] = "1-sqrt"
+    final: Share = 0.0
 
     def factor(self, step: int, steps: int) -> float:
         """Return the factor of a step; where warm-up and cool-down overlap, it is the product of both."""
@@ -184,7 +158,3 @@ class WarmupStableDecay(_Warm):
             case "cosine":
                 fall = (1 + math.cos(math.pi * progress)) / 2
         return super().factor(step, steps) * (self.final + (1 - self.final) * fall)
-
-    def after(self, progress: float) -> float:
-        """Return 1."""
-        return 1.0
