@@ -17,7 +17,7 @@ from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
-from vitlab.components.position.together import Together
+from vitlab.components.position.combined import Together
 from vitlab.engines import batch_last, batch_last_kernels, batch_last_support
 from vitlab.geometry import DataInfo
 from vitlab.models.vit import ViT

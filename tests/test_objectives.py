@@ -33,7 +33,7 @@ from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Outcome
-from vitlab.training.feature_metrics import evaluate_features
+from vitlab.training.features import evaluate_features
 from vitlab.training.loop import Training
 from vitlab.training.objective.mae import MAE, MaskedAutoencoder
 from vitlab.training.recompute import recompute_blocks

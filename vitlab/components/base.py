@@ -8,14 +8,23 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
 from vitlab.geometry import Geometry
+
+State = Mapping[str, Tensor]
+"""Parameters and buffers by name."""
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Part(nn.Module):

@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
-from vitlab.registry import Slot
+from vitlab.registry import Pick, Slot
+from vitlab.spec import Choice
 
 Epsilon = Annotated[float, Field(gt=0)]
 
@@ -27,6 +28,9 @@ class Norm(Part):
 
 
 norm = Slot("norm", Norm)
+
+NormChoice = Annotated[Choice | str, Pick("norm")]
+"""An option that is a norm."""
 
 
 @norm.register("layernorm")

@@ -14,7 +14,7 @@ from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.head import Distilled, LinearHead, MLPHead
 from vitlab.components.position import Position, encodings
 from vitlab.components.position.additive import Additive, Conditional
-from vitlab.components.position.together import Together
+from vitlab.components.position.combined import Together
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
+from vitlab.components.base import State as State
 from vitlab.geometry import DataInfo, Work
 from vitlab.registry import ResolvedChoice, Slot
-
-State = Mapping[str, Tensor]
-"""Parameters and buffers by name."""
 
 
 class Model(nn.Module):

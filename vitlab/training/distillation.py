@@ -159,11 +159,8 @@ class Distillation:
         def hook_norm(_module: Any, _inputs: Any, x_BTD: Tensor) -> None:
             cosines.append(F.cosine_similarity(x_BTD[:, first].double(), x_BTD[:, second].double(), dim=-1))
 
-        hook = norm.register_forward_hook(hook_norm)
-        try:
+        with norm.register_forward_hook(hook_norm):
             yield metrics
-        finally:
-            hook.remove()
         if cosines:
             metrics["token_cosine"] = mean(torch.cat(cosines).cpu())
 

@@ -5,7 +5,8 @@ B batch, N images of a split, C channels, H and W pixels, D width, T tokens, h a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,11 +17,26 @@ from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, wide
+from vitlab.training.metrics.features import FeatureMetric, Features
+
+
+def evaluate_features(
+    model: Model, feed: Feed, split: Split, precision: str, metrics: Mapping[str, FeatureMetric]
+) -> dict[str, float]:
+    """Return the metrics of the features of a split; the model keeps its mode.
+
+    Raises:
+        WeightsError: If the model has no linear classifier.
+    """
+    images = features_of(model, feed, split, precision)
+    needs_train = any(one.needs_train for one in metrics.values())
+    train = features_of(model, feed, "train", precision) if needs_train else None
+    return {name: one.of_features(images, train if one.needs_train else None) for name, one in metrics.items()}
 
 
 @torch.no_grad()
-def features_of(model: Model, feed: Feed, split: Split, precision: str) -> tuple[Tensor, Tensor]:
-    """Return the features (N, D) and labels (N) of a split, on the CPU: the inputs of the model's linear classifier.
+def features_of(model: Model, feed: Feed, split: Split, precision: str) -> Features:
+    """Return the features and labels of a split, on the CPU: the inputs of the model's linear classifier.
 
     Of several classifiers, the first is meant.  The model keeps its mode.
 
@@ -29,42 +45,37 @@ def features_of(model: Model, feed: Feed, split: Split, precision: str) -> tuple
     """
     was_training = model.training
     model.eval()
-    layers = classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
-    layers = dict(list(layers.items())[:1])
+    layers = list(classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())
     if not layers:
         raise WeightsError(
             f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
             "remove them from train.metrics"
         )
-    features, y_N = inputs_of(layers, model, feed, split, precision)
+    (x_ND,), y_N = inputs_of(layers[:1], model, feed, split, precision)
     model.train(was_training)
-    (x_ND,) = features.values()
-    return x_ND.cpu(), y_N.cpu()
+    return Features(x_ND.cpu(), y_N.cpu())
 
 
 def inputs_of(
-    layers: Mapping[str, nn.Linear], model: Model, feed: Feed, split: Split, precision: str
-) -> tuple[dict[str, Tensor], Tensor]:
+    layers: Sequence[nn.Linear], model: Model, feed: Feed, split: Split, precision: str
+) -> tuple[list[Tensor], Tensor]:
     """Return the inputs of layers on a split, without augmentation, in float64, and its labels."""
-    inputs_by_name: dict[str, list[Tensor]] = {name: [] for name in layers}
-    hooks = [
-        layer.register_forward_pre_hook(
-            lambda _, inputs, features=inputs_by_name[name]: features.append(inputs[0].double())
-        )
-        for name, layer in layers.items()
-    ]
+    inputs: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
     labels = []
-    try:
+
+    def store(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        inputs[layer].append(arguments[0].double())
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(store))
         for batch in feed.evaluation(split, EVALUATION_BATCH):
             forward_logits(model, batch.x_BCHW, precision)
             labels.append(batch.y_B)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: torch.cat(inputs) for name, inputs in inputs_by_name.items()}, torch.cat(labels)
+    return [torch.cat(parts) for parts in inputs.values()], torch.cat(labels)
 
 
-def classifiers(model: Model, x_BCHW: Tensor, precision: str) -> Mapping[str, nn.Linear]:
+def classifiers(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, nn.Linear]:
     """Return the linear layers whose outputs are the model's logits, by name.
 
     Args:
@@ -72,19 +83,17 @@ def classifiers(model: Model, x_BCHW: Tensor, precision: str) -> Mapping[str, nn
         x_BCHW: Images to try it on.
         precision: Precision of the pass.
     """
-    outputs: dict[str, Tensor] = {}
+    outputs: dict[nn.Module, Tensor] = {}
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
-        for name, layer in linear.items()
-    ]
-    try:
-        with autocast(x_BCHW.device, precision):
-            views = model.logits_by_head(model(x_BCHW))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())}
+
+    def store(layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        outputs[layer] = output
+
+    with ExitStack() as hooks, autocast(x_BCHW.device, precision):
+        for layer in linear.values():
+            hooks.enter_context(layer.register_forward_hook(store))
+        logits = list(model.logits_by_head(model(x_BCHW)).values())
+    return {name: layer for name, layer in linear.items() if any(outputs.get(layer) is view for view in logits)}
 
 
 class FeatureReader:
@@ -118,12 +127,13 @@ class FeatureReader:
         model.eval()
         with torch.no_grad():
             if "features" in names:
-                self._watch_classifier(x_BCHW, role)
+                layers = list(classifiers(model, x_BCHW, precision).values())
+                if not layers:
+                    raise _missing(role, model, "features", "a head whose last layer is linear")
+                # A bound method, so that a deep copy of this reader has its own.
+                layers[0].register_forward_pre_hook(self._store)
             if "tokens" in names and not hasattr(model, "forward_features"):
-                raise WeightsError(
-                    f"distill.tokens needs patch tokens or a feature map, and {role}, a {type(model).__name__}, has "
-                    "none; use a ViT or a convolutional network, or remove tokens"
-                )
+                raise _missing(role, model, "tokens", "patch tokens or a feature map")
             _, features = self(x_BCHW)
         model.train(was_training)
         self.widths = {name: feature.shape[1] for name, feature in features.items()}
@@ -146,19 +156,16 @@ class FeatureReader:
         self._inputs = None
         return {name: wide(x) for name, x in logits_by_head.items()}, {name: wide(x) for name, x in features.items()}
 
-    def _watch_classifier(self, x_BCHW: Tensor, role: str) -> None:
-        layers = [*classifiers(self.model, x_BCHW, self.precision).values()]
-        if not layers:
-            raise WeightsError(
-                f"distill.features needs a head whose last layer is linear, and {role}, a "
-                f"{type(self.model).__name__}, has none; use another model, or remove features"
-            )
-        # A bound method, so that a deep copy of this reader has its own.
-        layers[0].register_forward_pre_hook(self._store)
-
     def _store(self, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._inputs is not None:
             self._inputs.append(inputs[0])
+
+
+def _missing(role: str, model: Model, name: str, needs: str) -> WeightsError:
+    return WeightsError(
+        f"distill.{name} needs {needs}, and {role}, a {type(model).__name__}, has none; use a ViT or a convolutional "
+        f"network, or remove {name}"
+    )
 
 
 def _as_map(model: Any, x_BTD: Tensor) -> Tensor:

@@ -49,9 +49,9 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
             f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; write "
             "init_from.head: new to train it"
         )
-    features, y_N = inputs_of(layers, model, feed, "train", precision)
-    for name, layer in layers.items():
-        weight_KD, bias_K = solve(features[name], y_N, layer.out_features, l2)
+    features, y_N = inputs_of(list(layers.values()), model, feed, "train", precision)
+    for layer, x_ND in zip(layers.values(), features, strict=True):
+        weight_KD, bias_K = solve(x_ND, y_N, layer.out_features, l2)
         layer.weight.copy_(weight_KD)
         layer.bias.copy_(bias_K)
     model.train(was_training)

@@ -28,14 +28,14 @@ from vitlab.registry import optional_module, slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement, Outcome
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
-from vitlab.training.feature_metrics import evaluate_features
+from vitlab.training.features import evaluate_features
+from vitlab.training.loss_scaling import LossScaling
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
 from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.objective.contract import Objective, Setup
 from vitlab.training.optim import Group, Optimizer, Schedule, WeightAverage, decay_groups, layer_groups, set_rate
-from vitlab.training.scaling import LossScaling
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ from vitlab.data.pixels import IGNORED
 from vitlab.registry import Slot
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
-Reads = Literal["logits", "probabilities"]
 
 
 class Value(NamedTuple):
@@ -61,6 +61,7 @@ loss: Slot[Loss] = Slot("loss", Loss)  # type: ignore[type-abstract]  # a contra
 
 
 @loss.register("cross_entropy")
+@dataclass(kw_only=True)
 class CrossEntropy(Loss):
     """Negative log-likelihood of the class, under the softmax of the prediction.
 
@@ -73,9 +74,8 @@ class CrossEntropy(Loss):
             mistake: with K classes the loss is bounded below by ln(e + K - 1) - 1, which is 1.46 for ten.
     """
 
-    def __init__(self, *, label_smoothing: Smoothing = 0.0, reads: Reads = "logits") -> None:
-        self.label_smoothing = label_smoothing
-        self.reads = reads
+    label_smoothing: Smoothing = 0.0
+    reads: Literal["logits", "probabilities"] = "logits"
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         """Return the mean cross-entropy over labelled targets."""
@@ -89,6 +89,7 @@ class CrossEntropy(Loss):
 
 
 @loss.register("bce")
+@dataclass(kw_only=True)
 class BinaryCrossEntropy(Loss):
     """One binary decision per class, averaged over classes.  Reference: arXiv:2204.07118 (DeiT III), arXiv:2110.00476.
 
@@ -100,9 +101,8 @@ class BinaryCrossEntropy(Loss):
             papers' code.  Without one, the target of a decision is the share.
     """
 
-    def __init__(self, *, label_smoothing: Smoothing = 0.0, threshold: Smoothing | None = None) -> None:
-        self.label_smoothing = label_smoothing
-        self.threshold = threshold
+    label_smoothing: Smoothing = 0.0
+    threshold: Smoothing | None = None
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         """Return the mean binary cross-entropy over labelled targets and classes."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from vitlab.components.attention import SOFTMAX
 from vitlab.components.position import Position, Resampling, choices_of, encodings
 from vitlab.components.position.additive import Learned
+from vitlab.components.position.combined import Together
 from vitlab.components.position.contract import resample_grid
-from vitlab.components.position.together import Together
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry, Pair
 from vitlab.models.contract import Model, head_names

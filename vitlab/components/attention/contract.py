@@ -9,24 +9,17 @@ B images, T tokens, D width, H heads, K channels of a head (D = H * K).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from vitlab.components.base import Part
+from vitlab.components.base import Part, Rotation, State
 from vitlab.registry import Slot
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
 
 MixValues = Callable[[Tensor, Tensor], Tensor]
 """From the keys and values (B, H, T, K) of an attention to the values that its weights are applied to."""
-
-State = Mapping[str, Tensor]
-Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Attention(Part):

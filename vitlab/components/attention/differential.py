@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.attention.contract import Attention, MixValues, Probability, Rotation, attention
-from vitlab.components.base import Dropout
-from vitlab.components.norm import RMSNorm
-from vitlab.errors import OptionError
+from vitlab.components.attention.contract import Attention, MixValues, attention
+from vitlab.components.attention.softmax import SoftmaxAttention
+from vitlab.components.base import Probability, Rotation
+from vitlab.components.norm import NormChoice, RMSNorm
 from vitlab.geometry import Geometry
-from vitlab.registry import Pick, slot
-from vitlab.spec import Choice
 
 
 @attention.register("differential")
-class Differential(Attention):
+class Differential(SoftmaxAttention):
     """Two softmax maps per head, the second times a learned factor taken from the first.  Reference: arXiv:2410.05258.
 
     timm's ``DiffAttention``: each half of the channels of a head's queries and keys forms a map, and both are applied
@@ -37,14 +35,10 @@ class Differential(Attention):
         proj_bias: a bias for the output projection.
         norm: of the mixed values of all heads, before the output projection (timm's ``scale_attn_norm``).
         factor: learned as products of vectors, as in the paper, or as two numbers (timm's ``dual_lambda``).
-
-    Raises:
-        OptionError: if heads have an odd number of channels.
     """
 
     takes_rotation = False  # the angles of a position are for heads of K channels
-    mixes_values = True
-    counts_keys = True
+    maps_per_head = 2
 
     lambda_q1: Tensor
     lambda_k1: Tensor
@@ -58,30 +52,20 @@ class Differential(Attention):
         g: Geometry,
         *,
         qkv_bias: bool = True,
-        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        qk_norm: NormChoice = "none",
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
         proj_bias: bool = True,
-        norm: Annotated[Choice | str, Pick("norm")] = "none",
+        norm: NormChoice = "none",
         factor: Literal["vectors", "numbers"] = "vectors",
     ) -> None:
-        super().__init__()
-        if reason := self.incompatibility(g, {}):
-            raise OptionError([((), reason)])
-        self.num_heads = g.heads
-        self.half_dim = g.head_dim // 2
-        self.scale = self.half_dim**-0.5
+        super().__init__(
+            g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop, proj_bias=proj_bias, norm=norm
+        )
         self.factor = factor
-        self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=qkv_bias)
-        self.q_norm = slot("norm").build(qk_norm, self.half_dim)
-        self.k_norm = slot("norm").build(qk_norm, self.half_dim)
-        self.attn_drop = Dropout(drop)
-        self.norm = slot("norm").build(norm, g.dim)
-        self.proj = nn.Linear(g.dim, g.dim, bias=proj_bias)
-        self.proj_drop = Dropout(proj_drop)
         if factor == "vectors":
             for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-                self.register_parameter(name, nn.Parameter(0.1 * torch.randn(self.half_dim)))
+                self.register_parameter(name, nn.Parameter(0.1 * torch.randn(g.head_dim // 2)))
         else:
             for name in ("lambda_a", "lambda_b"):
                 self.register_parameter(name, nn.Parameter(torch.zeros(())))
@@ -97,10 +81,6 @@ class Differential(Attention):
             )
         return None
 
-    def stacked_maps(self) -> Mapping[str, int]:
-        """Return 3 for the one matrix of queries, keys and values."""
-        return {"qkv.weight": 3}
-
     def forward(
         self,
         x_BTD: Tensor,
@@ -110,7 +90,7 @@ class Differential(Attention):
     ) -> Tensor:
         """Mix tokens, (B, T, D) to (B, T, D)."""
         q_BTD, k_BTD, v_BTD = self.qkv(x_BTD).chunk(3, -1)
-        halves = (self.num_heads, 2, self.half_dim)
+        halves = (self.num_heads, 2, -1)
         q_BTH2J, k_BTH2J = self.q_norm(q_BTD.unflatten(-1, halves)), self.k_norm(k_BTD.unflatten(-1, halves))
         v_BHTK = v_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if mix_values is not None:
@@ -124,6 +104,10 @@ class Differential(Attention):
         y_BHTK = self.sub_norm((first_BHTT - factor * second_BHTT) @ v_BHTK) * (1 - start)
         out_BTD: Tensor = self.proj_drop(self.proj(self.norm(y_BHTK.transpose(1, 2).flatten(2))))
         return out_BTD
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Raise NotImplementedError: weights may be negative."""
+        return Attention.maps(self, x_BTD, rotation, bias_HTT)
 
     def _learned(self) -> Tensor:
         """Return the learned part of the factor, a number that is 0 or near it at first."""

@@ -1,31 +1,23 @@
-"""Scaled dot-product attention with softmax, in five implementations of one function.
+"""Scaled dot-product attention with softmax, in five implementations of one function, and two that change it.
 
-B images, T tokens, D width, H heads, K channels of a head (D = H * K).
+B images, T tokens, D width, H heads, K channels of a head (D = H * K), G factors per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.attention.contract import (
-    Attention,
-    MixValues,
-    Probability,
-    Rotation,
-    State,
-    attention,
-    rotate,
-)
-from vitlab.components.base import Dropout, stacked
-from vitlab.errors import OptionError
+from vitlab.components.attention.contract import Attention, MixValues, attention, rotate
+from vitlab.components.base import Dropout, Probability, Rotation, State, stacked
+from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
-from vitlab.registry import Pick, slot
-from vitlab.spec import Choice
+from vitlab.registry import slot
 
 
 class SoftmaxAttention(Attention):
@@ -52,48 +44,44 @@ class SoftmaxAttention(Attention):
         proj_drop: dropout after the output projection.
         proj_bias: a bias for the output projection.
         norm: of the mixed values of all heads, before the output projection (timm's ``scale_attn_norm``).
-
-    Raises:
-        OptionError: if the implementation cannot drop weights.
     """
 
     mixes_values = True
     counts_keys = True
 
-    kernel: Literal["sdpa", "explicit"] | None  #: of ``auto`` alone: the kernel of the latest forward pass
+    kernel: Literal["sdpa", "explicit"] | None = None  #: of ``auto`` alone: the kernel of the latest forward pass
+    maps_per_head: ClassVar[int] = 1  #: attention maps of a head, each of which has an equal share of its channels
 
     def __init__(
         self,
         g: Geometry,
         *,
         qkv_bias: bool = True,
-        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        qk_norm: NormChoice = "none",
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
         proj_bias: bool = True,
-        norm: Annotated[Choice | str, Pick("norm")] = "none",
+        norm: NormChoice = "none",
     ) -> None:
         super().__init__()
         self.num_heads = g.heads
         self.head_dim = g.head_dim
-        self.scale = g.head_dim**-0.5
+        map_dim = g.head_dim // self.maps_per_head
+        self.scale = map_dim**-0.5
         self._add_projections(g, qkv_bias)
-        self.q_norm = slot("norm").build(qk_norm, g.head_dim)
-        self.k_norm = slot("norm").build(qk_norm, g.head_dim)
+        self.q_norm = slot("norm").build(qk_norm, map_dim)
+        self.k_norm = slot("norm").build(qk_norm, map_dim)
         self.attn_drop = Dropout(drop)
         self.norm = slot("norm").build(norm, g.dim)
         self.proj = nn.Linear(g.dim, g.dim, bias=proj_bias)
         self.proj_drop = Dropout(proj_drop)
-        self.kernel = None
-        if reason := self.incompatibility(g, {"drop": drop}):
-            raise OptionError([(("drop",), reason)])
 
     def _add_projections(self, g: Geometry, bias: bool) -> None:
         self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=bias)
 
     def stacked_maps(self) -> Mapping[str, int]:
         """Return 3 for the one matrix of queries, keys and values."""
-        return {"qkv.weight": 3} if self._matrices() == ["qkv"] else {}
+        return {"qkv.weight": 3}
 
     def forward(
         self,
@@ -136,33 +124,6 @@ class SoftmaxAttention(Attention):
         """Return the values mixed by attention weights, (B, H, T, K)."""
         weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
         return weights_BHTT @ v_BHTK
-
-    def _matrices(self) -> list[str]:
-        """Return the names of the projections whose rows, in this order, are those of the canonical ``qkv``."""
-        return ["qkv"]
-
-    def to_canonical(self, state: State) -> dict[str, Tensor]:
-        """Fuse the projections into one qkv projection."""
-        matrices = self._matrices()
-        if matrices == ["qkv"]:
-            return dict(state)
-        out = {name: value for name, value in state.items() if name.rpartition(".")[0] not in matrices}
-        for kind in ("weight", "bias"):
-            if f"{matrices[0]}.{kind}" in state:
-                out[f"qkv.{kind}"] = torch.cat([state[f"{matrix}.{kind}"] for matrix in matrices])
-        return out
-
-    def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """Split the qkv projection into those of this implementation."""
-        matrices = self._matrices()
-        if matrices == ["qkv"]:
-            return dict(state)
-        out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
-        for kind in ("weight", "bias"):
-            if f"qkv.{kind}" in state:
-                rows = state[f"qkv.{kind}"].chunk(len(matrices))
-                out |= {f"{matrix}.{kind}": part.clone() for matrix, part in zip(matrices, rows, strict=True)}
-        return out
 
 
 @attention.register("explicit")
@@ -222,33 +183,59 @@ class Auto(SoftmaxAttention):
         return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT, self.scale)
 
 
+class _Apart(SoftmaxAttention):
+    """Base of implementations with several matrices in the place of the canonical ``qkv``."""
+
+    matrices: list[str]  #: paths of the projections; their rows, in this order, are the rows of ``qkv``
+
+    def stacked_maps(self) -> Mapping[str, int]:
+        """Return nothing: every matrix is one map."""
+        return {}
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Fuse the projections into one qkv projection."""
+        out = {name: value for name, value in state.items() if name.rpartition(".")[0] not in self.matrices}
+        for kind in ("weight", "bias"):
+            if f"{self.matrices[0]}.{kind}" in state:
+                out[f"qkv.{kind}"] = torch.cat([state[f"{matrix}.{kind}"] for matrix in self.matrices])
+        return out
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """Split the qkv projection into those of this implementation."""
+        out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
+        for kind in ("weight", "bias"):
+            if f"qkv.{kind}" in state:
+                rows = state[f"qkv.{kind}"].chunk(len(self.matrices))
+                out |= {f"{matrix}.{kind}": part.clone() for matrix, part in zip(self.matrices, rows, strict=True)}
+        return out
+
+
 @attention.register("split")
-class Split(SoftmaxAttention):
+class Split(_Apart):
     """Three projection matrices, for q, k and v; explicit kernel.
 
     The projections are those of Hugging Face's implementation.
     """
 
     def _add_projections(self, g: Geometry, bias: bool) -> None:
-        self.q, self.k, self.v = (nn.Linear(g.dim, g.dim, bias=bias) for _ in "qkv")
+        self.matrices = ["q", "k", "v"]
+        self.q, self.k, self.v = (nn.Linear(g.dim, g.dim, bias=bias) for _ in self.matrices)
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         head_shape = (self.num_heads, self.head_dim)
         parts_BTHK = [layer(x_BTD).unflatten(-1, head_shape) for layer in (self.q, self.k, self.v)]
         return tuple(part_BTHK.transpose(1, 2) for part_BTHK in parts_BTHK)
 
-    def _matrices(self) -> list[str]:
-        return list("qkv")
-
 
 @attention.register("per_head")
-class PerHead(SoftmaxAttention):
+class PerHead(_Apart):
     """Three projection matrices per head; explicit kernel, head by head.
 
     The form of textbooks, and the slowest.
     """
 
     def _add_projections(self, g: Geometry, bias: bool) -> None:
+        self.matrices = [f"heads.{head}.{part}" for part in "qkv" for head in range(g.heads)]
         self.heads = nn.ModuleList([OneHead(g.dim, g.head_dim, bias) for _ in range(g.heads)])
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
@@ -256,14 +243,13 @@ class PerHead(SoftmaxAttention):
 
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         heads = range(self.num_heads)
-        biases = [None] * self.num_heads if bias_HTT is None else _by_head(bias_HTT, self.num_heads)
+        biases: Sequence[Tensor | None] = [None] * self.num_heads
+        if bias_HTT is not None:  # an axis of length 1 stands for all heads
+            biases = bias_HTT.expand(*bias_HTT.shape[:-3], self.num_heads, -1, -1).unbind(-3)
         maps = [_weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], biases[head]) for head in heads]
         # One dropout for all heads, so that the draws are those of the other implementations.
         dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
         return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in heads], 1)
-
-    def _matrices(self) -> list[str]:
-        return [f"heads.{head}.{part}" for part in "qkv" for head in range(self.num_heads)]
 
 
 class OneHead(nn.Module):
@@ -280,17 +266,72 @@ SOFTMAX = (Explicit, SDPA, Auto, Split, PerHead)
 """Implementations of one function.  Derived classes do not count, because they may compute another."""
 
 
+@attention.register("gated")
+class Gated(Auto):
+    """Softmax attention times the sigmoid of a linear map of its input, before the output projection.
+
+    Reference: arXiv:2505.06708, the gate G1.  timm's ``Attention(gated=True)`` is the elementwise one.
+
+    Args:
+        qkv_bias: a bias for queries, keys and values, and for the gate.
+        qk_norm: the norm of queries and keys, over the width of a head.
+        drop: dropout of the attention weights.
+        proj_drop: dropout after the output projection.
+        proj_bias: a bias for the output projection.
+        norm: of the mixed values of all heads, before the gate.
+        gate: a factor for every channel, or one for all channels of a head.
+    """
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: NormChoice = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+        proj_bias: bool = True,
+        norm: NormChoice = "none",
+        gate: Literal["elementwise", "headwise"] = "elementwise",
+    ) -> None:
+        super().__init__(
+            g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop, proj_bias=proj_bias, norm=norm
+        )
+        self.gate = nn.Linear(g.dim, g.dim if gate == "elementwise" else g.heads, bias=qkv_bias)
+
+    def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        gate_BTG: Tensor = self.gate(x_BTD).sigmoid()
+        y_BTD = super()._before_projection(y_BTD, x_BTD)
+        return y_BTD * gate_BTG.repeat_interleave(y_BTD.shape[-1] // gate_BTG.shape[-1], -1)
+
+
+@attention.register("sigmoid")
+class Sigmoid(Explicit):
+    """Weights are the sigmoid of the scaled products less the logarithm of the number of tokens.
+
+    Reference: arXiv:2409.04431.  The weights of a query do not sum to 1, so there are no attention maps to explain.
+    """
+
+    counts_keys = False  # the sigmoid of a sum with log(n) is not n times the sigmoid
+
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        logits_BHTT = (q_BHTK * self.scale) @ k_BHTK.transpose(-2, -1) - math.log(k_BHTK.shape[2])
+        if bias_HTT is not None:
+            logits_BHTT = logits_BHTT + bias_HTT.to(logits_BHTT.dtype)
+        weights_BHTT: Tensor = self.attn_drop(logits_BHTT.sigmoid())
+        return weights_BHTT @ v_BHTK
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Raise NotImplementedError: rows of the weights do not sum to 1."""
+        return Attention.maps(self, x_BTD, rotation, bias_HTT)
+
+
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     """Return attention weights (..., T, T) of scaled queries and keys (..., T, K)."""
     logits = q @ k.transpose(-2, -1)
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
     return logits.softmax(-1)
-
-
-def _by_head(bias_HTT: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Return the bias of each head; an axis of length 1 stands for all heads."""
-    return bias_HTT.expand(*bias_HTT.shape[:-3], heads, -1, -1).unbind(-3)
 
 
 def _sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None, scale: float) -> Tensor:

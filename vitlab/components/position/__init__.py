@@ -4,17 +4,22 @@ contract.py     the five hooks of an encoding; resampling to other grids, with t
 additive.py     none, learned, learned2d, sinusoidal, sincos2d, fourier, conditional
 rotary.py       rope2d, rope2d_mixed
 relative.py     relative_bias, alibi2d
-together.py     together, written as a list of the others
+combined.py     together, written as a list of the others
 """
 
-from vitlab.components.position import additive, relative, rotary, together
-from vitlab.components.position.contract import PRESETS as PRESETS
-from vitlab.components.position.contract import Position as Position
-from vitlab.components.position.contract import Resampling as Resampling
-from vitlab.components.position.contract import Rotation as Rotation
-from vitlab.components.position.contract import position as position
-from vitlab.components.position.contract import resample_grid as resample_grid
-from vitlab.components.position.together import choices_of as choices_of
-from vitlab.components.position.together import encodings as encodings
+from vitlab.components.position import additive, relative, rotary
+from vitlab.components.position.combined import choices_of, encodings
+from vitlab.components.position.contract import PRESETS, Position, Resampling, position, resample_grid
 
-__all__ = ["PRESETS", "Position", "Resampling", "Rotation", "additive", "position", "relative", "rotary", "together"]
+__all__ = [
+    "PRESETS",
+    "Position",
+    "Resampling",
+    "additive",
+    "choices_of",
+    "encodings",
+    "position",
+    "relative",
+    "resample_grid",
+    "rotary",
+]

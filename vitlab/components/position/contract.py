@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.components.base import Part
+from vitlab.components.base import Part, Rotation, State
 from vitlab.errors import UserError, nearest
 from vitlab.geometry import Geometry, Pair
 from vitlab.registry import Slot
@@ -65,12 +65,6 @@ def resample_grid(values_RCX: Tensor, size: Pair, how: Resampling) -> Tensor:
             x_1XRC, size=size, mode=how.filter, align_corners=how.align_corners, antialias=how.antialias
         )
     return y_1XRC[0].permute(1, 2, 0).to(values_RCX.dtype)
-
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
-
-State = Mapping[str, Tensor]
 
 
 class Position(Part):

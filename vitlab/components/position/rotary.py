@@ -15,7 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.position.contract import Position, Rotation, places, position
+from vitlab.components.base import Rotation
+from vitlab.components.position.contract import Position, places, position
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
 

@@ -149,14 +149,6 @@ class OfDecisions(Metric):
         sums_N, counts_N = rows_N.T.contiguous()
         return float(sums_N.sum() / counts_N.sum())
 
-    def parts(self, rows_N: Tensor) -> Mapping[str, float]:
-        """Return values of parts of a split, such as its classes, reported as ``NAME_PART``; by default none.
-
-        Args:
-            rows_N: The rows of all its batches, on the CPU.
-        """
-        return {}
-
     def column(self, rows_N: Tensor) -> Tensor:
         """Return the mean over the decisions of each image; NaN for an image without labels."""
         return rows_N[:, 0] / rows_N[:, 1]

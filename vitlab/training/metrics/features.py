@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -72,6 +73,7 @@ class EffectiveRank(FeatureMetric):
 
 
 @metric.register("knn")
+@dataclass(kw_only=True)
 class NearestNeighbours(FeatureMetric):
     """Accuracy of the vote of the k training images with the most similar features, by cosine similarity.
 
@@ -87,14 +89,16 @@ class NearestNeighbours(FeatureMetric):
     quantum = 1.0
     needs_train = True
 
-    def __init__(
-        self, *, k: Annotated[int, Field(ge=1)] = 20, temperature: Annotated[float, Field(gt=0)] | None = 0.07
-    ) -> None:
-        self.k = k
-        self.temperature = temperature
-        self.name = f"knn{k}" + (
-            "" if temperature == 0.07 else "_uniform" if temperature is None else _suffix(temperature)
-        )
+    k: Annotated[int, Field(ge=1)] = 20
+    temperature: Annotated[float, Field(gt=0)] | None = 0.07
+
+    def __post_init__(self) -> None:
+        """Set the name in results, which has letters, digits and ``_`` alone."""
+        self.name = f"knn{self.k}"
+        if self.temperature is None:
+            self.name += "_uniform"
+        elif self.temperature != 0.07:
+            self.name += f"_t{Decimal(str(self.temperature)):f}".replace(".", "_")
 
     def chance(self, data: DataInfo) -> float:
         """Return the accuracy of guesses: 1 / classes."""
@@ -122,8 +126,3 @@ def nearest_classes(x_ND: Tensor, train: Features, k: int, temperature: float | 
         votes_BK = vote_Bk.new_zeros(len(part_BD), classes).scatter_add_(1, train.y_N[index_Bk], vote_Bk)
         predicted.append(votes_BK.argmax(1))
     return torch.cat(predicted)
-
-
-def _suffix(temperature: float) -> str:
-    """Return a suffix of a metric's name, which has letters, digits and ``_`` alone."""
-    return f"_t{Decimal(str(temperature)):f}".replace(".", "_")

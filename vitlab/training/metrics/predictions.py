@@ -1,10 +1,11 @@
-"""Metrics of predictions: of the class of an image, and of every decision."""
+"""Metrics of predictions: of the class of an image and its probability, and of every decision."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -54,6 +55,7 @@ class Accuracy(Metric):
 
 
 @metric.register("top_k")
+@dataclass(kw_only=True)
 class TopK(Metric):
     """Share of images whose class is among the k largest logits; named ``topK``, such as ``top5``, in results.
 
@@ -63,9 +65,11 @@ class TopK(Metric):
 
     quantum = 1.0
 
-    def __init__(self, *, k: Annotated[int, Field(ge=2)] = 5) -> None:
-        self.k = k
-        self.name = f"top{k}"
+    k: Annotated[int, Field(ge=2)] = 5
+
+    def __post_init__(self) -> None:
+        """Set the name in results."""
+        self.name = f"top{self.k}"
 
     def chance(self, data: DataInfo) -> float:
         """Return the share of images whose class is among k guesses."""
@@ -127,3 +131,56 @@ def _accuracy_of_classes(rows_N: Tensor) -> dict[int, float]:
     count_K = torch.bincount(target_N).double()
     share_K = torch.bincount(target_N, weights=correct_N.double()) / count_K
     return {int(label): float(share_K[label]) for label in count_K.nonzero()[:, 0]}
+
+
+@metric.register("ece")
+@dataclass(kw_only=True)
+class ExpectedCalibrationError(Metric):
+    """Mean distance of accuracy from confidence, over bins of equal width.  Reference: arXiv:1706.04599.
+
+    Args:
+        bins: Number of bins.
+    """
+
+    goal = "min"
+
+    bins: Annotated[int, Field(ge=1)] = 15
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the confidence of each image and whether it is correct, B2."""
+        probability_B, correct_B = logits.softmax(1).amax(1), logits.argmax(1) == target
+        return torch.stack([probability_B.double(), correct_B.double()], 1)
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return the weighted gap between confidence and accuracy over the bins."""
+        return calibration_error(*rows_N.unbind(1), self.bins)
+
+
+@metric.register("brier")
+class Brier(Metric):
+    """Mean squared distance of the probabilities from the class, summed over classes; 0 to 2.
+
+    Reference: G. W. Brier, Verification of forecasts expressed in terms of probability, 1950.
+    """
+
+    goal = "min"
+    bounds = (0.0, 2.0)
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the squared distance between probabilities and target per image."""
+        probability_BK = logits.double().softmax(1)
+        return (probability_BK - F.one_hot(target, logits.shape[1])).square().sum(1)
+
+
+def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) -> float:
+    """Return the mean distance of accuracy from confidence over equal-width bins, weighted by their image counts.
+
+    Args:
+        probability_N: Probability of the predicted class.
+        right_N: True where the prediction is correct.
+        bins: Number of bins.
+    """
+    bin_N = (probability_N.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)
+    excess_N = right_N.double() - probability_N.double()
+    gap_S = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_N, excess_N)
+    return float(gap_S.abs().sum() / len(probability_N))

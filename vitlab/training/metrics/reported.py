@@ -10,7 +10,6 @@ from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec import Choice
 
 # The standard metrics are found by name; the imports make them part of the code of every trial.
-from vitlab.training.metrics import calibration as calibration
 from vitlab.training.metrics import predictions as predictions
 from vitlab.training.metrics import segmentation as segmentation
 from vitlab.training.metrics import test_sets as test_sets

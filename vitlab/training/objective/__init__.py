@@ -6,9 +6,7 @@ dino.py         dino: self-distillation of views of an image
 mae.py          mae: hidden patches reconstructed from visible ones
 """
 
-from vitlab.training.objective import dino as dino
-from vitlab.training.objective import mae as mae
-from vitlab.training.objective import supervised as supervised
-from vitlab.training.objective.contract import Objective as Objective
-from vitlab.training.objective.contract import Setup as Setup
-from vitlab.training.objective.contract import objective as objective
+from vitlab.training.objective import dino, mae, supervised
+from vitlab.training.objective.contract import Objective, Setup, objective
+
+__all__ = ["Objective", "Setup", "dino", "mae", "objective", "supervised"]

@@ -17,9 +17,10 @@ from torch.func import functional_call
 
 from vitlab import noise
 from vitlab.components.attention import SOFTMAX
+from vitlab.components.base import Rotation
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut
-from vitlab.components.position import Position, Rotation, choices_of
+from vitlab.components.position import Position, choices_of
 from vitlab.components.position.additive import Additive
 from vitlab.data.batches import Batch
 from vitlab.errors import GeometryError

@@ -9,7 +9,8 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from vitlab.components.position.contract import Position, Resampling, Rotation, State, position
+from vitlab.components.base import Rotation, State
+from vitlab.components.position.contract import Position, Resampling, position
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
 from vitlab.registry import Pick, ResolvedChoice
