@@ -415,7 +415,7 @@ def test_prefix_rows_are_found_by_name() -> None:
     with pytest.raises(WeightsError, match="prefix token 'register' number 3; its prefix tokens: register, register"):
         build("learned", four).resample({"pos_embed": out}, two, geometry(prefix=("register",) * 3), PRESETS["timm"])
     more = geometry(prefix=("class", "register"))
-    with pytest.raises(WeightsError, match="no row for prefix token 'register'; its prefix tokens: class, distill"):
+    with pytest.raises(WeightsError, match="no row for prefix token 'register' number 1; its prefix tokens: class, distill"):
         build("learned", more).resample(state, old, more, PRESETS["timm"])
 
 

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from vitlab import noise
 from vitlab.geometry import Geometry
 
+Options = Mapping[str, Any]
+"""The options of a component by name."""
+
 State = Mapping[str, Tensor]
 """Parameters and buffers by name."""
 
@@ -37,7 +40,7 @@ class Part(nn.Module):
     """Whether the gradient is exact; False for straight-through estimators."""
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return the reason why ``g`` and ``options`` cannot be combined, in one sentence; None if they can.
 
         Such a combination is planned as a skip with that reason, instead of failing in training.

@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Dropout, Part
+from vitlab.components.base import Dropout, Options, Part, Probability
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot, Unhashed, slot
 
 Pool = Literal["cls", "gap", "map", "max", "avgmax", "prr"]
 Over = Literal["patches", "all"]
-Drop = Annotated[float, Field(ge=0, lt=1)]
 Weights = Literal["drawn", "zero"]
 Gelu = Literal["none", "tanh"]
 Output = Annotated[Literal["logits", "probabilities"], Unhashed()]
@@ -146,7 +145,7 @@ class _Pooled(Head):
         self.drop = Dropout(drop)
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         if options.get("pool", "cls") == "cls" and "class" not in g.prefix:
             return "pooling 'cls' reads the class token, and the model has none: add class to prefix, or pool by gap"
         if options.get("over", "patches") == "all" and options.get("pool", "cls") in ("cls", "prr"):
@@ -193,7 +192,7 @@ class LinearHead(_Pooled):
         *,
         pool: Pool = "cls",
         over: Over = "patches",
-        drop: Drop = 0.0,
+        drop: Probability = 0.0,
         approximate: Gelu = "none",
         weights: Weights = "drawn",
         output: Output = "logits",
@@ -228,7 +227,7 @@ class MLPHead(_Pooled):
         *,
         pool: Pool = "cls",
         over: Over = "patches",
-        drop: Drop = 0.0,
+        drop: Probability = 0.0,
         approximate: Gelu = "none",
         representation_size: Annotated[int, Field(gt=0)] | None = None,
         weights: Weights = "drawn",
@@ -277,7 +276,7 @@ class Distilled(Head):
         self.keeps_init = _zeroed(self, "fc", "fc_dist") if weights == "zero" else frozenset()
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if the class or the distillation token is missing; None otherwise."""
         missing = [token for token in ("class", "distillation") if token not in g.prefix]
         if missing:

@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Dropout, Part
+from vitlab.components.base import Dropout, Part, Probability
+from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
-from vitlab.registry import Pick, Slot, slot
-from vitlab.spec import Choice
+from vitlab.registry import Slot, slot
 
 Ratio = Annotated[float, Field(gt=0)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class MLP(Part):
@@ -55,7 +54,7 @@ class GeluMLP(MLP):
         drop: Probability = 0.0,
         approximate: Literal["none", "tanh"] = "none",
         bias: bool = True,
-        norm: Annotated[Choice | str, Pick("norm")] = "none",
+        norm: NormChoice = "none",
     ) -> None:
         super().__init__()
         hidden = int(g.dim * ratio)
@@ -90,7 +89,7 @@ class ReLU2(MLP):
         ratio: Ratio = 4.0,
         drop: Probability = 0.0,
         bias: bool = True,
-        norm: Annotated[Choice | str, Pick("norm")] = "none",
+        norm: NormChoice = "none",
     ) -> None:
         super().__init__()
         hidden = int(g.dim * ratio)
@@ -127,7 +126,7 @@ class _Gated(MLP):
         ratio: Ratio = 8 / 3,
         drop: Probability = 0.0,
         bias: bool = True,
-        norm: Annotated[Choice | str, Pick("norm")] = "none",
+        norm: NormChoice = "none",
     ) -> None:
         super().__init__()
         hidden = int(g.dim * ratio)

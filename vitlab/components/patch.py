@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Part
-from vitlab.errors import GeometryError
+from vitlab.components.base import Options, Part
+from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
-from vitlab.registry import Pick, Slot, slot
-from vitlab.spec import Choice
+from vitlab.registry import Slot, slot
 
 
 class PatchEmbedding(Part):
@@ -29,7 +28,7 @@ class PatchEmbedding(Part):
     """Stride of the layers before the patches; ``patch_size`` counts pixels of their feature map."""
 
     @classmethod
-    def reduction_of(cls, options: Mapping[str, Any]) -> int:
+    def reduction_of(cls, options: Options) -> int:
         """Return the ``reduction`` for these options."""
         return cls.reduction
 
@@ -54,7 +53,7 @@ class LinearPatches(PatchEmbedding):
         norm: normalisation of the resulting tokens.
     """
 
-    def __init__(self, g: Geometry, *, bias: bool = True, norm: Annotated[Choice | str, Pick("norm")] = "none") -> None:
+    def __init__(self, g: Geometry, *, bias: bool = True, norm: NormChoice = "none") -> None:
         super().__init__()
         self.proj = nn.Conv2d(g.channels, g.dim, kernel_size=g.patch, stride=g.patch, bias=bias)
         self.norm = slot("norm").build(norm, g.dim)
@@ -89,8 +88,6 @@ class ConvStem(PatchEmbedding):
 
     def __init__(self, g: Geometry, *, norm: Literal["batchnorm", "groupnorm"] = "batchnorm") -> None:
         super().__init__()
-        if reason := self.incompatibility(g, {}):
-            raise GeometryError((("patch_size", "patch"), reason))
         halvings = tuple(side.bit_length() - 1 for side in g.patch)
         layers = max(halvings)
         widths = [g.channels, *(max(1, g.dim >> (layers - 1 - layer)) for layer in range(layers))]
@@ -104,7 +101,7 @@ class ConvStem(PatchEmbedding):
         self.proj = nn.Conv2d(widths[-1], g.dim, 1)
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if a side of the patch is not a power of two; None otherwise."""
         for side in g.patch:
             if side & (side - 1):
@@ -142,8 +139,6 @@ class ResNet(PatchEmbedding):
         width_factor: Annotated[float, Field(gt=0)] = 1.0,
     ) -> None:
         super().__init__()
-        if reason := self.incompatibility(g, {"layers": layers}):
-            raise GeometryError((("patch", "dim"), reason))
         channels = _rounded(64 * width_factor)
         stem = _Stem(g.channels, channels)
         self.backbone = nn.Sequential(OrderedDict(stem=stem)) if layers else stem
@@ -157,12 +152,12 @@ class ResNet(PatchEmbedding):
         self.proj = nn.Conv2d(channels, g.dim, kernel_size=g.patch, stride=g.patch)
 
     @classmethod
-    def reduction_of(cls, options: Mapping[str, Any]) -> int:
+    def reduction_of(cls, options: Options) -> int:
         """Return the backbone's reduction: 4, doubled for each stage after the first."""
         return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if the backbone and the patches do not tile the image; None otherwise."""
         reduction = cls.reduction_of(options)
         if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):

@@ -72,7 +72,7 @@ def _check_labels_of_pixels(resolved: ResolvedChoice) -> None:
             raise DataError(f"'{option}' selects images by class, and {resolved.type} has a class at every pixel")
     for choice in resolved.options["augment"]:
         change = slot("augment").resolve(choice)
-        if change.component.masks is Augment.masks:  # type: ignore[attr-defined]
+        if change.component.masks is Augment.masks:
             raise DataError(
                 f"augment: {change.type} has no method 'masks' to transform the label masks of {resolved.type}; remove "
                 "it, or add the method"
@@ -90,7 +90,7 @@ def _check_cuts(resolved: ResolvedChoice) -> None:
                 f"augment: {choice.type} crops full-size picture files and must be the first augmentation; "
                 f"it is number {place + 1}"
             )
-        if resolved.component.pictures is Dataset.pictures:  # type: ignore[attr-defined]
+        if resolved.component.pictures is Dataset.pictures:
             raise DataError(
                 f"augment: {choice.type} crops full-size picture files, and {resolved.type} has none; "
                 "remove 'of: picture'"

@@ -343,7 +343,7 @@ def _work(trial: Trial) -> Work | None:
 
     model = registry.slot("model").resolve(trial.spec.model)
     info = data_info(registry.slot("dataset").resolve(trial.spec.data))
-    work: Work | None = model.component.work(info, model.options)  # type: ignore[attr-defined]
+    work: Work | None = model.component.work(info, model.options)
     return work
 
 

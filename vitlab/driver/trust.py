@@ -83,7 +83,7 @@ def _untrusted(study: Study, document: Document, out: str | Path, changes: Mappi
     problems = []
     choice = run.get("executor")
     if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
-        name = registry.slot("executor").resolve(study.run.executor).component.cli_only_option(choice)  # type: ignore[attr-defined]
+        name = registry.slot("executor").resolve(study.run.executor).component.cli_only_option(choice)
         if name is not None and study.run.executor.options.get(name) == choice[name]:
             sentence = f"'{name}' runs code, so a study file may not set it; write --set run.executor.{name}=..."
             problems.append(document.problem(("run", "executor", name), sentence))
@@ -93,7 +93,7 @@ def _untrusted(study: Study, document: Document, out: str | Path, changes: Mappi
         if isinstance(value, str) and public(value) != value:  # the file is copied to the output folder
             sentence = f"a study file holds no password; give this option as --set run.tracker.{name}=..."
         elif not _gives(changes, f"run.tracker.{name}"):
-            sentence = component.unconfirmed(name, value, Path(out).resolve())  # type: ignore[attr-defined]
+            sentence = component.unconfirmed(name, value, Path(out).resolve())
         if sentence:
             problems.append(document.problem(("run", "tracker", name), sentence))
     return problems

@@ -11,23 +11,21 @@ arXiv:2106.04560 (g, G).
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitlab.components.attention import SOFTMAX, Attention
-from vitlab.components.block import Block
+from vitlab.components.attention import SOFTMAX
+from vitlab.components.base import Options
 from vitlab.components.block.prenorm import PreNorm
 from vitlab.components.head import Head
-from vitlab.components.norm import NoNorm
-from vitlab.components.patch import PatchEmbedding
-from vitlab.components.position import Position, choices_of
+from vitlab.components.norm import NoNorm, NormChoice
+from vitlab.components.position import choices_of
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, slot
+from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, optional_module, slot
 from vitlab.spec import Choice
 
 Token = Literal["class", "distillation"]
@@ -38,23 +36,27 @@ LARGEST = 100_000
 PatchSize = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
+BlockChoice = Annotated[Choice | str, Pick("block")]
+AttentionChoice = Annotated[Choice | str, Pick("attention")]
+MLPChoice = Annotated[Choice | str, Pick("mlp")]
+
+
 class BlockParts(BaseModel):
     """The components that replace the model's own in some of the blocks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    block: Annotated[Choice | str, Pick("block")] | None = None  #: form of these blocks
-    attention: Annotated[Choice | str, Pick("attention")] | None = None  #: attention of these blocks
-    mlp: Annotated[Choice | str, Pick("mlp")] | None = None  #: MLP of these blocks
-    norm: Annotated[Choice | str, Pick("norm")] | None = None  #: norm of these blocks
+    block: BlockChoice | None = None  #: form of these blocks
+    attention: AttentionChoice | None = None  #: attention of these blocks
+    mlp: MLPChoice | None = None  #: MLP of these blocks
+    norm: NormChoice | None = None  #: norm of these blocks
 
 
 Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$", coerce_numbers_to_str=True)]
 """One block, ``3``, or the first and the last of several, ``0-3``; blocks count from 0."""
 
 
-@dataclass(frozen=True)
-class BlockChoices:
+class BlockChoices(NamedTuple):
     """The components of one block."""
 
     block: ResolvedChoice
@@ -77,11 +79,11 @@ class Anatomy:
     final_norm_at: FinalNormAt
     blocks: tuple[BlockChoices, ...]
     patch_drop: float  #: share of the patches that training leaves out
-    reasons: tuple[str, ...]  #: faults of single options
+    mup_base_width: int | None  #: of maximal update parametrization; None for the standard one
 
     @classmethod
     def of(cls, data: DataInfo, options: Any) -> Anatomy:
-        """Resolve every component and derive the sizes.
+        """Collect the components and derive the sizes.
 
         Args:
             data: what the model sees.
@@ -89,30 +91,16 @@ class Anatomy:
 
         Raises:
             GeometryError: for sizes that do not divide, and blocks that do not exist.
-            OptionError: for components that do not exist, or options they do not take.
         """
-        patch_size, prefix = options.patch_size, options.prefix
-        side = (patch_size, patch_size) if isinstance(patch_size, int) else (patch_size[0], patch_size[1])
-        embedding = slot("patch").resolve(options.patch)
-        assert issubclass(embedding.component, PatchEmbedding)
-        reasons = []
-        if list(prefix) not in ([], ["class"], ["distillation"], ["class", "distillation"]):
-            listed = ", ".join(prefix)
-            reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{listed}]")
-        default = BlockChoices(
-            slot("block").resolve(options.block),
-            slot("attention").resolve(options.attention),
-            slot("mlp").resolve(options.mlp),
-            slot("norm").resolve(options.norm),
-        )
-        all_blocks, faults = _by_depth(options.depth, default, options.blocks)
+        blocks, faults = _by_depth(options)
+        patch_size = options.patch_size
         try:
             geometry = Geometry.of(
                 image=data.image,
                 channels=data.channels,
-                patch=side,
-                reduction=embedding.component.reduction_of(embedding.options),
-                prefix=(*prefix, *["register"] * options.registers),
+                patch=(patch_size, patch_size) if isinstance(patch_size, int) else patch_size,
+                reduction=options.patch.component.reduction_of(options.patch.options),
+                prefix=(*options.prefix, *["register"] * options.registers),
                 dim=options.dim,
                 depth=options.depth,
                 heads=options.heads,
@@ -125,118 +113,103 @@ class Anatomy:
         return cls(
             geometry=geometry,
             task=data.task,
-            patch=embedding,
-            position=slot("position").resolve(options.position),
-            head=slot("head").resolve(options.head),
-            stem_norm=slot("norm").resolve(options.stem_norm),
-            final_norm=slot("norm").resolve(options.final_norm),
+            patch=options.patch,
+            position=options.position,
+            head=options.head,
+            stem_norm=options.stem_norm,
+            final_norm=options.final_norm,
             final_norm_at=options.final_norm_at,
-            blocks=all_blocks,
+            blocks=blocks,
             patch_drop=options.patch_drop,
-            reasons=tuple(reasons),
+            mup_base_width=options.base_width if options.parametrization == "mup" else None,
         )
 
     def incompatibility(self) -> str | None:
         """Return the reason why these components cannot be combined, in one sentence; None if they can."""
-        for reason in self.reasons:
-            return reason
-        g, position, head = self.geometry, self.position, self.head
-        of_blocks = [part for block in self.blocks for part in (block.block, block.attention, block.mlp)]
-        for part in [self.patch, position, head, *of_blocks]:
-            reason = part.component.incompatibility(g, part.options)  # type: ignore[attr-defined]
-            if reason:
-                return str(reason)
-        assert issubclass(head.component, Head)
-        for encoding, (index, block) in itertools.product(choices_of(position), enumerate(self.blocks)):
-            attention = block.attention.component
-            assert issubclass(encoding.component, Position) and issubclass(attention, Attention)
-            if encoding.component.needs_bias and not attention.takes_bias:
-                return (
-                    f"position '{encoding.type}' adds a bias to the logits of attention, and attention "
-                    f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
-                )
-            if encoding.component.needs_rotation and not attention.takes_rotation:
-                return (
-                    f"position '{encoding.type}' rotates queries and keys, and attention "
-                    f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
-                )
-            assert issubclass(block.block.component, Block)
-            if block.block.component.passes == "values" and not attention.mixes_values:
-                return (
-                    f"block '{block.block.type}' changes the values of attention, and attention "
-                    f"'{block.attention.type}' (block {index}) does not support that; change one of the two"
-                )
-        if merging := self._merging_incompatibility():
-            return merging
+        return next(self._faults(), None)
+
+    def _faults(self) -> Iterator[str]:
+        """Yield the reasons why these components cannot be combined."""
+        g, head = self.geometry, self.head
+        prefix = [token for token in g.prefix if token != "register"]
+        if prefix not in ([], ["class"], ["distillation"], ["class", "distillation"]):
+            yield f"prefix is class, distillation, both in this order, or neither; found [{', '.join(prefix)}]"
+        for part in (self.patch, self.position, head, *(part for block in self.blocks for part in block[:3])):
+            if reason := part.component.incompatibility(g, part.options):
+                yield reason
+        yield from self._attention_faults()
+        yield from self._missing_patch_faults()
         if head.component.task != self.task:
-            return (
+            yield (
                 f"head '{head.type}' is for {head.component.task}, and the task of the data is {self.task}; use "
                 "another head"
             )
-        if self.patch_drop and (dropping := self._patch_drop_incompatibility()):
-            return dropping
         if self.final_norm_at == "pooled" and head.component.forward is not Head.forward:
-            return (
+            yield (
                 f"head '{head.type}' does not pool apart from classifying, so final_norm_at cannot be pooled; write "
                 "final_norm_at: tokens"
             )
-        return None
+        if self.mup_base_width is not None and (reason := optional_module("mup").incompatibility(self)):
+            yield reason
 
-    def _patch_drop_incompatibility(self) -> str | None:
-        """Return the part that cannot be combined with dropped patches, in one sentence; None if there is none."""
-        head = self.head
-        assert issubclass(head.component, Head)
-        for encoding in choices_of(self.position):
-            assert issubclass(encoding.component, Position)
-            if encoding.component.acts_in_blocks(encoding.options):
-                return (
-                    f"position '{encoding.type}' places every patch in the blocks, and patch_drop {self.patch_drop:g} "
-                    "removes some before them; use a position that is added at the stem, or patch_drop: 0"
+    def _attention_faults(self) -> Iterator[str]:
+        """Yield what positions and blocks need of an attention that does not have it."""
+        for index, (block, attention, *_) in enumerate(self.blocks):
+            end = f"attention '{attention.type}' (block {index}) does not support that; change one of the two"
+            can = attention.component
+            for position in choices_of(self.position):
+                if position.component.needs_bias and not can.takes_bias:
+                    yield f"position '{position.type}' adds a bias to the logits of attention, and {end}"
+                if position.component.needs_rotation and not can.takes_rotation:
+                    yield f"position '{position.type}' rotates queries and keys, and {end}"
+            if block.component.passes == "values" and not can.mixes_values:
+                yield f"block '{block.type}' changes the values of attention, and {end}"
+            if block.component.passes == "merged" and not (can.mixes_values and can.counts_keys):
+                yield (
+                    f"block '{block.type}' reads the keys of attention and weighs them by the number of merged tokens, "
+                    f"and {end}"
                 )
+
+    def _missing_patch_faults(self) -> Iterator[str]:
+        """Yield the parts that need patches which were dropped, or merged with others, before them."""
+        head, causes = self.head, []
+        if self.patch_drop:
+            causes.append((f"patch_drop {self.patch_drop:g} removes some before them", "patch_drop: 0"))
+        merging: str | None = None
+        for index, block in enumerate(self.blocks):
+            if block.block.component.passes == "merged":
+                merging = block.block.type
+            elif merging is not None:
+                yield (
+                    f"block {index} is '{block.block.type}', which does not weigh the tokens that '{merging}' has "
+                    f"merged before it; use {{type: {merging}, tokens: 0}} there, which merges none"
+                )
+        if merging is not None:
+            causes.append((f"block '{merging}' merges some there", "another block"))
+        for position in choices_of(self.position):
+            if position.component.acts_in_blocks(position.options):
+                for cause, remedy in causes:
+                    yield (
+                        f"position '{position.type}' places every patch in the blocks, and {cause}; use a position "
+                        f"that is added at the stem, or {remedy}"
+                    )
+        if not self.patch_drop:
+            return
         if head.component.task == "segmentation":
-            return (
+            yield (
                 f"head '{head.type}' reads every patch, and patch_drop {self.patch_drop:g} removes some; use another "
                 "head, or patch_drop: 0"
             )
         if head.component.forward is not Head.forward and not head.component.reads:
-            return (
+            yield (
                 f"head '{head.type}' has a forward of its own, which may need every patch, and patch_drop "
                 f"{self.patch_drop:g} removes some; declare the prefix tokens that it reads, use another head, or "
                 "patch_drop: 0"
             )
-        return None
-
-    def _merging_incompatibility(self) -> str | None:
-        """Return the part that cannot be combined with merged tokens, in one sentence; None if there is none."""
-        merging: str | None = None
-        for index, block in enumerate(self.blocks):
-            component, attention = block.block.component, block.attention.component
-            assert issubclass(component, Block) and issubclass(attention, Attention)
-            if component.passes == "merged":
-                merging = block.block.type
-                if not (attention.mixes_values and attention.counts_keys):
-                    return (
-                        f"block '{merging}' reads the keys of attention and weighs them by the number of merged "
-                        f"tokens, and attention '{block.attention.type}' (block {index}) does not support that; change "
-                        "one of the two"
-                    )
-            elif merging is not None:
-                return (
-                    f"block {index} is '{block.block.type}', which does not weigh the tokens that '{merging}' has "
-                    f"merged before it; use {{type: {merging}, tokens: 0}} there, which merges none"
-                )
-        for encoding in choices_of(self.position) if merging is not None else ():
-            assert issubclass(encoding.component, Position)
-            if encoding.component.acts_in_blocks(encoding.options):
-                return (
-                    f"position '{encoding.type}' places every patch in the blocks, and block '{merging}' merges some "
-                    "there; use a position that is added at the stem, or another block"
-                )
-        return None
 
     def receives_values(self, index: int) -> bool:
         """Return True if a block before ``index`` passes its values on."""
-        return any(block.block.component.passes == "values" for block in self.blocks[:index])  # type: ignore[attr-defined]
+        return any(block.block.component.passes == "values" for block in self.blocks[:index])
 
     def work(self) -> Work:
         """Return the work per image, by which an engine is chosen."""
@@ -251,28 +224,26 @@ class Anatomy:
         return Work(g.tokens * g.dim, g.tokens**2 * g.head_dim if plain else None)
 
 
-def _by_depth(
-    depth: int, default: BlockChoices, blocks: Mapping[str, Any]
-) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[str, ...], str]]]:
-    """Return the components of every block, the default ones with the changes of ``blocks``, and faults in these."""
-    choices: list[dict[str, ResolvedChoice]] = [vars(default).copy() for _ in range(depth)]
+def _by_depth(options: Any) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[str, ...], str]]]:
+    """Return the components of every block, the model's own with the changes of ``blocks``, and faults in these."""
+    own = BlockChoices(options.block, options.attention, options.mlp, options.norm)
+    choices = [own] * options.depth
     spans: dict[int, str] = {}
     faults: list[tuple[tuple[str, ...], str]] = []
-    for span, parts in blocks.items():
+    for span, parts in options.blocks.items():
         first, _, last = span.partition("-")
         indices = range(int(first), int(last or first) + 1)
-        if not indices or indices[-1] >= depth:
-            faults.append((("blocks", "depth"), f"blocks '{span}' do not exist; the model has blocks 0 to {depth - 1}"))
+        if not indices or indices[-1] >= options.depth:
+            sentence = f"blocks '{span}' do not exist; the model has blocks 0 to {options.depth - 1}"
+            faults.append((("blocks", "depth"), sentence))
             continue
-        own = BlockParts.model_validate(parts)
-        changes = {name: getattr(own, name) for name in BlockParts.model_fields if getattr(own, name) is not None}
         for index in indices:
             if index in spans:
                 faults.append((("blocks",), f"block {index} is in '{spans[index]}' and in '{span}'; remove one"))
                 break
             spans[index] = span
-            choices[index] |= changes
-    return tuple(BlockChoices(**parts) for parts in choices), faults
+            choices[index] = own._replace(**{name: choice for name, choice in parts if choice is not None})
+    return tuple(choices), faults
 
 
 @dataclass(frozen=True)
@@ -306,14 +277,14 @@ SIZES: dict[str, Size] = {
 DEFAULT_SIZE = "Ti"
 
 
-def expand_size(options: Mapping[str, Any]) -> dict[str, Any]:
+def expand_size(options: Options) -> Options:
     """Return the options of a model with the numbers of its size filled in; explicit options are unchanged.
 
     The ratio applies to the plain MLP, ``gelu``; others keep their own.
     """
     name = options.get("size") or DEFAULT_SIZE
     if not isinstance(name, str) or name not in SIZES:
-        return dict(options)  # validation reports it, with the names of the sizes
+        return options  # validation reports it, with the names of the sizes
     size = SIZES[name]
     full = dict(options)
     for number in ("dim", "depth", "heads"):

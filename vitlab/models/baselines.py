@@ -5,13 +5,12 @@ B images, C channels, H and W pixels, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitlab.components.base import Options
 from vitlab.components.head import Logits
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
@@ -72,7 +71,7 @@ class LinearModel(Model):
         self.head = nn.Linear(data.channels * prod(data.image), data.classes)
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return a sentence if the task has more than one prediction per image; None otherwise."""
         if data.task != "classification":
             return f"a linear model has one prediction per image, and the task is {data.task}; use another model"

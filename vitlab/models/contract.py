@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.base import Part
+from vitlab.components.base import Options, Part
 from vitlab.components.base import State as State
 from vitlab.geometry import DataInfo, Work
 from vitlab.registry import ResolvedChoice, Slot
@@ -28,7 +28,7 @@ class Model(nn.Module):
     _frozen: tuple[str, ...] = ()  #: paths of the modules that stay in evaluation mode
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return the reason why ``data`` and ``options`` cannot be combined, in one sentence; None if they can.
 
         Raises:
@@ -37,7 +37,7 @@ class Model(nn.Module):
         return None
 
     @classmethod
-    def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
+    def work(cls, data: DataInfo, options: Options) -> Work | None:
         """Return the amount of work per image; None if it is unknown.
 
         Trials with little work are trained together; see :mod:`vitlab.plan.engine_choice`.

@@ -8,13 +8,13 @@ of the same name, and the other way round, where stem, channels and classes are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 
+from vitlab.components.base import Options
 from vitlab.components.head import Logits
 from vitlab.components.init import Torch
 from vitlab.data.torchvision_import import torchvision
@@ -46,7 +46,7 @@ class ConvNet(Model):
         raise NotImplementedError
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return a sentence if the task has several predictions per image or the image is too small; None otherwise."""
         if data.task != "classification":
             return f"this network has one prediction per image, and the task is {data.task}; use another model"

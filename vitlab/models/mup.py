@@ -23,7 +23,7 @@ Reference: arXiv:2203.03466, tables 3 and 8 and appendix B.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,13 +32,17 @@ from torch import Tensor, nn
 
 from vitlab.components.attention import SOFTMAX, SoftmaxAttention
 from vitlab.components.block import Place
-from vitlab.errors import GeometryError, UserError
+from vitlab.errors import UserError
 from vitlab.geometry import Geometry
 from vitlab.models.anatomy import Anatomy
 from vitlab.registry import BUILT_IN, slot
 
 if TYPE_CHECKING:
     from vitlab.models.vit import ViT
+
+
+Group = Mapping[str, Any]
+"""A parameter group of an optimizer."""
 
 
 class Growth(NamedTuple):
@@ -50,9 +54,10 @@ class Growth(NamedTuple):
     is_output: bool  #: True if its number of outputs does not depend on the width
 
 
-def incompatibility(anatomy: Anatomy, base_width: int) -> str | None:
+def incompatibility(anatomy: Anatomy) -> str | None:
     """Return why a model cannot have this parametrization, or None."""
-    heads = anatomy.geometry.heads
+    heads, base_width = anatomy.geometry.heads, anatomy.mup_base_width
+    assert base_width is not None
     if base_width % heads:
         return f"parametrization mup: base_width {base_width} is not a multiple of heads {heads}; set a multiple"
     for i, block in enumerate(anatomy.blocks):
@@ -64,11 +69,8 @@ def incompatibility(anatomy: Anatomy, base_width: int) -> str | None:
             f"parametrization mup divides logits of attention by the width of a head, and pool '{pool}' of head "
             f"'{anatomy.head.type}' by its root; use another pool"
         )
-    base = replace(anatomy, geometry=replace(anatomy.geometry, dim=base_width))
-    try:
-        reason = base.incompatibility()
-    except GeometryError as error:
-        reason = error.faults[0][1]
+    base = replace(anatomy, geometry=replace(anatomy.geometry, dim=base_width), mup_base_width=None)
+    reason = base.incompatibility()
     return reason and f"parametrization mup needs a model of base_width {base_width} too: {reason}"
 
 
@@ -109,7 +111,7 @@ def init_factors(model: ViT) -> dict[str, Tensor]:
     state = {name: torch.ones(value.shape) for name, value in model.state_dict().items()}
     for name, growth in growths(model).items():
         # Every scheme draws convolutions with a deviation that falls as the root of their inputs.
-        is_conv = isinstance(_module(model, name), nn.Conv2d)
+        is_conv = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Conv2d)
         fall = growth.inputs if is_conv else model.scheme.fall(name, growth.shape, growth.base_shape)
         state[name] *= math.sqrt(fall / growth.inputs) * (growth.inputs**-0.5 if growth.is_output else 1.0)
     return model.to_canonical(state)
@@ -120,13 +122,10 @@ def rate_factors(model: ViT) -> dict[str, float]:
     return {name: 1 / growth.inputs for name, growth in growths(model).items()}
 
 
-def rate_groups(
-    groups: Sequence[Mapping[str, Any]], factors: Mapping[str, float], optimizer: object
-) -> list[dict[str, Any]]:
-    """Split parameter groups by the factors of their learning rates.
+def group_changes(factors: Mapping[str, float], optimizer: object) -> Callable[[str, Group], Group]:
+    """Return a function from a parameter's name and group to the rate and the decay of the parameter.
 
     Args:
-        groups: Parameter groups whose ``params`` are named.
         factors: Name to factor, as returned by :func:`rate_factors`.
         optimizer: The choice of the slot ``optimizer``.
 
@@ -136,16 +135,13 @@ def rate_groups(
     if reason := optimizer_incompatibility(type(optimizer)):
         raise UserError(reason)
     is_decoupled = isinstance(optimizer, _built_in("adamw"))
-    split = []
-    for group in groups:
-        by_factor: dict[float, list[Any]] = {}
-        for item in group["params"]:
-            by_factor.setdefault(factors.get(item[0], 1.0), []).append(item)
-        for factor, params in by_factor.items():
-            decay = group["weight_decay"] / factor if is_decoupled else group["weight_decay"]
-            own = {"lr_scale": group.get("lr_scale", 1.0) * factor, "weight_decay": decay}
-            split.append({**group, "params": params, **own})
-    return split
+
+    def changes(name: str, group: Group) -> Group:
+        factor = factors.get(name, 1.0)
+        decay = group["weight_decay"] / factor if is_decoupled else group["weight_decay"]
+        return {"lr_scale": group.get("lr_scale", 1.0) * factor, "weight_decay": decay}
+
+    return changes
 
 
 def _built_in(optimizer: str) -> type:
@@ -158,7 +154,3 @@ def _of_width(size: Geometry | Place | int, width: int) -> Geometry | Place | in
     if isinstance(size, Place):
         return replace(size, geometry=replace(size.geometry, dim=width))
     return replace(size, dim=width) if isinstance(size, Geometry) else width
-
-
-def _module(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name.rpartition(".")[0])

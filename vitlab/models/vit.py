@@ -17,19 +17,23 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
-from vitlab.components.base import Dropout, PatchDrop, name_draws
+from vitlab.components.base import Dropout, Options, PatchDrop, Probability, name_draws
 from vitlab.components.block import Block, Place
 from vitlab.components.head import Head
 from vitlab.components.init import Init
+from vitlab.components.norm import NormChoice
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.models.anatomy import (
     LARGEST,
     Anatomy,
+    AttentionChoice,
+    BlockChoice,
     BlockChoices,
     BlockParts,
     FinalNormAt,
+    MLPChoice,
     PatchSize,
     SizeName,
     Span,
@@ -40,8 +44,6 @@ from vitlab.models.contract import Model, State, model
 from vitlab.models.initial import initialise
 from vitlab.registry import Pick, ResolvedChoice, Unhashed, optional_module, slot
 from vitlab.spec import Choice
-
-"""Imported by name where it is used, so that the code digest of other trials does not cover it."""
 
 
 @model.register("vit")
@@ -101,17 +103,17 @@ class ViT(Model):
         registers: Annotated[int, Field(ge=0, le=1000)] = 0,
         patch: Annotated[Choice | str, Pick("patch")] = "linear",
         position: Annotated[Choice | str, Pick("position")] = "learned",
-        block: Annotated[Choice | str, Pick("block")] = "prenorm",
-        attention: Annotated[Choice | str, Pick("attention")] = "auto",
-        mlp: Annotated[Choice | str, Pick("mlp")] = "gelu",
-        norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
+        block: BlockChoice = "prenorm",
+        attention: AttentionChoice = "auto",
+        mlp: MLPChoice = "gelu",
+        norm: NormChoice = "layernorm",
         blocks: Mapping[Span, BlockParts] = {},
         layer_scale: Annotated[float, Field(gt=0)] | None = None,
-        drop: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        patch_drop: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-        stem_norm: Annotated[Choice | str, Pick("norm")] = "none",
-        final_norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
+        drop: Probability = 0.0,
+        patch_drop: Probability = 0.0,
+        drop_path: Probability = 0.0,
+        stem_norm: NormChoice = "none",
+        final_norm: NormChoice = "layernorm",
         final_norm_at: FinalNormAt = "tokens",
         head: Annotated[Choice | str, Pick("head")] = "linear",
         init: Annotated[Choice | str, Pick("init")] = "timm",
@@ -122,7 +124,7 @@ class ViT(Model):
         options = {name: value for name, value in locals().items() if name not in ("self", "data", "__class__")}
         super().__init__()
         anatomy = ViT.anatomy(data, options)
-        if reason := ViT._reason(anatomy, parametrization, base_width):
+        if reason := anatomy.incompatibility():
             raise OptionError([((), reason)])
         self.parametrization = parametrization
         g = anatomy.geometry
@@ -196,30 +198,22 @@ class ViT(Model):
     # -- options ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options with those of the size filled in."""
+    def complete(cls, options: Options) -> Options:
+        """Return the options with the numbers of the size filled in."""
         return expand_size(options)
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return why the parts do not fit each other or the data, or None."""
-        parametrization, base_width = options.get("parametrization", "standard"), options.get("base_width", 64)
-        return cls._reason(cls.anatomy(data, options), parametrization, base_width)
-
-    @staticmethod
-    def _reason(anatomy: Anatomy, parametrization: str, base_width: int) -> str | None:
-        reason = anatomy.incompatibility()
-        if reason is None and parametrization == "mup":
-            reason = optional_module("mup").incompatibility(anatomy, base_width)
-        return reason
+        return cls.anatomy(data, options).incompatibility()
 
     @classmethod
-    def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
+    def work(cls, data: DataInfo, options: Options) -> Work | None:
         """Return the work per image, counted from the anatomy."""
         return cls.anatomy(data, options).work()
 
     @classmethod
-    def anatomy(cls, data: DataInfo, options: Mapping[str, Any]) -> Anatomy:
+    def anatomy(cls, data: DataInfo, options: Options) -> Anatomy:
         """Return the component at every place of the model with these options."""
         return Anatomy.of(data, model.options(cls).model_validate(cls.complete(options)))
 

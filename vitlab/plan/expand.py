@@ -287,7 +287,7 @@ def _engine(arm: ResolvedArm, chosen: str, trial: Trial, probes: Mapping[str, En
     model = arm.trial.model
 
     def work(_: Trial) -> Work | None:
-        result: Work | None = model.component.work(arm.trial.info, model.options)  # type: ignore[attr-defined]
+        result: Work | None = model.component.work(arm.trial.info, model.options)
         return result
 
     return engine_of(trial, chosen, work, probes)

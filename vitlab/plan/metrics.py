@@ -55,7 +55,7 @@ def _metrics(
     standard: dict[str, Any] | None = None
     if objective is not None:
         with suppress(OptionError, ValueError):  # as above
-            standard = slot("objective").resolve(objective).component.standard_metrics(data)  # type: ignore[attr-defined]
+            standard = slot("objective").resolve(objective).component.standard_metrics(data)
     results: dict[str, Any] = room.metrics_of(data, components, standard)
     return {**results, **room.metrics_of_options(options)}
 

@@ -217,7 +217,7 @@ class Resolver:
         reason = ""
         if info is not None:
             try:
-                reason = model.component.incompatibility(info, model.options) or ""  # type: ignore[attr-defined]
+                reason = model.component.incompatibility(info, model.options) or ""
             except GeometryError as error:
                 faulty = draft.wrong.get(("model",), ())
                 sizes = [(options, message) for options, message in error.faults if not {*options} & {*faulty}]

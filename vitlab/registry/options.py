@@ -71,7 +71,7 @@ class ResolvedChoice(Choice):
     """A choice with its component class and complete, validated options."""
 
     slot: str = field(kw_only=True)
-    component: type = field(kw_only=True, compare=False)
+    component: type[Any] = field(kw_only=True, compare=False)
     hashed_options: Mapping[str, Any] = field(kw_only=True, compare=False)  #: see :meth:`hashed`
     origin: Origin = field(kw_only=True)
 

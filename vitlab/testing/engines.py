@@ -28,7 +28,7 @@ def check_engines(who: str, choice: ResolvedChoice) -> None:
 
     Does nothing if such a ViT cannot be built, or is not supported by that engine.
     """
-    reduction = choice.component.reduction_of(choice.options) if choice.slot == "patch" else 1  # type: ignore[attr-defined]
+    reduction = choice.component.reduction_of(choice.options) if choice.slot == "patch" else 1
     side = 4 if reduction == 1 else 1
     info = DataInfo(image=(2 * side * reduction, 2 * side * reduction), channels=3, classes=5)
     sizes = {"type": "vit", "patch_size": side, "dim": 16, "depth": 2, "heads": 2}

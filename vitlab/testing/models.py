@@ -41,7 +41,7 @@ def check_scheme(who: str, choice: ResolvedChoice) -> None:
 
 def check_model(who: str, choice: ResolvedChoice) -> None:
     """Check a model's meta build, seeded initialisation, gradients and round trip through the canonical form."""
-    reason = choice.component.incompatibility(DATA, choice.options)  # type: ignore[attr-defined]
+    reason = choice.component.incompatibility(DATA, choice.options)
     if reason is not None:
         expect(bool(reason.strip()), f"{who}: incompatibility must return a sentence or None")
         return

@@ -48,7 +48,7 @@ def _geometries(choice: ResolvedChoice) -> Iterator[tuple[str, Geometry]]:
     """Yield a square grid, an oblong one with more prefix tokens, and one without prefix tokens."""
     reduction = 1
     if choice.slot == "patch":
-        reduction = choice.component.reduction_of(choice.options)  # type: ignore[attr-defined]
+        reduction = choice.component.reduction_of(choice.options)
     side = 4 if reduction == 1 else 1
     for what, grid, prefix in (
         ("a square grid and a class token", (4, 4), ("class",)),

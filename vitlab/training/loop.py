@@ -36,6 +36,7 @@ from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.objective.contract import Objective, Setup
 from vitlab.training.optim import Group, Optimizer, Schedule, WeightAverage, decay_groups, layer_groups, set_rate
+from vitlab.training.optim.groups import split_groups
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
@@ -156,7 +157,7 @@ class Training:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
             groups = layer_groups(groups, layers, self.spec.layer_decay)
         if factors := self.module.rate_factors():
-            groups = optional_module("mup").rate_groups(groups, factors, optimizer)
+            groups = split_groups(groups, optional_module("mup").group_changes(factors, optimizer))
         return groups
 
     @property

@@ -6,15 +6,14 @@ B images, T tokens, D width, H heads, K channels of a head, J = K / 2 channels o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitlab.components.attention.contract import Attention, MixValues, attention
 from vitlab.components.attention.softmax import SoftmaxAttention
-from vitlab.components.base import Probability, Rotation
+from vitlab.components.base import Options, Probability, Rotation
 from vitlab.components.norm import NormChoice, RMSNorm
 from vitlab.geometry import Geometry
 
@@ -72,7 +71,7 @@ class Differential(SoftmaxAttention):
         self.sub_norm = RMSNorm(g.head_dim, eps=1e-5)
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if the channels of a head cannot be halved; None otherwise."""
         if g.head_dim % 2:
             return (

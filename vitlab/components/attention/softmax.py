@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.components.attention.contract import Attention, MixValues, attention, rotate
-from vitlab.components.base import Dropout, Probability, Rotation, State, stacked
+from vitlab.components.base import Dropout, Options, Probability, Rotation, State, stacked
 from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
 from vitlab.registry import slot
@@ -145,7 +145,7 @@ class SDPA(SoftmaxAttention):
     vmap_safe = False  # on CPU the kernel has no batching rule, on CUDA its gradient has none: a loop over members
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if ``drop`` is set with SDPA, which draws from torch's generator; None otherwise."""
         if options.get("drop", 0.0) > 0:
             return (

@@ -10,17 +10,17 @@ R and C rows and columns of the grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import State
+from vitlab.components.base import Options, State
 from vitlab.components.position.contract import Position, Resampling, places, position, resample_grid
-from vitlab.errors import GeometryError, OptionError, WeightsError
+from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 
 Where = Literal["stem", "every_layer", "every_layer_shared"]
@@ -46,7 +46,7 @@ class Additive(Position):
         self.layers = frozenset({0} if where == "stem" else {0, *range(2, g.depth + 1)})
 
     @classmethod
-    def acts_in_blocks(cls, options: Mapping[str, Any]) -> bool:
+    def acts_in_blocks(cls, options: Options) -> bool:
         """Return whether rows are added before later blocks."""
         return super().acts_in_blocks(options) or options.get("where", "stem") != "stem"
 
@@ -114,8 +114,6 @@ class Learned2D(Additive):
 
     def __init__(self, g: Geometry, *, where: Where = "stem", prefix_rows: PrefixRows = "own") -> None:
         super().__init__(g, where)
-        if reason := self.incompatibility(g, {}):
-            raise GeometryError((("dim", "position"), reason))
         self.x_embed = nn.Parameter(torch.empty(self.tables, g.grid[1], g.dim // 2))
         self.y_embed = nn.Parameter(torch.empty(self.tables, g.grid[0], g.dim // 2))
         own = g.prefix and prefix_rows == "own"
@@ -124,7 +122,7 @@ class Learned2D(Additive):
             nn.init.trunc_normal_(parameter, std=0.02)
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if the width is odd; None otherwise."""
         return f"position 'learned2d' halves the width, and dim {g.dim} is odd" if g.dim % 2 else None
 
@@ -155,7 +153,7 @@ class _Fixed(Additive):
     pos_embed: Tensor
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         if options.get("where") == "every_layer":
             return "rows from a formula are the same at every layer: write where: every_layer_shared"
         return None
@@ -243,12 +241,10 @@ class SinCos2D(_Fixed):
         convention: Literal["timm", "big_vision", "moco", "mae"] = "timm",
     ) -> None:
         super().__init__(g, where)
-        if reason := self.incompatibility(g, {"convention": convention}):
-            raise GeometryError((("dim", "position"), reason))
         self.keep(sincos2d(g, temperature, convention))
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if the width is not a multiple of 4 or too small; None otherwise."""
         if g.dim % 4:
             return f"position 'sincos2d' has four blocks of channels, and dim {g.dim} is not a multiple of 4"
@@ -333,17 +329,15 @@ def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
 
 
 def _prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
-    """Return the rows of ``new``'s prefix tokens among those of ``old``, by name; registers by order."""
-    index = {token: row for row, token in enumerate(_numbered(old.prefix))}
-    required = _numbered(new.prefix)
+    """Return the rows of ``new``'s prefix tokens among the rows of ``old``, by name; registers by order."""
+    available, required = _numbered(old.prefix), _numbered(new.prefix)
     for name, number in required:
-        if (name, number) not in index:
+        if (name, number) not in available:
             raise WeightsError(
-                f"the position table has no row for prefix token '{name}'"
-                + (f" number {number + 1}" if number else "")
-                + f"; its prefix tokens: {', '.join(old.prefix) or 'none'}"
+                f"the position table has no row for prefix token '{name}' number {number + 1}; its prefix tokens: "
+                f"{', '.join(old.prefix) or 'none'}"
             )
-    return rows_PD[[index[token] for token in required]]
+    return rows_PD[[available.index(token) for token in required]]
 
 
 def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
@@ -365,14 +359,12 @@ class Conditional(Position):
 
     def __init__(self, g: Geometry, *, kernel_size: Annotated[int, Field(ge=1)] = 3) -> None:
         super().__init__()
-        if reason := self.incompatibility(g, {"kernel_size": kernel_size}):
-            raise OptionError([(("kernel_size",), reason)])
         self.prefix = len(g.prefix)
         self.grid = g.grid
         self.proj = nn.Conv2d(g.dim, g.dim, kernel_size, padding=kernel_size // 2, groups=g.dim)
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence if the kernel is even and so has no centre; None otherwise."""
         kernel_size = options.get("kernel_size", 3)
         if kernel_size % 2 == 0:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.components.base import Part, Rotation, State
+from vitlab.components.base import Options, Part, Rotation, State
 from vitlab.errors import UserError, nearest
 from vitlab.geometry import Geometry, Pair
 from vitlab.registry import Slot
@@ -94,7 +94,7 @@ class Position(Part):
         return x_BTD
 
     @classmethod
-    def acts_in_blocks(cls, options: Mapping[str, Any]) -> bool:
+    def acts_in_blocks(cls, options: Options) -> bool:
         """Return whether the encoding acts at a later layer than the stem, where some patches may be missing."""
         return cls.needs_bias or cls.needs_rotation or cls.mix is not Position.mix
 

@@ -6,8 +6,7 @@ T tokens, N patches, H heads, K channels of a head, Q a quarter of K.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +14,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.base import Rotation
+from vitlab.components.base import Options, Rotation
 from vitlab.components.position.contract import Position, places, position
-from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
 
 Positive = Annotated[float, Field(gt=0)]
@@ -34,12 +32,10 @@ class _Rotary(Position):
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
-        if reason := self.incompatibility(g, {}):
-            raise GeometryError((("heads", "dim", "position"), reason))
         self.prefix = len(g.prefix)
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         if g.head_dim % 4:
             return (
                 "a rotary position in two dimensions turns channels in fours, and head_dim "
@@ -107,15 +103,6 @@ class RoPE2D(_Rotary):
         register_theta: Positive = 100.0,
     ) -> None:
         super().__init__(g)
-        options = {
-            "coordinates": coordinates,
-            "reference": reference,
-            "normalize": normalize,
-            "periods": periods,
-            "registers": registers,
-        }
-        if reason := self.incompatibility(g, options):
-            raise OptionError([((), reason)])
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         self.augments = (shift, jitter, rescale) != (0, 1, 1)
         row_N, column_N = (place.to(torch.float64) + offset for place in places(g))
@@ -130,7 +117,11 @@ class RoPE2D(_Rotary):
             row_N, column_N = (
                 place / side * other for place, side, other in zip((row_N, column_N), g.grid, reference, strict=True)
             )
-        frequency_Q = _frequencies(theta, g) if periods is None else 1 / _periods(*periods, g)
+        frequency_Q = _frequencies(theta, g)
+        if periods is not None:
+            shortest, longest = periods
+            share_Q = torch.linspace(0, 1, g.head_dim // 4, dtype=torch.float64)
+            frequency_Q = 1 / (shortest * (longest / shortest) ** share_Q)
         cos, sin = self.pair(_angles(unit * row_N, unit * column_N, frequency_Q))
         if registers:
             count = g.prefix.count("register")
@@ -146,7 +137,7 @@ class RoPE2D(_Rotary):
             self.register_buffer(name, value.to(torch.get_default_dtype()), persistent=False)
 
     @classmethod
-    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return a sentence for options without effect, and a number of registers that is no square; None otherwise."""
         if options.get("coordinates") == "centred":
             if options.get("reference") is not None:
@@ -190,11 +181,6 @@ class RoPE2D(_Rotary):
 def _frequencies(theta: float, g: Geometry) -> Tensor:
     """Return theta^(-4i/K), float64 (Q,)."""
     return theta ** (-4 * torch.arange(g.head_dim // 4, dtype=torch.float64) / g.head_dim)
-
-
-def _periods(shortest: float, longest: float, g: Geometry) -> Tensor:
-    """Return periods in a geometric series, float64 (Q,)."""
-    return shortest * (longest / shortest) ** torch.linspace(0, 1, g.head_dim // 4, dtype=torch.float64)
 
 
 def _angles(row_N: Tensor, column_N: Tensor, frequency_Q: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from vitlab.components.base import Options
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import Slot
@@ -95,7 +96,7 @@ class Metric(ABC):
         return None
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return in one sentence why the metric does not apply to the data; None if it does."""
         return None
 

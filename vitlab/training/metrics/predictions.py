@@ -6,13 +6,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from vitlab.components.base import Options
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
 from vitlab.training.metrics.contract import TASKS, Metric, OfDecisions, mean, metric
@@ -81,7 +82,7 @@ class TopK(Metric):
         return (top_BK == target[:, None]).any(1)
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return a sentence if the data has at most ``k`` classes, which makes all correct; None otherwise."""
         k = options["k"]
         return None if data.classes > k else f"k is {k}, and the data has {data.classes} classes; set a smaller k"
@@ -153,7 +154,7 @@ class ExpectedCalibrationError(Metric):
 
     def value(self, rows_N: Tensor) -> float:
         """Return the weighted gap between confidence and accuracy over the bins."""
-        return calibration_error(*rows_N.unbind(1), self.bins)
+        return calibration_error(rows_N[:, 0], rows_N[:, 1], self.bins)
 
 
 @metric.register("brier")

@@ -87,7 +87,7 @@ def resolve_metrics(
 def _standard(data: DataInfo) -> list[ResolvedChoice]:
     # By full name, since a plugin may register the same short name.
     choices = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
-    return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]  # type: ignore[attr-defined]
+    return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]
 
 
 def _name(choice: ResolvedChoice) -> str:

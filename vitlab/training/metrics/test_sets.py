@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitlab.components.base import Options
 from vitlab.data.test_sets import TestSet
 from vitlab.geometry import DataInfo
 from vitlab.registry import BUILT_IN
@@ -23,7 +23,7 @@ class OfTestSet(Metric):
     splits = ("test",)
 
     @classmethod
-    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str:
+    def incompatibility(cls, data: DataInfo, options: Options) -> str:
         """Return the sentence that names the option of the data that adds this metric."""
         return f"it is a metric of a test set, which another option adds: write base.{cls.option}"
 
@@ -89,7 +89,7 @@ class RealAccuracy(OfTestSet):
         return self.right_SK.to(logits.device)[target, prediction_B]
 
 
-def metrics_of_options(options: Mapping[str, Any]) -> dict[str, Metric]:
+def metrics_of_options(options: Options) -> dict[str, Metric]:
     """Return the metrics of test sets by name, from the options of a data set that add them."""
     return {
         name: metric.build(f"{BUILT_IN}:{name}") for option, name in TEST_SET_OPTIONS.items() if options.get(option)

@@ -109,7 +109,7 @@ class DINO(Objective):
         if not issubclass(model.component, ViT):
             return f"objective 'dino' trains a ViT, and model '{model.type}' is none; use model 'vit'"
         head = model.component.anatomy(data, model.options).head
-        if head.component.forward is not Head.forward or head.type.endswith("distilled"):  # type: ignore[attr-defined]
+        if head.component.forward is not Head.forward or head.type.endswith("distilled"):
             return f"objective 'dino' reads one vector of an image, and head '{head.type}' pools to none; use 'linear'"
         if not trial["data"]["augment"]:
             return (

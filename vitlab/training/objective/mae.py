@@ -333,7 +333,7 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
     for block in anatomy.blocks:
         if block.attention.component not in SOFTMAX:
             return f"{who} attention '{block.attention.type}' may need all; use attention 'auto'"
-        if block.block.component.passes == "merged":  # type: ignore[attr-defined]
+        if block.block.component.passes == "merged":
             return f"{who} block '{block.block.type}' merges some of those; use another block"
     return None
 

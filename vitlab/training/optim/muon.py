@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -140,7 +140,7 @@ class Muon(Optimizer):
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     ns_precision: Literal["full", "bfloat16"] = "full"
 
-    matrix_optimizer: ClassVar[type[torch.optim.Optimizer]] = BatchedMuon
+    matrix_optimizer: ClassVar[type[Any]] = BatchedMuon
 
     def settings(self) -> Mapping[str, object]:
         """Return the settings of the groups of matrices beside those of torch's Muon."""
