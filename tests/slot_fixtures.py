@@ -9,6 +9,12 @@ import pytest
 from vitlab.registry import Slot, file_loader, plugin_files
 
 
+def refusal(slot: Slot[Any], choice: Any, sizes: Any) -> str:
+    """Return why a component does not fit sizes or data; empty if it does."""
+    resolved = slot.resolve(choice)
+    return resolved.component.incompatibility(sizes, resolved.options) or ""
+
+
 def keep(monkeypatch: pytest.MonkeyPatch, *slots: Slot[Any]) -> None:
     """Remove what the test registers in these slots, directly or by a file."""
     for slot in slots:

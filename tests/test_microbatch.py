@@ -18,7 +18,7 @@ from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
-from vitlab.training.microbatch import FullBatch, MicroBatches, microbatches_of
+from vitlab.training.microbatch import MicroBatches
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 SCENES = {"type": "digit_scenes", "image_size": 8, "digit_size": [5, 7], "train_images": 60, "test_images": 20}
@@ -34,7 +34,7 @@ class Second(SingleProcess):
 
 
 def training(
-    parts: FullBatch | None, seed: int = 0, *, data: dict[str, Any] = DATA, model: dict[str, Any] = {}, **train: Any
+    parts: MicroBatches | None, seed: int = 0, *, data: dict[str, Any] = DATA, model: dict[str, Any] = {}, **train: Any
 ) -> Training:
     seeds = dict.fromkeys(STREAMS, seed)
     choice = slot("dataset").resolve(data)
@@ -70,7 +70,7 @@ def test_micro_batches_combine_to_full_batch(
     size: int, data: dict[str, Any], model: dict[str, Any], train: dict[str, Any]
 ) -> None:
     whole, cut = (
-        training(parts, data=data, model=model, **train) for parts in (None, microbatches_of(size, SingleProcess()))
+        training(parts, data=data, model=model, **train) for parts in (None, MicroBatches(size, SingleProcess()))
     )
     count = whole.batch_images
     assert [len(rows) for rows in cut.parts.rows(count)][:-1] == [size] * ((count - 1) // size)
@@ -163,8 +163,5 @@ def test_stacked_trials_use_micro_batches() -> None:
 
 
 def test_batch_is_not_split_by_default() -> None:
-    assert type(microbatches_of(None, SingleProcess())) is FullBatch
-    assert (
-        type(microbatches_of(64, SingleProcess())) is MicroBatches
-        and type(microbatches_of(None, Second())) is MicroBatches
-    )
+    assert MicroBatches(None, SingleProcess()).whole
+    assert not MicroBatches(64, SingleProcess()).whole and not MicroBatches(None, Second()).whole

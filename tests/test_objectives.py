@@ -253,10 +253,10 @@ def test_resume_restores_decoder_bit_for_bit() -> None:
 
 def test_micro_batches_equal_the_whole_batch() -> None:
     from vitlab.training.distributed import SingleProcess
-    from vitlab.training.microbatch import microbatches_of
+    from vitlab.training.microbatch import MicroBatches
 
     whole = training(spec(steps=2))
-    cut = Training(built(), feed(), spec(steps=2), SEEDS, "classification", None, microbatches_of(5, SingleProcess()))
+    cut = Training(built(), feed(), spec(steps=2), SEEDS, "classification", None, MicroBatches(5, SingleProcess()))
     for one in (whole, cut):
         one.train_step()
         one.train_step()

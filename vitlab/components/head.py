@@ -146,10 +146,11 @@ class _Pooled(Head):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        if options.get("pool", "cls") == "cls" and "class" not in g.prefix:
+        pool = options["pool"]
+        if pool == "cls" and "class" not in g.prefix:
             return "pooling 'cls' reads the class token, and the model has none: add class to prefix, or pool by gap"
-        if options.get("over", "patches") == "all" and options.get("pool", "cls") in ("cls", "prr"):
-            return f"pooling '{options.get('pool', 'cls')}' does not choose its tokens; remove over: all"
+        if options["over"] == "all" and pool in ("cls", "prr"):
+            return f"pooling '{pool}' does not choose its tokens; remove over: all"
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
@@ -198,9 +199,8 @@ class LinearHead(_Pooled):
         output: Output = "logits",
     ) -> None:
         super().__init__(g, pool, approximate, over, drop)
-        self.fc = nn.Linear(g.dim, g.classes)
+        self.fc = _classifier(g.dim, g.classes, weights)
         self.output = output
-        self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         """Project the pooled row to one score per class."""
@@ -236,9 +236,8 @@ class MLPHead(_Pooled):
         super().__init__(g, pool, approximate, over, drop)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
-        self.fc = nn.Linear(size, g.classes)
+        self.fc = _classifier(size, g.classes, weights)
         self.output = output
-        self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         """Apply the hidden tanh layer, then project to one score per class."""
@@ -269,11 +268,10 @@ class Distilled(Head):
     ) -> None:
         super().__init__()
         self.at = (g.prefix.index("class"), g.prefix.index("distillation"))
-        self.fc = nn.Linear(g.dim, g.classes)
-        self.fc_dist = nn.Linear(g.dim, g.classes)
+        self.fc = _classifier(g.dim, g.classes, weights)
+        self.fc_dist = _classifier(g.dim, g.classes, weights)
         self.fusion = fusion
         self.output = output
-        self.keeps_init = _zeroed(self, "fc", "fc_dist") if weights == "zero" else frozenset()
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -329,9 +327,8 @@ class Segmentation(Head):
         self.skip = len(g.prefix)
         self.grid = g.grid
         self.image = g.image
-        self.fc = nn.Linear(g.dim, g.classes)
+        self.fc = _classifier(g.dim, g.classes, weights)
         self.output = output
-        self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
 
     def pool(self, x_BTD: Tensor) -> Tensor:
         """Return the patch tokens; S is N."""
@@ -349,11 +346,11 @@ def _scores(logits: Tensor, output: str) -> NamedTuple:
     return Logits(logits) if output == "logits" else Probabilities(logits.softmax(1), logits)
 
 
-def _zeroed(module: nn.Module, *names: str) -> frozenset[str]:
-    """Set linear layers to zero, and return their parameters' names."""
-    zeroed = set()
-    for layer in names:
-        for name, parameter in module.get_submodule(layer).named_parameters():
-            nn.init.zeros_(parameter)
-            zeroed.add(f"{layer}.{name}")
-    return frozenset(zeroed)
+def _classifier(inputs: int, classes: int, weights: Weights) -> nn.Linear:
+    """Return a linear layer; if its weights are zero, the scheme of initial values leaves them so."""
+    layer = nn.Linear(inputs, classes)
+    if weights == "zero":
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        layer.keeps_init = ("weight", "bias")  # type: ignore[assignment]  # torch types attributes as modules
+    return layer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
@@ -145,7 +145,7 @@ class Jax(Init):
         if _is_head(name):
             nn.init.zeros_(x)
         else:
-            nn.init.xavier_uniform_(x, generator=g)
+            xavier(x, g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
         """Draw biases of MLPs, std 1e-6; set the head's to its constant and others to zero."""
@@ -181,7 +181,7 @@ class MoCo(Init):
             bound = math.sqrt(6 / (x.shape[0] // 3 + x.shape[1]))
             nn.init.uniform_(x, -bound, bound, generator=g)
         else:
-            nn.init.xavier_uniform_(x, generator=g)
+            xavier(x, g)
 
 
 @init.register("torchvision")
@@ -203,7 +203,7 @@ class Torchvision(Init):
         elif name.startswith("pre_logits"):
             nn.init.trunc_normal_(x, std=1 / math.sqrt(x.shape[1]), generator=g)
         else:
-            nn.init.xavier_uniform_(x, generator=g)
+            xavier(x, g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
         """Draw biases of MLPs, std 1e-6; set others to zero."""
@@ -248,6 +248,28 @@ def seeded(seed: int, path: str) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(noise.key(seed, "init", path))
         yield
+
+
+@torch.no_grad()
+def draw_by_name(module: nn.Module, seed: int, prefix: str, draw: Callable[[Tensor, Generator], object]) -> None:
+    """Draw the matrices of a module that no scheme draws, each keyed by its name, and set its biases to zero."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 2:
+            x = torch.empty(parameter.shape)
+            draw(x, torch.Generator().manual_seed(noise.key(seed, "init", f"{prefix}.{name}")))
+            parameter.copy_(x)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+
+
+def xavier(x: Tensor, g: Generator) -> None:
+    """Draw from a Xavier uniform."""
+    nn.init.xavier_uniform_(x, generator=g)
+
+
+def by_inputs(x: Tensor, g: Generator) -> None:
+    """Draw from a normal of deviation 1 / sqrt(inputs)."""
+    nn.init.normal_(x, std=x.shape[1] ** -0.5, generator=g)
 
 
 def _is_head(name: str) -> bool:

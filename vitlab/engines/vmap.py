@@ -65,7 +65,7 @@ class Vmap(Engine):
     def compute_step(self) -> None:
         """Compute all gradients at once, and take the optimizer steps."""
         first = self.trainings[0]
-        losses: list[WeightedLoss] = []
+        losses: list[tuple[Value, Tensor]] = []
         gradients: list[Tensor] = []
         for rows in first.parts.rows(first.batch_images):
             part, part_gradients = self._forward_backward(rows)
@@ -75,19 +75,21 @@ class Vmap(Engine):
                 if gradients
                 else part_gradients
             )
-        loss, gradients = first.parts.combine_stacked(losses, gradients)
         for parameters, gradient in zip(self.parameters.values(), gradients, strict=True):
             for parameter, row in zip(parameters, gradient, strict=False):
                 parameter.grad = row
-        for training in self.trainings:
+        values = []
+        for row, training in enumerate(self.trainings):
+            parts = [WeightedLoss(_row(loss, row), weight[row]) for loss, weight in losses]
+            values.append(training.parts.combine(parts, training.parameters))
             training.set_rate()
             training.clip_gradients()
         self.optimizers.step()
-        for row, training in enumerate(self.trainings):
-            training.after_step(Value(loss.total[row], {name: part[row] for name, part in loss.parts.items()}))
+        for training, value in zip(self.trainings, values, strict=True):
+            training.after_step(value)
 
-    def _forward_backward(self, rows: range) -> tuple[WeightedLoss, list[Tensor]]:
-        """Return the losses of ``rows`` of every trial's batch, usually all of it, and their gradients."""
+    def _forward_backward(self, rows: range) -> tuple[tuple[Value, Tensor], list[Tensor]]:
+        """Return losses and weights of ``rows`` of every trial's batch, usually all of it, and their gradients."""
         first = self.trainings[0]
         each = [training.draw(rows) for training in self.trainings]
         stacked = [each[row] for row in self.rows]
@@ -100,10 +102,11 @@ class Vmap(Engine):
             step=noise.tensor_of([draws.step for _, draws in stacked], first.feed.device),
         )
         loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
-        weight = first.parts.weights(first.objective, y_KB.unbind())
-        gradients = torch.autograd.grad((loss.total * weight).sum(), list(self.trainable.values()))
+        weights = [torch.as_tensor(first.parts.weight(first.objective, y_B)) for y_B in y_KB]
+        weight_K = torch.stack(weights).to(loss.total)
+        gradients = torch.autograd.grad((loss.total * weight_K).sum(), list(self.trainable.values()))
         # Fused optimizers read memory in the order of the weights and ignore the strides of a gradient.
-        return WeightedLoss(loss.detached(), weight), [gradient.contiguous() for gradient in gradients]
+        return (loss.detached(), weight_K), [gradient.contiguous() for gradient in gradients]
 
     @torch.no_grad()
     def compute_evaluations(self, splits: Sequence[Split]) -> list[list[EvaluationResult]]:
@@ -171,3 +174,8 @@ class Vmap(Engine):
         for tensor, row in zip(tensors, rows.unbind(), strict=False):
             tensor.data = row
         return rows
+
+
+def _row(loss: Value, row: int) -> Value:
+    """Return the loss of one trial."""
+    return Value(loss.total[row], {name: part[row] for name, part in loss.parts.items()})

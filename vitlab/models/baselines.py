@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Options
 from vitlab.components.head import Logits
-from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
 
@@ -59,15 +58,10 @@ class LinearModel(Model):
 
     Args:
         data: what the model sees.
-
-    Raises:
-        OptionError: for a task other than classification.
     """
 
     def __init__(self, data: DataInfo) -> None:
         super().__init__()
-        if reason := self.incompatibility(data, {}):
-            raise OptionError([((), reason)])
         self.head = nn.Linear(data.channels * prod(data.image), data.classes)
 
     @classmethod

@@ -67,15 +67,24 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def layer_of(self, name: str) -> int:
-        """Return the layer of a parameter, for layer-wise decay: 0 for the stem, blocks from 1, the head last."""
-        raise NotImplementedError
+        """Return the layer of a parameter, for layer-wise decay: 0 for the stem, blocks from 1, the head last.
+
+        By default, for a model that holds another one, its layer there; parts beside that one are in its last layer.
+        """
+        inside = {path: module for path, module in self.named_modules() if path and isinstance(module, Model)}
+        if not inside:
+            raise NotImplementedError
+        for path, module in inside.items():
+            if name.startswith(f"{path}."):
+                return module.layer_of(name.removeprefix(f"{path}."))
+        return max(module.layer_of(other) for module in inside.values() for other, _ in module.named_parameters())
 
     def no_weight_decay(self) -> set[str]:
         """Return the full names of parameters without weight decay: biases, vectors, and those that parts declare."""
         exempt = {name for name, p in self.named_parameters() if p.ndim <= 1 or name.endswith(".bias")}
-        for path, part in self.named_modules():
-            if isinstance(part, Part):
-                exempt |= {f"{path}.{name}" for name in part.no_weight_decay()}
+        for path, module in self.named_modules():
+            if path and isinstance(module, Part | Model):
+                exempt |= {f"{path}.{name}" for name in module.no_weight_decay()}
         return exempt
 
     def rate_factors(self) -> dict[str, float]:

@@ -16,9 +16,8 @@ from torch import Generator, Tensor, nn
 
 from vitlab.components.base import Options
 from vitlab.components.head import Logits
-from vitlab.components.init import Torch
+from vitlab.components.init import Kind, Torch
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
 
@@ -35,11 +34,6 @@ class ConvNet(Model):
     """The paths of the residual blocks, in order."""
     fc: nn.Linear
 
-    def __init__(self, data: DataInfo, stem: Stem) -> None:
-        super().__init__()
-        if reason := self.incompatibility(data, {"stem": stem}):
-            raise OptionError([((), reason)])
-
     @classmethod
     def halvings(cls, stem: Stem) -> int:
         """Return how many times height and width are halved."""
@@ -50,7 +44,7 @@ class ConvNet(Model):
         """Return a sentence if the task has several predictions per image or the image is too small; None otherwise."""
         if data.task != "classification":
             return f"this network has one prediction per image, and the task is {data.task}; use another model"
-        stem: Stem = model.options(cls).model_validate(dict(options)).stem  # type: ignore[attr-defined]
+        stem: Stem = options["stem"]
         # Every halving needs two rows and two columns.
         least, least_small = (2 ** (cls.halvings(which) - 1) + 1 for which in (stem, "small"))
         side = min(data.image)
@@ -65,7 +59,7 @@ class ConvNet(Model):
     @property
     def vmap_safe(self) -> bool:
         """Return False: batch normalisation updates its running statistics in place."""
-        return False  # batch norm updates its running statistics in place
+        return False
 
     @property
     def head(self) -> nn.Linear:
@@ -114,18 +108,13 @@ class ConvNet(Model):
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()  # scale 1, shift 0, fresh running statistics
             elif isinstance(module, nn.Conv2d | nn.Linear):
-                kind: Literal["conv", "linear"] = "conv" if isinstance(module, nn.Conv2d) else "linear"
-                fan_in = module.weight[0].numel()
-                self._draw(module.weight, f"{path}.weight", kind, fan_in, seed)
-                if module.bias is not None:
-                    self._draw(
-                        module.bias, f"{path}.bias", "conv_bias" if kind == "conv" else "linear_bias", fan_in, seed
-                    )
-
-    def _draw(self, parameter: Tensor, name: str, kind: Any, fan_in: int, seed: int) -> None:
-        x = torch.empty(parameter.shape)
-        self.scheme.draw(x, name, kind, fan_in, seed)
-        parameter.copy_(x)
+                kinds: tuple[Kind, Kind] = ("conv", "conv_bias")
+                if isinstance(module, nn.Linear):
+                    kinds = ("linear", "linear_bias")
+                for kind, (name, parameter) in zip(kinds, module.named_parameters(), strict=False):
+                    x = torch.empty(parameter.shape)
+                    self.scheme.draw(x, f"{path}.{name}", kind, module.weight[0].numel(), seed)
+                    parameter.copy_(x)
 
 
 class _He(Torch):
@@ -156,14 +145,12 @@ class _ResNet(ConvNet):
     channels: ClassVar[int]  #: of the stem
     scheme = _He()
 
-    def __init__(self, data: DataInfo, stem: Stem, width_factor: float) -> None:
-        super().__init__(data, stem)
+    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
+        super().__init__()
         block: Any = getattr(torchvision("torchvision.models.resnet"), self.block)
         width = max(1, round(self.channels * width_factor))
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(data.channels, width, 7, stride=2, padding=3, bias=False)
-        else:
-            self.conv1 = nn.Conv2d(data.channels, width, 3, padding=1, bias=False)
+        kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
+        self.conv1 = nn.Conv2d(data.channels, width, kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
@@ -207,9 +194,6 @@ class ResNet8(_ResNet):
         data: what the model sees.
         stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
         width_factor: factor on the channels, 16 after the stem.
-
-    Raises:
-        OptionError: for images too small to be halved that often.
     """
 
     block = "BasicBlock"
@@ -217,7 +201,7 @@ class ResNet8(_ResNet):
     channels = 16
 
     def __init__(self, data: DataInfo, *, stem: Stem = "small", width_factor: Factor = 1.0) -> None:
-        super().__init__(data, stem, width_factor)
+        super().__init__(data, stem=stem, width_factor=width_factor)
 
 
 @model.register("resnet18")
@@ -228,17 +212,11 @@ class ResNet18(_ResNet):
         data: what the model sees.
         stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
         width_factor: factor on the channels, 64 after the stem.
-
-    Raises:
-        OptionError: for images too small to be halved that often.
     """
 
     block = "BasicBlock"
     layers = (2, 2, 2, 2)
     channels = 64
-
-    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
-        super().__init__(data, stem, width_factor)
 
 
 @model.register("resnet50")
@@ -251,17 +229,11 @@ class ResNet50(_ResNet):
         data: what the model sees.
         stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
         width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
-
-    Raises:
-        OptionError: for images too small to be halved that often.
     """
 
     block = "Bottleneck"
     layers = (3, 4, 6, 3)
     channels = 64
-
-    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
-        super().__init__(data, stem, width_factor)
 
 
 # -- RegNet -----------------------------------------------------------------------------------------------------------
@@ -274,9 +246,6 @@ class RegNetY16GF(ConvNet):
     Args:
         data: what the model sees.
         stem: a 3x3 convolution, at stride 2 (``imagenet``) or 1 (``small``).
-
-    Raises:
-        OptionError: for images too small to be halved that often.
     """
 
     scheme = _SmallHead()
@@ -285,7 +254,7 @@ class RegNetY16GF(ConvNet):
     group_width: ClassVar[int] = 112
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet") -> None:
-        super().__init__(data, stem)
+        super().__init__()
         regnet = torchvision("torchvision.models.regnet")
         stages = len(self.depths)
         net: nn.Module = regnet.RegNet(

@@ -239,7 +239,7 @@ class ViT(Model):
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay: tokens, the position table, and those of parts."""
-        tokens = {"cls_token", "dist_token", "reg_token", "position.pos_embed"}
+        tokens = {"cls_token", "dist_token", "reg_token"}
         return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
 
     def rate_factors(self) -> dict[str, float]:

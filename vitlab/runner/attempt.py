@@ -38,7 +38,7 @@ from vitlab.training.artifacts import InputSpec, write_predictions, write_weight
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import Training, peak_memory
-from vitlab.training.microbatch import microbatches_of
+from vitlab.training.microbatch import MicroBatches
 from vitlab.training.recompute import recompute_blocks
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
@@ -121,7 +121,7 @@ class Attempt:
         if self.settings.activation_checkpointing == "blocks":
             recompute_blocks(model)
         distillation = distillation_of(trial, self.folder, prepared, self.device)
-        parts = microbatches_of(self.settings.micro_batch_size, self.peers)
+        parts = MicroBatches(self.settings.micro_batch_size, self.peers)
         training = Training(
             model, feed, spec, trial.seeds, prepared.info.task, distillation, parts, emit=self.log, write=self.save
         )
@@ -131,7 +131,7 @@ class Attempt:
         resume, damage = self._checkpoint()
         if resume is not None:
             training.load(resume)
-        parts.synchronise(training.module, training.step)
+        self.peers.require_equal(training.module, training.step)
         read_note = "images are read as batches ask for them" if feed.stored else ""
         self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, *notes))))
         self.kernels = kernels_of_first_pass(model, not self.engine_type.one_at_a_time)

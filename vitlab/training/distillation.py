@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab import noise
+from vitlab.components.init import by_inputs, draw_by_name
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 from vitlab.models.contract import Model
@@ -76,7 +76,7 @@ class Distillation:
             return student
         reader = FeatureReader(student, self.mine.info, self.how.matchings, self.precision, "this trial's model")
         projected = Projected(reader, self.teacher.widths)
-        projected.initialise(seed)
+        draw_by_name(projected.projections, seed, "projections", by_inputs)
         return projected
 
     def __call__(self, loss: Loss, module: Model, target: Tensor, x_BCHW: Tensor) -> Value:
@@ -195,28 +195,6 @@ class Projected(Model):
             for name, projection in self.projections.items():
                 predicted[name] = projection(features[name].movedim(1, -1)).to(features[name].dtype)
         return Prediction(logits_by_head, predicted)
-
-    def layer_of(self, name: str) -> int:
-        """Return the model's layer; the projections are in the last one, with the head."""
-        part, _, path = name.partition(".")
-        if part == "model":
-            return self.model.layer_of(path)
-        return max(self.model.layer_of(other) for other, _ in self.model.named_parameters())
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay."""
-        return super().no_weight_decay() | {f"model.{name}" for name in self.model.no_weight_decay()}
-
-    @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Draw the maps from a normal of deviation 1 / sqrt(inputs), keyed by name; the model keeps its weights."""
-        for name, parameter in self.projections.named_parameters():
-            g = torch.Generator().manual_seed(noise.key(seed, "init", f"projections.{name}"))
-            if parameter.ndim == 2:
-                sample = torch.empty(parameter.shape).normal_(std=parameter.shape[1] ** -0.5, generator=g)
-                parameter.copy_(sample)
-            else:
-                nn.init.zeros_(parameter)
 
 
 class InputAdapter:

@@ -33,7 +33,7 @@ from vitlab.training.loss_scaling import LossScaling
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
 from vitlab.training.metrics.features import FeatureMetric
-from vitlab.training.microbatch import FullBatch, WeightedLoss
+from vitlab.training.microbatch import MicroBatches, WeightedLoss
 from vitlab.training.objective.contract import Objective, Setup
 from vitlab.training.optim import Group, Optimizer, Schedule, WeightAverage, decay_groups, layer_groups, set_rate
 from vitlab.training.optim.groups import split_groups
@@ -93,7 +93,7 @@ class Training:
         seeds: Mapping[str, int],
         task: Task,
         distillation: Distillation | None = None,
-        parts: FullBatch | None = None,
+        parts: MicroBatches | None = None,
         *,
         emit: Callable[[Measurement], None] = lambda measurement: None,
         write: Callable[[State], None] = lambda state: None,
@@ -103,7 +103,7 @@ class Training:
         self.spec = spec
         self.seeds = seeds
         self.task = task
-        self.parts = parts if parts is not None else FullBatch()
+        self.parts = parts if parts is not None else MicroBatches()
         self.emit = emit
         self.write = write
         self.steps = steps_of(spec, feed)
@@ -143,7 +143,7 @@ class Training:
 
     def _check_parts(self) -> None:
         self.parts.require(self.module, self.batch_images)
-        if self.objective.whole_batch and type(self.parts) is not FullBatch:
+        if self.objective.whole_batch and not self.parts.whole:
             raise UserError(
                 f"objective '{self.objective.name}' needs the images of a step in one piece; remove "
                 "run.micro_batch_size, and set run.resources so that one process trains a trial"

@@ -17,13 +17,15 @@ from torch.func import functional_call
 
 from vitlab import noise
 from vitlab.components.attention import SOFTMAX
-from vitlab.components.base import Rotation
+from vitlab.components.base import Part, Rotation
+from vitlab.components.block import Place
+from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.init import draw_by_name, xavier
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut
 from vitlab.components.position import Position, choices_of
 from vitlab.components.position.additive import Additive
 from vitlab.data.batches import Batch
-from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models.anatomy import Anatomy
 from vitlab.models.contract import Model, head_names
@@ -95,10 +97,11 @@ class MAE(Objective):
                 f"objective 'mae' leaves no patch visible: mask_ratio is {options['mask_ratio']:g}, and the model has "
                 f"{anatomy.geometry.patches} patches; use a smaller one"
             )
-        try:
-            _geometry(anatomy.geometry, options["dim"], options["depth"], options["heads"])
-        except GeometryError as error:
-            return f"the decoder of objective 'mae': {error.faults[0][1]}"
+        dim, heads = options["dim"], options["heads"]
+        if dim % heads:
+            return f"the decoder of objective 'mae': dim {dim} is not a multiple of heads {heads}"
+        if dim % 4:
+            return f"the decoder of objective 'mae': dim {dim} is not a multiple of 4, as its positions need"
         return _partial_incompatibility(anatomy)
 
     @classmethod
@@ -173,17 +176,8 @@ class MaskedAutoencoder(Model):
         error_B: Tensor = (predicted_BMF.to(target_BMF.dtype) - target_BMF).square().mean((1, 2))
         return error_B
 
-    def layer_of(self, name: str) -> int:
-        """Return the model's layer; the decoder is the last one, with the head."""
-        part, _, rest = name.partition(".")
-        return self.model.layer_of(rest) if part == "model" else self.model.geometry.depth + 1
 
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay, the decoder's token included."""
-        return super().no_weight_decay() | {f"model.{name}" for name in self.model.no_weight_decay()} | {MASK_TOKEN}
-
-
-class Decoder(nn.Module):
+class Decoder(Part):
     """Transformer blocks on all patches, the hidden ones as one learned token with the position of their place.
 
     Args:
@@ -195,12 +189,19 @@ class Decoder(nn.Module):
 
     def __init__(self, g: Geometry, dim: int, depth: int, heads: int) -> None:
         super().__init__()
-        own = _geometry(g, dim, depth, heads)
+        own = replace(g, dim=dim, depth=depth, heads=heads)
         self.prefix = len(g.prefix)
         self.embed = nn.Linear(g.dim, dim)
         self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
         self.position = slot("position").build({"type": "vitlab:sincos2d", "convention": "mae"}, own)
-        self.blocks = nn.ModuleList([DecoderBlock(own) for _ in range(depth)])
+        self.blocks = nn.ModuleList()
+        for index in range(depth):
+            block = PreNorm(Place(own, index))
+            for path in ("norm1", "norm2"):
+                block.add_part(path, slot("norm").build("vitlab:layernorm", dim))
+            block.add_part("attn", slot("attention").build("vitlab:auto", own))
+            block.add_part("mlp", GeluMLP(own))
+            self.blocks.append(block)
         self.norm = slot("norm").build("vitlab:layernorm", dim)
         self.pred = nn.Linear(dim, g.channels * g.patch[0] * g.patch[1])
 
@@ -217,38 +218,20 @@ class Decoder(nn.Module):
         # Attention does not depend on the order of its tokens, so they stay in the random one.
         x_BTE = x_BTE + _rows_of(self.position.add(torch.zeros_like(x_BTE[:1]), 0), order_BN, self.prefix)
         for block in self.blocks:
-            x_BTE = block(x_BTE)
+            x_BTE = block(x_BTE, None, None)
         y_BNF: Tensor = self.pred(self.norm(x_BTE[:, self.prefix :]))
         return y_BNF
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw every matrix from a Xavier uniform and the token from a normal, keyed by name; biases are zero."""
-        for name, parameter in self.named_parameters():
-            g = torch.Generator().manual_seed(noise.key(seed, "init", f"decoder.{name}"))
-            if name == "mask_token":
-                nn.init.normal_(parameter, std=0.02, generator=g)
-            elif parameter.ndim == 2:
-                nn.init.xavier_uniform_(parameter, generator=g)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        draw_by_name(self, seed, "decoder", xavier)
+        g = torch.Generator().manual_seed(noise.key(seed, "init", "decoder.mask_token"))
+        nn.init.normal_(self.mask_token, std=0.02, generator=g)
 
-
-class DecoderBlock(nn.Module):
-    """A pre-norm block of attention and MLP."""
-
-    def __init__(self, g: Geometry) -> None:
-        super().__init__()
-        self.norm1 = slot("norm").build("vitlab:layernorm", g.dim)
-        self.attn = slot("attention").build("vitlab:auto", g)
-        self.norm2 = slot("norm").build("vitlab:layernorm", g.dim)
-        self.mlp = GeluMLP(g)
-
-    def forward(self, x_BTE: Tensor) -> Tensor:
-        """Apply attention and MLP, each normalised before and added to its input."""
-        x_BTE = x_BTE + self.attn(self.norm1(x_BTE), None, None)
-        x_BTE = x_BTE + self.mlp(self.norm2(x_BTE))
-        return x_BTE
+    def no_weight_decay(self) -> frozenset[str]:
+        """Return the name of the token, which has no weight decay."""
+        return frozenset({"mask_token"})
 
 
 class PartialPosition(Position):
@@ -299,19 +282,6 @@ def _select(x_BND: Tensor, index_BV: Tensor) -> Tensor:
     return x_BND.gather(1, index_BV[:, :, None].expand(-1, -1, x_BND.shape[2]))
 
 
-def _geometry(g: Geometry, dim: int, depth: int, heads: int) -> Geometry:
-    """Return the sizes of the decoder.
-
-    Raises:
-        GeometryError: If they do not divide.
-    """
-    if dim % heads:
-        raise GeometryError((("heads", "dim"), f"dim {dim} is not a multiple of heads {heads}"))
-    if dim % 4:
-        raise GeometryError((("dim",), f"dim {dim} is not a multiple of 4, as its positions need"))
-    return replace(g, dim=dim, depth=depth, heads=heads)
-
-
 def _partial_incompatibility(anatomy: Anatomy) -> str | None:
     """Return in one sentence why a part of a model needs all patches; None if every part can do with some."""
     who = "objective 'mae' shows the model some of the patches, and"
@@ -336,6 +306,3 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
         if block.block.component.passes == "merged":
             return f"{who} block '{block.block.type}' merges some of those; use another block"
     return None
-
-
-MASK_TOKEN = "decoder.mask_token"

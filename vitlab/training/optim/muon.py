@@ -164,7 +164,7 @@ class Muon(Optimizer):
         parts = []
         if matrices:
             parts.append(
-                eager(self.matrix_optimizer)(
+                eager(self.matrix_optimizer)(  # type: ignore[arg-type]  # mypy sees no hash of a class in a variable
                     matrices,
                     lr=self.lr,
                     momentum=self.momentum,
