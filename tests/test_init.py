@@ -16,7 +16,7 @@ from vitlab.components.attention import SOFTMAX
 from vitlab.components.init import Init
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
-from vitlab.models import ViT, initial, model
+from vitlab.models import ViT, model
 from vitlab.registry import listing, slot
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -281,28 +281,3 @@ def test_schemes_pass_contract_test() -> None:
             x = torch.full(shape, math.nan)
             scheme.draw(x, "blocks.0.mlp.fc1.weight", kind, 4, 0)  # type: ignore[arg-type]
             assert x.isfinite().all(), (name, kind)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"attention": {"type": "split", "qk_norm": "layernorm"}, "prefix": ["class", "distillation"], "registers": 2},
-        {"attention": "per_head", "head": {"type": "linear", "pool": "map", "weights": "zero"}, "layer_scale": 0.1},
-        {"patch": "conv_stem", "position": "sincos2d", "mlp": "swiglu", "norm": "rmsnorm"},
-        {"position": ["learned", {"type": "relative_bias"}], "init": "jax", "parametrization": "mup"},
-        {"block": "parallel", "attention": "linear", "head": "mlp"},
-    ],
-    ids=str,
-)
-def test_components_whose_values_are_drawn_need_no_second_build(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vit = built(3, **options)
-    state = canonical(vit)
-    assert len(initial._parts_to_build(vit, state, initial._scheme_parameters(vit, state))) < len(vit._parts) / 1.5
-    few = vit.state_dict()
-    monkeypatch.setattr(initial, "_parts_to_build", lambda vit, state, drawn: list(vit._parts))
-    every = built(3, **options).state_dict()
-    assert few.keys() == every.keys()
-    assert all(torch.equal(few[name], every[name]) for name in every)

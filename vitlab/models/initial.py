@@ -6,8 +6,8 @@ component that was built with its own generator, so that no component changes th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,21 +30,19 @@ def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
         seed: of the stream ``init``.
         factors: of the drawn values, by canonical name; empty for none.
     """
-    own = model.state_dict()
-    state = model.to_canonical(own)
-    drawn = _scheme_parameters(model, state)
-    for path in _parts_to_build(model, state, drawn):
-        choice, context = model._parts[path]
+    for path, (choice, context) in model._parts.items():
         with seeded(seed, path), torch.device("cpu"):
             fresh = slot(choice.slot).build(choice, *context)
-        mine = model.get_submodule(path)
+        part = model.get_submodule(path)
         for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
-            _get(mine, name).copy_(value)
+            parent, _, last = name.rpartition(".")
+            getattr(part.get_submodule(parent), last).copy_(value)
     for module in model.modules():
         if isinstance(module, LayerScale):
             module.gamma.fill_(module.start)
+    own = model.state_dict()
     state = model.to_canonical(own)
-    for name, (kind, fan_in) in drawn.items():
+    for name, (kind, fan_in) in _scheme_parameters(model, state).items():
         x = torch.empty(state[name].shape)
         model.scheme.draw(x, name, kind, fan_in, seed)
         state[name] = x * factors[name] if factors else x
@@ -60,53 +58,25 @@ def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
 
 def _scheme_parameters(model: ViT, state: State) -> dict[str, tuple[Kind, int]]:
     """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
-    parameters: dict[str, tuple[Kind, int]] = {}
+    parameters: dict[str, tuple[Kind, int]] = dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
     excluded = set()
     for path, module in model.named_modules():
-        excluded |= {f"{path}.{name}" for name in getattr(module, "keeps_init", ())}
-        kind: Literal["linear", "conv"] | None = (
-            "linear" if isinstance(module, nn.Linear) else "conv" if isinstance(module, nn.Conv2d) else None
-        )
-        if kind is not None:
+        excluded |= {model.canonical_name(f"{path}.{name}") for name in getattr(module, "keeps_init", ())}
+        weight, bias = (model.canonical_name(f"{path}.{name}") for name in ("weight", "bias"))
+        if isinstance(module, nn.Linear | nn.Conv2d):
             fan_in = module.weight[0].numel()
-            parameters[f"{path}.weight"] = (kind, fan_in)
-            parameters[f"{path}.bias"] = ("linear_bias" if kind == "linear" else "conv_bias", fan_in)
-    parameters = {model.canonical_name(name): how for name, how in parameters.items()}
-    for path in model.attentions():
-        for layer in ("qkv", "proj"):
-            weight = state.get(f"{path}.{layer}.weight")
-            if weight is not None and weight.ndim == 2:
-                parameters[f"{path}.{layer}.weight"] = ("linear", weight.shape[1])
-                parameters[f"{path}.{layer}.bias"] = ("linear_bias", weight.shape[1])
-    existing = {model.canonical_name(name) for name, _ in model.named_parameters()}
-    parameters |= dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
-    if "pos_embed" in existing:
+            kinds: tuple[Kind, Kind] = ("linear", "linear_bias")
+            if isinstance(module, nn.Conv2d):
+                kinds = ("conv", "conv_bias")
+            parameters |= {weight: (kinds[0], fan_in), bias: (kinds[1], fan_in)}
+    for path in model.attentions():  # whose own matrices may be parts of the canonical ones
+        for layer in (f"{path}.qkv", f"{path}.proj"):
+            matrix = state.get(f"{layer}.weight")
+            if matrix is not None and matrix.ndim == 2:
+                parameters |= {
+                    f"{layer}.weight": ("linear", matrix.shape[1]),
+                    f"{layer}.bias": ("linear_bias", matrix.shape[1]),
+                }
+    if "pos_embed" in (model.canonical_name(name) for name, _ in model.named_parameters()):
         parameters["pos_embed"] = ("position", 0)
-    excluded = {model.canonical_name(name) for name in excluded}
     return {name: how for name, how in parameters.items() if name in state and name not in excluded}
-
-
-def _parts_to_build(model: ViT, state: State, drawn: Collection[str]) -> list[str]:
-    """Return the paths of the components that have values which the scheme does not draw.
-
-    Args:
-        model: the model.
-        state: its canonical state.
-        drawn: the canonical names of the parameters that the scheme draws.
-    """
-    kept = [name for name in state if name not in drawn]
-    attentions = {path: not any(name.startswith(f"{path}.") for name in kept) for path in model.attentions()}
-    paths = set()
-    for name, value in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
-        path = name.rpartition(".")[0]
-        while path and path not in model._parts:
-            path = path.rpartition(".")[0]
-        is_drawn = attentions[path] if path in attentions else model.canonical_name(name) in drawn
-        if not is_drawn or not isinstance(value, nn.Parameter):
-            paths.add(path)
-    return [path for path in model._parts if path in paths]
-
-
-def _get(module: nn.Module, name: str) -> Tensor:
-    path, _, last = name.rpartition(".")
-    return cast(Tensor, getattr(module.get_submodule(path), last))

@@ -131,26 +131,15 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Se
     import pyarrow as pa
     from pyarrow import parquet
 
-    # From buffers, since pyarrow imports pandas to convert arrays, which takes longer than a small training.
-    def column(values_N: Tensor) -> pa.Array:
-        array_N = (values_N.float() if values_N.is_floating_point() else values_N.long()).contiguous().numpy()
-        return pa.Array.from_buffers(pa.from_numpy_dtype(array_N.dtype), len(array_N), [None, pa.py_buffer(array_N)])
-
-    def chosen(texts: Sequence[str], index_N: Tensor) -> pa.Array:
-        encoded, indices = [text.encode() for text in texts], index_N.tolist()
-        ends = np.cumsum([0, *(len(encoded[index]) for index in indices)], dtype=np.int32)
-        content = b"".join(encoded[index] for index in indices)
-        return pa.StringArray.from_buffers(len(indices), pa.py_buffer(ends), pa.py_buffer(content))
-
     tables = []
     for split, columns in predictions.items():
-        table = {
-            "split": chosen([split], torch.zeros_like(columns["id"])),
-            **{k: column(v) for k, v in columns.items()},
-        }
+        table = {"split": pa.array([split] * len(columns["id"]))}
+        for name, values_N in columns.items():
+            table[name] = pa.array((values_N.float() if values_N.is_floating_point() else values_N.long()).numpy())
         if labels and "label" in columns:
-            table |= {f"{name}_name": chosen(labels, columns[name]) for name in ("label", "prediction")}
-        tables.append(pa.Table.from_arrays(list(table.values()), names=list(table)))
+            names = pa.array(labels)
+            table |= {f"{name}_name": names.take(table[name]) for name in ("label", "prediction")}
+        tables.append(pa.table(table))
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.concat_tables(tables), buffer)
     write_bytes(file, buffer.getvalue().to_pybytes(), fsync=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab.training.optim.contract import Composite, Group, eager
 
@@ -27,110 +27,86 @@ class Joint:
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         parts = [part for one in optimizers for part in (one.parts if isinstance(one, Composite) else [one])]
-        self._separate = [part for part in parts if not _is_safe(part)]
-        self._grouped: list[tuple[torch.optim.Optimizer, list[torch.optim.Optimizer]]] = []
-        self._adams: dict[torch.optim.Optimizer, _Adams] = {}  # by the combined optimizer
-        for kind in dict.fromkeys(type(part) for part in parts if _is_safe(part)):
-            members = [part for part in parts if type(part) is kind]
-            combined = copy.copy(members[0])
-            states = {p: one.state[p] for one in members for group in one.param_groups for p in group["params"]}
-            combined.state = defaultdict(dict, states)
-            self._grouped.append((combined, members))
+        joined: defaultdict[type, list[torch.optim.Optimizer]] = defaultdict(list)
+        self._steps: list[torch.optim.Optimizer | _Joined] = []
+        for part in parts:
+            if type(part) in (*ADAMS, *SGDS) or getattr(part, "joint_safe", False):
+                joined[type(part)].append(part)
+            else:
+                self._steps.append(part)
+        self._steps += map(_Joined, joined.values())
 
     def step(self) -> None:
         """Take a step of every optimizer."""
-        for optimizer in self._separate:
-            optimizer.step()
-        for combined, members in self._grouped:
-            if (adams := self._adams.get(combined)) is not None and adams.step():
-                continue
-            combined.param_groups = _merged(group for member in members for group in member.param_groups)
-            combined.step()
-            if combined not in self._adams and _Adams.is_possible(members):
-                self._adams[combined] = _Adams(members)
+        for one in self._steps:
+            one.step()
 
 
-class _Adams:
-    """Steps of several Adam or AdamW optimizers, by torch's fused kernel alone.
+class _Joined:
+    """Optimizers of one class as one.
 
-    The method ``step`` of torch's optimizer calls the same kernel.  For 700 small parameters it takes eight times as
-    long as the kernel, since it visits every parameter in Python and increments its counter by a call of its own; here
-    the counters are views of one vector.
+    Several Adam or AdamW optimizers step by torch's fused kernel alone.  The method ``step`` of torch's optimizer calls
+    the same kernel; for 700 small parameters it takes eight times as long, since it visits every parameter in Python
+    and increments its counter by a call of its own.  Here the counters are views of one vector.
     """
 
-    @staticmethod
-    def is_possible(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Return True if all parameters have a state, and the kernel takes them all in one call."""
-        if not all(type(one) in ADAMS for one in optimizers):
-            return False
-        groups = [group for one in optimizers for group in one.param_groups]
-        states = [one.state.get(p, {}) for one in optimizers for group in one.param_groups for p in group["params"]]
-        kinds = {(p.dtype, p.device) for group in groups for p in group["params"]}
-        plain = all(group["fused"] and not (group["amsgrad"] or group["maximize"]) for group in groups)
-        return plain and len(kinds) == 1 and all("exp_avg" in state for state in states)
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.kernel: Any = torch._fused_adamw_ if isinstance(optimizers[0], torch.optim.AdamW) else torch._fused_adam_
-        params = [(one.state[p], p) for one in optimizers for group in one.param_groups for p in group["params"]]
-        self.steps_P = torch.stack([state["step"] for state, _ in params])
-        for (state, _), step in zip(params, self.steps_P.unbind(), strict=True):
-            state["step"] = step
-        self.groups = [
-            (
-                group,
-                [
-                    (p, one.state[p]["exp_avg"], one.state[p]["exp_avg_sq"], one.state[p]["step"])
-                    for p in group["params"]
-                ],
-            )
-            for one in optimizers
-            for group in one.param_groups
-        ]
+    def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
+        self.groups = [group for member in members for group in member.param_groups]
+        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for member in members:
+            self.state |= {p: member.state[p] for group in member.param_groups for p in group["params"]}
+        self.combined = copy.copy(members[0])
+        self.combined.state = self.state
+        self.steps_P: Tensor | None = None  #: the counters of all parameters, for the kernel alone
 
     @torch.no_grad()
-    def step(self) -> bool:
-        """Take a step and return True, unless a parameter has no gradient."""
-        rows: defaultdict[tuple[float, ...], list[tuple[Tensor, ...]]] = defaultdict(list)
-        for group, tensors in self.groups:
-            rows[group["lr"], *group["betas"], group["weight_decay"], group["eps"]] += tensors
-        gradients = {settings: [row[0].grad for row in equal] for settings, equal in rows.items()}
-        if any(gradient is None for each in gradients.values() for gradient in each):
-            return False
-        self.steps_P += 1
-        for settings, equal in rows.items():
-            lr, beta1, beta2, weight_decay, eps = settings
-            params, averages, squares, steps = map(list, zip(*equal, strict=True))
-            self.kernel(
-                params,
-                gradients[settings],
-                averages,
-                squares,
-                [],
-                steps,
-                lr=lr,
-                beta1=beta1,
-                beta2=beta2,
-                weight_decay=weight_decay,
-                eps=eps,
-                amsgrad=False,
-                maximize=False,
-            )
-        return True
+    def step(self) -> None:
+        """Take a step of every optimizer."""
+        merged: list[Group] = []  # groups that differ in nothing but their parameters, as one
+        for group in self.groups:
+            settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            equal = next((other for other in merged if {**other, "params": []} == {**settings, "params": []}), None)
+            if equal is None:
+                equal = {**settings, "params": []}
+                merged.append(equal)
+            equal["params"] += group["params"]
+        if self.steps_P is not None and all(p.grad is not None for p in self.state):
+            self.steps_P += 1
+            for group in merged:
+                self._call_kernel(group)
+            return
+        self.combined.param_groups = merged
+        self.combined.step()
+        if self.steps_P is None and self._suits_kernel():
+            self.steps_P = torch.stack([state["step"] for state in self.state.values()])
+            for state, step in zip(self.state.values(), self.steps_P.unbind(), strict=True):
+                state["step"] = step
 
+    def _suits_kernel(self) -> bool:
+        """Return True if all parameters have a state of Adam, and the kernel takes them all in one call."""
+        return (
+            type(self.combined) in ADAMS
+            and all(group["fused"] and not (group["amsgrad"] or group["maximize"]) for group in self.groups)
+            and len({(p.dtype, p.device) for p in self.state}) == 1
+            and all("exp_avg" in state for state in self.state.values())
+        )
 
-def _is_safe(part: torch.optim.Optimizer) -> bool:
-    return type(part) in (*ADAMS, *SGDS) or getattr(part, "joint_safe", False)
-
-
-def _merged(groups: Iterable[Group]) -> list[Group]:
-    """Merge the groups that differ in nothing but their parameters."""
-    merged: list[tuple[Group, list[nn.Parameter]]] = []
-    for group in groups:
-        settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-        for equal, params in merged:
-            if equal == settings:
-                params.extend(group["params"])
-                break
-        else:
-            merged.append((settings, list(group["params"])))
-    return [{**settings, "params": params} for settings, params in merged]
+    def _call_kernel(self, group: Group) -> None:
+        kernel: Any = torch._fused_adamw_ if isinstance(self.combined, torch.optim.AdamW) else torch._fused_adam_
+        states = [self.state[p] for p in group["params"]]
+        beta1, beta2 = group["betas"]
+        kernel(
+            group["params"],
+            [p.grad for p in group["params"]],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
