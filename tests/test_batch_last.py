@@ -13,7 +13,7 @@ from torch.func import stack_module_state
 from vitlab import noise
 from vitlab.components import patch
 from vitlab.components.attention import attention, rotate
-from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.block.residual import PreNorm
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned

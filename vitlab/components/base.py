@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +74,22 @@ class _Drop(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self.place: int | None = None
+        self.place: int | None = None  #: set by :func:`name_draws`
+
+    def draws(self, stream: Literal["dropout", "drop_path"], count: int) -> Tensor | None:
+        """Return ``count`` uniform draws of each sample, (B, count); None outside of :func:`vitlab.noise.drawing`.
+
+        Raises:
+            RuntimeError: inside of it, if :func:`name_draws` was not called on the model.
+        """
+        draws = noise.current()
+        if draws is None:
+            return None
+        if self.place is None:
+            raise RuntimeError(
+                "dropout of this model has no keys; call vitlab.components.base.name_draws(model) once built"
+            )
+        return noise.uniform(noise.fold(getattr(draws, stream), self.place), draws.sample_B, count)
 
     def extra_repr(self) -> str:
         return f"p={self.p:g}"
@@ -86,21 +101,16 @@ class Dropout(_Drop):
     Inside :func:`vitlab.noise.drawing`, the mask of a sample is a function of the step's key, the sample and the place
     of this layer in the model (see :func:`name_draws`), so it is the same alone, stacked, or after a resume.  Outside,
     it comes from torch's generator.
-
-    Raises:
-        RuntimeError: inside the scope, if :func:`name_draws` was not called on the model.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
         if not self.training or self.p == 0:
             return x
-        draws = noise.current()
-        if draws is None:
+        draw_BN = self.draws("dropout", math.prod(x.shape[1:]))
+        if draw_BN is None:
             return F.dropout(x, self.p)
-        key = noise.fold(draws.dropout, _require_place(self.place))
-        mask = noise.uniform(key, draws.sample_B, math.prod(x.shape[1:])) >= self.p
-        return x * mask.view(x.shape).to(x.dtype) / (1 - self.p)
+        return x * (draw_BN >= self.p).view(x.shape).to(x.dtype) / (1 - self.p)
 
 
 class DropPath(_Drop):
@@ -116,12 +126,10 @@ class DropPath(_Drop):
         if not self.training or self.p == 0:
             return x
         shape = (x.shape[0], *(1,) * (x.ndim - 1))
-        draws = noise.current()
-        if draws is None:
+        draw_B1 = self.draws("drop_path", 1)
+        if draw_B1 is None:
             return x * F.dropout(x.new_ones(shape), self.p)
-        key = noise.fold(draws.drop_path, _require_place(self.place))
-        mask = noise.uniform(key, draws.sample_B, 1) >= self.p
-        return x * (mask.view(shape).to(x.dtype) / (1 - self.p))
+        return x * ((draw_B1 >= self.p).view(shape).to(x.dtype) / (1 - self.p))
 
 
 class PatchDrop(_Drop):
@@ -145,11 +153,9 @@ class PatchDrop(_Drop):
         if not self.training or self.p == 0:
             return x_BTD
         patches = x_BTD.shape[1] - self.prefix
-        draws = noise.current()
-        if draws is None:
+        draw_BN = self.draws("dropout", patches)
+        if draw_BN is None:
             draw_BN = torch.rand(x_BTD.shape[0], patches, device=x_BTD.device)
-        else:
-            draw_BN = noise.uniform(noise.fold(draws.dropout, _require_place(self.place)), draws.sample_B, patches)
         remaining = max(1, int(patches * (1 - self.p)))
         index_BN = draw_BN.argsort(dim=1, stable=True)[:, :remaining].sort(1).values + self.prefix
         patches_BND = x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[2]))
@@ -164,11 +170,3 @@ def name_draws(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, _Drop):
             module.place = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
-
-
-def _require_place(place: int | None) -> int:
-    if place is None:
-        raise RuntimeError(
-            "dropout of this model has no keys; call vitlab.components.base.name_draws(model) once built"
-        )
-    return place

@@ -30,8 +30,48 @@ class MLP(Part):
 mlp = Slot("mlp", MLP)
 
 
+class _Hidden(MLP):
+    """Base of MLPs with one hidden layer.
+
+    Args:
+        ratio: hidden width over ``g.dim``; the hidden width is rounded down.
+        drop: dropout after both layers.
+        bias: whether the linear layers have biases.
+        norm: of the hidden layer, before the second linear layer (timm's ``scale_mlp_norm``).
+    """
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        ratio: Ratio = 4.0,
+        drop: Probability = 0.0,
+        bias: bool = True,
+        norm: NormChoice = "none",
+    ) -> None:
+        super().__init__()
+        hidden = int(g.dim * ratio)
+        self._add_first(g.dim, hidden, bias)
+        self.drop1 = Dropout(drop)
+        self.norm = slot("norm").build(norm, hidden)
+        self.fc2 = nn.Linear(hidden, g.dim, bias=bias)
+        self.drop2 = Dropout(drop)
+
+    def _add_first(self, dim: int, hidden: int, bias: bool) -> None:
+        self.fc1 = nn.Linear(dim, hidden, bias=bias)
+
+    def _hidden(self, x_BTD: Tensor) -> Tensor:
+        """Return the hidden layer, BTM."""
+        raise NotImplementedError
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the output of the hidden layer, BTD to BTD."""
+        x_BTD = self.drop2(self.fc2(self.norm(self.drop1(self._hidden(x_BTD)))))
+        return x_BTD
+
+
 @mlp.register("gelu")
-class GeluMLP(MLP):
+class GeluMLP(_Hidden):
     """Two linear layers with a GELU between.  Reference: arXiv:2010.11929, arXiv:1606.08415.
 
     Dropout follows both layers, as in the ViT paper.
@@ -56,23 +96,16 @@ class GeluMLP(MLP):
         bias: bool = True,
         norm: NormChoice = "none",
     ) -> None:
-        super().__init__()
-        hidden = int(g.dim * ratio)
-        self.fc1 = nn.Linear(g.dim, hidden, bias=bias)
+        super().__init__(g, ratio=ratio, drop=drop, bias=bias, norm=norm)
         self.act = nn.GELU(approximate)
-        self.drop1 = Dropout(drop)
-        self.norm = slot("norm").build(norm, hidden)
-        self.fc2 = nn.Linear(hidden, g.dim, bias=bias)
-        self.drop2 = Dropout(drop)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Apply two linear layers with a GELU between them, BTD to BTD."""
-        x_BTD = self.drop2(self.fc2(self.norm(self.drop1(self.act(self.fc1(x_BTD))))))
-        return x_BTD
+    def _hidden(self, x_BTD: Tensor) -> Tensor:
+        x_BTM: Tensor = self.act(self.fc1(x_BTD))
+        return x_BTM
 
 
 @mlp.register("relu2")
-class ReLU2(MLP):
+class ReLU2(_Hidden):
     """Two linear layers with the square of a ReLU between.  Reference: arXiv:2109.08668 (Primer).
 
     Args:
@@ -82,31 +115,12 @@ class ReLU2(MLP):
         norm: of the hidden layer, before the second linear layer.
     """
 
-    def __init__(
-        self,
-        g: Geometry,
-        *,
-        ratio: Ratio = 4.0,
-        drop: Probability = 0.0,
-        bias: bool = True,
-        norm: NormChoice = "none",
-    ) -> None:
-        super().__init__()
-        hidden = int(g.dim * ratio)
-        self.fc1 = nn.Linear(g.dim, hidden, bias=bias)
-        self.drop1 = Dropout(drop)
-        self.norm = slot("norm").build(norm, hidden)
-        self.fc2 = nn.Linear(hidden, g.dim, bias=bias)
-        self.drop2 = Dropout(drop)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Apply two linear layers with a squared ReLU between them, BTD to BTD."""
-        x_BTM = self.norm(self.drop1(self.fc1(x_BTD).relu().square()))
-        x_BTD = self.drop2(self.fc2(x_BTM))
-        return x_BTD
+    def _hidden(self, x_BTD: Tensor) -> Tensor:
+        x_BTM: Tensor = self.fc1(x_BTD)
+        return x_BTM.relu().square()
 
 
-class _Gated(MLP):
+class _Gated(_Hidden):
     """Base of MLPs with a linear layer gated by the activation of another.
 
     Parameters are named as in timm's ``SwiGLU``: ``fc1_g`` the gate, ``fc1_x`` what it gates, ``fc2``.  At a ratio of
@@ -128,37 +142,26 @@ class _Gated(MLP):
         bias: bool = True,
         norm: NormChoice = "none",
     ) -> None:
-        super().__init__()
-        hidden = int(g.dim * ratio)
-        self.fc1_g = nn.Linear(g.dim, hidden, bias=bias)
-        self.fc1_x = nn.Linear(g.dim, hidden, bias=bias)
-        self.drop1 = Dropout(drop)
-        self.norm = slot("norm").build(norm, hidden)
-        self.fc2 = nn.Linear(hidden, g.dim, bias=bias)
-        self.drop2 = Dropout(drop)
+        super().__init__(g, ratio=ratio, drop=drop, bias=bias, norm=norm)
 
-    def _activate(self, x_BTM: Tensor) -> Tensor:
-        """Return the activation of the gate."""
-        raise NotImplementedError
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Apply the gated linear unit, BTD to BTD."""
-        x_BTM = self.norm(self.drop1(self._activate(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)))
-        x_BTD = self.drop2(self.fc2(x_BTM))
-        return x_BTD
+    def _add_first(self, dim: int, hidden: int, bias: bool) -> None:
+        self.fc1_g = nn.Linear(dim, hidden, bias=bias)
+        self.fc1_x = nn.Linear(dim, hidden, bias=bias)
 
 
 @mlp.register("swiglu")
 class SwiGLU(_Gated):
     """A linear layer gated by the SiLU of another.  Reference: arXiv:2002.05202."""
 
-    def _activate(self, x_BTM: Tensor) -> Tensor:
-        return F.silu(x_BTM)
+    def _hidden(self, x_BTD: Tensor) -> Tensor:
+        x_BTM: Tensor = self.fc1_x(x_BTD)
+        return F.silu(self.fc1_g(x_BTD)) * x_BTM
 
 
 @mlp.register("geglu")
 class GEGLU(_Gated):
     """A linear layer gated by the GELU of another.  Reference: arXiv:2002.05202."""
 
-    def _activate(self, x_BTM: Tensor) -> Tensor:
-        return F.gelu(x_BTM)
+    def _hidden(self, x_BTD: Tensor) -> Tensor:
+        x_BTM: Tensor = self.fc1_x(x_BTD)
+        return F.gelu(self.fc1_g(x_BTD)) * x_BTM

@@ -140,13 +140,13 @@ class ResNet(PatchEmbedding):
     ) -> None:
         super().__init__()
         channels = _rounded(64 * width_factor)
-        stem = _Stem(g.channels, channels)
+        stem = _stem(g.channels, channels)
         self.backbone = nn.Sequential(OrderedDict(stem=stem)) if layers else stem
         if layers:
             stages = nn.Sequential()
             for stage, depth in enumerate(layers):
                 width = _rounded(256 * 2**stage * width_factor)
-                stages.append(_Stage(channels, width, depth, stride=1 if stage == 0 else 2))
+                stages.append(_stage(channels, width, depth, stride=1 if stage == 0 else 2))
                 channels = width
             self.backbone.add_module("stages", stages)
         self.proj = nn.Conv2d(channels, g.dim, kernel_size=g.patch, stride=g.patch)
@@ -196,16 +196,10 @@ class _MaxPool(nn.Module):
         return F.max_pool2d(_pad_same(x_BCHW, 3, 2, -math.inf), 3, 2)
 
 
-class _Stem(nn.Sequential):
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__(
-            OrderedDict(conv=_StdConv(channels, width, 7, 2), norm=_group_norm(width), act=nn.ReLU(), pool=_MaxPool())
-        )
-
-
-class _Shortcut(nn.Sequential):
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__(OrderedDict(conv=_StdConv(channels, width, 1, stride), norm=_group_norm(width)))
+def _stem(channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(conv=_StdConv(channels, width, 7, 2), norm=_group_norm(width), act=nn.ReLU(), pool=_MaxPool())
+    )
 
 
 class _Bottleneck(nn.Module):
@@ -214,7 +208,10 @@ class _Bottleneck(nn.Module):
     def __init__(self, channels: int, width: int, stride: int, project: bool) -> None:
         super().__init__()
         inner = _rounded(width / 4)
-        self.downsample = _Shortcut(channels, width, stride) if project else nn.Identity()
+        self.downsample: nn.Module = nn.Identity()
+        if project:
+            shortcut = OrderedDict(conv=_StdConv(channels, width, 1, stride), norm=_group_norm(width))
+            self.downsample = nn.Sequential(shortcut)
         self.conv1, self.norm1 = _StdConv(channels, inner, 1), _group_norm(inner)
         self.conv2, self.norm2 = _StdConv(inner, inner, 3, stride), _group_norm(inner)
         self.conv3, self.norm3 = _StdConv(inner, width, 1), _group_norm(width)
@@ -225,16 +222,11 @@ class _Bottleneck(nn.Module):
         return F.relu(self.norm3(self.conv3(y_BCHW)) + self.downsample(x_BCHW))
 
 
-class _Stage(nn.Module):
-    def __init__(self, channels: int, width: int, depth: int, stride: int) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(_Bottleneck(channels, width, stride, project=True))
-        for _ in range(depth - 1):
-            self.blocks.append(_Bottleneck(width, width, 1, project=False))
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        y_BCHW: Tensor = self.blocks(x_BCHW)
-        return y_BCHW
+def _stage(channels: int, width: int, depth: int, stride: int) -> nn.Sequential:
+    blocks = nn.Sequential(_Bottleneck(channels, width, stride, project=True))
+    for _ in range(depth - 1):
+        blocks.append(_Bottleneck(width, width, 1, project=False))
+    return nn.Sequential(OrderedDict(blocks=blocks))
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

@@ -10,7 +10,7 @@ from torch import nn
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.block.contract import LayerScale
-from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Distilled, LinearHead, MLPHead
 from vitlab.components.position import Position, encodings
 from vitlab.components.position.additive import Additive, Conditional
@@ -20,7 +20,7 @@ from vitlab.models.vit import ViT
 
 SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
 """Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
-supported, and neither is a block other than :class:`vitlab.components.block.prenorm.PreNorm`."""
+supported, and neither is a block other than :class:`vitlab.components.block.residual.PreNorm`."""
 
 ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
 """Classes of the supported attentions' submodules; derived classes are not supported."""

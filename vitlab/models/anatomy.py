@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vitlab.components.attention import SOFTMAX
 from vitlab.components.base import Options
-from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.norm import NoNorm, NormChoice
 from vitlab.components.position import choices_of

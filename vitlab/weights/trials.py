@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention import SOFTMAX
-from vitlab.components.block.parallel import ParallelThings
-from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.block.residual import ParallelThings, PreNorm
 from vitlab.components.mlp import GeluMLP, SwiGLU
 from vitlab.components.norm import DynamicTanh, LayerNorm, NoNorm, RMSNorm
 from vitlab.errors import UserError, WeightsError

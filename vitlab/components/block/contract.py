@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.attention import Attention, Rotation
-from vitlab.components.base import DropPath, Part
+from vitlab.components.attention import Attention
+from vitlab.components.base import DropPath, Part, Rotation
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot
 

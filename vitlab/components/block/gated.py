@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.attention import Rotation
+from vitlab.components.base import Rotation
 from vitlab.components.block.contract import Block, Place, block
 
 Gate = Literal["output", "highway", "gru"]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from vitlab.components.attention import Rotation
+from vitlab.components.base import Rotation
 from vitlab.components.block.contract import Block, Place, block
 
 
@@ -63,10 +63,6 @@ class TokenMerging(Block):
     """
 
     passes = "merged"
-    plan_note = (
-        "block 'token_merging': rounding may choose the pairs of tokens, so that trainings by different engines or on "
-        "different processors may differ by more than rounding; keep these equal in a comparison."
-    )
     plan_note = (
         "block 'token_merging': rounding may choose the pairs of tokens, so that trainings by different engines or on "
         "different processors may differ by more than rounding; keep these equal in a comparison."

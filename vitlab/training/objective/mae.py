@@ -19,7 +19,7 @@ from vitlab import noise
 from vitlab.components.attention import SOFTMAX
 from vitlab.components.base import Part, Rotation
 from vitlab.components.block import Place
-from vitlab.components.block.prenorm import PreNorm
+from vitlab.components.block.residual import PreNorm
 from vitlab.components.init import draw_by_name, xavier
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut
