@@ -181,7 +181,7 @@ def test_probability_teacher_uses_logits_and_other_classes_are_refused() -> None
     says.load_state_dict(teacher.state_dict())
     x_BCHW = torch.randn(3, 3, 8, 8)
     distillations = [Distillation(how, model, HALF, NORMAL, "fp32") for model in (teacher, says)]
-    plain, softened = (one.targets(one.teacher, x_BCHW)[0] for one in distillations if one.teacher is not None)
+    plain, softened = (one.teacher(one.adapter(x_BCHW))[0][""] for one in distillations if one.teacher is not None)
     assert torch.equal(plain, softened) and not plain.requires_grad and not teacher.training
 
 

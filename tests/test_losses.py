@@ -122,13 +122,13 @@ def test_classification_metrics_equal_scikit_learn_and_definition() -> None:
     scores = tallied({"": logits, "dist": other.flip(0)}, target, 40)
     p = logits.double().softmax(1).numpy()
     y = target.numpy()
-    metrics = scores.metrics()
+    metrics = scores.result("val").metrics
     assert set(metrics) == {"loss", "accuracy", "top5", "ece", "accuracy_dist"}
     assert metrics["loss"] == pytest.approx(log_loss(y, p, labels=range(9)), rel=1e-6)
     assert metrics["accuracy"] == accuracy_score(y, p.argmax(1))
     assert metrics["top5"] == pytest.approx(top_k_accuracy_score(y, p, k=5, labels=range(9)), rel=1e-15)
     assert metrics["accuracy_dist"] == accuracy_score(y, other.flip(0).argmax(1))
-    columns = scores.columns()
+    columns = scores.result("val").columns
     assert columns["id"].tolist() == list(range(90))
     np.testing.assert_array_equal(columns["prediction"], p.argmax(1))
     np.testing.assert_allclose(columns["probability"], p.max(1), rtol=1e-5)
@@ -167,11 +167,11 @@ def test_segmentation_metrics_equal_scikit_learn() -> None:
     tally = MetricAccumulator(metrics_of(DataInfo(image=(8, 8), channels=1, classes=4, task="segmentation")))
     for part in (slice(0, 4), slice(4, 6)):
         tally.add({"": logits[part]}, target[part], torch.arange(6)[part])
-    metrics = tally.metrics()
+    metrics = tally.result("val").metrics
     y, prediction = target.flatten().numpy(), logits.argmax(1).flatten().numpy()
     assert metrics["pixel_accuracy"] == pytest.approx(accuracy_score(y, prediction), rel=1e-12)
     assert metrics["miou"] == pytest.approx(jaccard_score(y, prediction, average="macro"), rel=1e-12)
-    assert tally.columns()["pixel_accuracy"].shape == (6,)
+    assert tally.result("val").columns["pixel_accuracy"].shape == (6,)
 
 
 def test_absent_class_does_not_count() -> None:

@@ -148,7 +148,7 @@ def test_metrics_are_skipped_after_non_finite_loss() -> None:
     data = DataInfo(image=(4, 4), channels=1, classes=3)
     tally = MetricAccumulator({**metrics_of(data), "fails": Fails()})
     tally.add({"": torch.full((2, 3), torch.nan)}, torch.tensor([0, 1]), torch.arange(2))
-    assert list(tally.metrics()) == ["loss"]
+    assert list(tally.result("val").metrics) == ["loss"]
 
 
 # -- in a study -------------------------------------------------------------------------------------------------------
@@ -527,7 +527,7 @@ def test_accuracy_of_each_class_equals_recall_of_scikit_learn(labels: tuple[str,
     accumulator = MetricAccumulator(metrics)
     for part in (slice(0, 25), slice(25, 60)):
         accumulator.add({"": logits_NK[part]}, target_N[part], torch.arange(60)[part])
-    values = {name: value for name, value in accumulator.metrics().items() if name.startswith("per_class")}
+    values = {name: value for name, value in accumulator.result("val").metrics.items() if name.startswith("per_class")}
     expected = recall_score(target_N, logits_NK.argmax(1), average=None)
     names = ["T_shirt_top", "Trouser", "Dress"] if "Trouser" in labels else ["0", "1", "2"]
     assert values == pytest.approx(

@@ -167,5 +167,6 @@ class DataInfo:
     @property
     def content(self) -> DataIdentity | None:
         """The identity of all files; None if they are not downloaded yet."""
-        text = None if self.identity is None else str(DataIdentity(self.identity, self.test_sets))
-        return None if text is None else DataIdentity.parse(text)
+        if self.identity is None:
+            return None
+        return DataIdentity.parse(str(DataIdentity(self.identity, self.test_sets)))

@@ -280,39 +280,33 @@ class ViT(Model):
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
         """Return the weights under timm's names and with a fused qkv."""
-        outside, attentions = _split_attention(state)
-        canonical = {self.canonical_name(name): value for name, value in outside.items()}
-        for path, own in attentions.items():
-            converted = cast(Attention, self.get_submodule(path)).to_canonical(own)
-            canonical |= {f"{path}.{name}": value for name, value in converted.items()}
-        return canonical
+        return self._converted(state, {name: self.canonical_name(name) for name in state}, "to_canonical")
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         """Return the weights under this model's names and attention layout."""
-        native = {self.canonical_name(name): name for name in self.state_dict()}
-        (outside, attentions), modules = _split_attention(state), self.attentions()
-        own = {native.get(name, name): value for name, value in outside.items()}
-        for path, theirs in attentions.items():
-            attention = modules.get(path)
-            converted = theirs if attention is None else attention.from_canonical(theirs)
-            own |= {f"{path}.{name}": value for name, value in converted.items()}
-        return own
+        names = {self.canonical_name(name): name for name in self.state_dict()}
+        return self._converted(state, names, "from_canonical")
+
+    def _converted(
+        self, state: State, names: Mapping[str, str], method: Literal["to_canonical", "from_canonical"]
+    ) -> dict[str, Tensor]:
+        """Return a state whose attentions are converted, and whose other entries are renamed."""
+        attentions = self.attentions()
+        states: dict[str, dict[str, Tensor]] = {path: {} for path in attentions}
+        converted: dict[str, Tensor] = {}
+        for name, value in state.items():
+            block, _, own_name = name.partition(".attn.")
+            if f"{block}.attn" in states:
+                states[f"{block}.attn"][own_name] = value
+            else:
+                converted[names.get(name, name)] = value
+        for path, own in states.items():
+            other = getattr(attentions[path], method)(own)
+            converted |= {f"{path}.{name}": value for name, value in other.items()}
+        return converted
 
 
 def _token(g: Geometry, name: str) -> nn.Parameter | None:
     """Return a parameter (1, R, D) for the R tokens of that name, or None if there are none."""
     count = g.prefix.count(name)
     return nn.Parameter(torch.zeros(1, count, g.dim)) if count else None
-
-
-def _split_attention(state: State) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Split a state into entries outside of attention and those of each attention of a block, by its path."""
-    outside: dict[str, Tensor] = {}
-    attentions: dict[str, dict[str, Tensor]] = {}
-    for name, value in state.items():
-        path, separator, rest = name.partition(".attn.")
-        if separator and name.startswith("blocks."):
-            attentions.setdefault(f"{path}.attn", {})[rest] = value
-        else:
-            outside[name] = value
-    return outside, attentions

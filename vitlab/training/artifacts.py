@@ -25,7 +25,7 @@ from vitlab.data.prepare import Normalize
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.store.files import write_bytes
-from vitlab.training.checkpoint import pack
+from vitlab.training.checkpoint import pack, unpack
 from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
@@ -102,14 +102,15 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
         WeightsError: If the file does not exist or is not such a file.
     """
     try:
-        with safetensors.safe_open(file, framework="pt") as reader:
-            metadata = reader.metadata() or {}
-            text = metadata[_HEADER]
-            if metadata.get(_DIGEST, _sha256(text)) != _sha256(text):  # files of earlier versions have no digest
-                raise ValueError("its header is damaged")
-            header = json.loads(text)
-            state = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  # it is not a mapping
-        input_spec = InputSpec(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
+        state, metadata = unpack(file)
+        text = metadata[_HEADER]
+        if metadata.get(_DIGEST, _sha256(text)) != _sha256(text):  # files of earlier versions have no digest
+            raise ValueError("its header is damaged")
+        header = json.loads(text)
+        info: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in header["info"].items()
+        }
+        input_spec = InputSpec(DataInfo(**info), tuple(header["mean"]), tuple(header["std"]))
     except FileNotFoundError:
         raise WeightsError(f"there is no {file}: the trial has not ended, or kept no weights (run.keep)") from None
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
@@ -151,8 +152,3 @@ def _pixels(picture: Image) -> Tensor:
     pixels = np.array(picture.convert("L" if grey else "RGB"))
     x_HWC = torch.from_numpy(pixels[..., None] if grey else pixels)
     return x_HWC.permute(2, 0, 1)[None].contiguous()
-
-
-def _info(data: Mapping[str, Any]) -> DataInfo:
-    height, width = data["image"]
-    return DataInfo(**{**data, "image": (height, width), "labels": tuple(data["labels"])})

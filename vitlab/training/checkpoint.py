@@ -59,9 +59,7 @@ def load(folder: Path) -> dict[str, Any] | None:
     if not (folder / FILE).exists():
         return None
     try:
-        with safetensors.safe_open(folder / FILE, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a mapping
+        tensors, metadata = unpack(folder / FILE)
         rest = metadata[_JSON]
         if metadata[_DIGEST] != _digest_of_file(tensors, rest):
             raise Damaged(f"{folder / FILE} is damaged: its digest differs")
@@ -75,6 +73,13 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of a safetensors file.  Tensors are copied, since the format rejects shared memory."""
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return sort_metadata(safetensors.torch.save(copies, dict(metadata)))
+
+
+def unpack(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file, on the CPU, and its metadata."""
+    with safetensors.safe_open(file, framework="pt") as reader:
+        # It is not a mapping.
+        return {name: reader.get_tensor(name) for name in reader.keys()}, reader.metadata() or {}  # noqa: SIM118
 
 
 def _digest_of_file(tensors: Mapping[str, Tensor], rest: str) -> str:

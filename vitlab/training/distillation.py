@@ -95,18 +95,13 @@ class Distillation:
             logits_by_head = forward_logits(module, x_BCHW, self.precision)
         if self.teacher is None:
             return self.loss_on_logits(loss, logits_by_head, target, None)
-        teacher_BK, features = self.targets(self.teacher, x_BCHW)
-        total, parts = self.loss_on_logits(loss, logits_by_head, target, teacher_BK)
+        with torch.no_grad():
+            teacher_logits, features = self.teacher(self.adapter(x_BCHW))
+        total, parts = self.loss_on_logits(loss, logits_by_head, target, teacher_logits[""])
         for name, how in self.how.matchings.items():
             term = matching_loss(predicted[name], features[name], how)
             total, parts = total + how.weight * term, {**parts, f"loss_{name}": term}
         return Value(total, parts)
-
-    @torch.no_grad()
-    def targets(self, teacher: FeatureReader, x_BCHW: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the teacher's logits, (B, K), and features by name for the student's input images."""
-        logits_by_head, features = teacher(self.adapter(x_BCHW))
-        return logits_by_head[""], features
 
     def loss_on_logits(
         self, loss: Loss, logits_by_head: Mapping[str, Tensor], target: Tensor, teacher_BK: Tensor | None
@@ -120,25 +115,21 @@ class Distillation:
             target: Target of ``loss``.
             teacher_BK: The teacher's logits; None for labels alone.
         """
-        if self.how.kind == "none":
+        how = self.how
+        if how.kind == "none":
             base = loss(logits_by_head, target)
             return Value(base.total, {**base.parts, "loss_base": base.total})
-        base = loss(
-            {**logits_by_head, "": logits_by_head["cls"]} if "cls" in logits_by_head else logits_by_head, target
-        )
-        student_BK = logits_by_head["dist"] if "dist" in logits_by_head else logits_by_head[""]
+        main_BK = logits_by_head[""]
+        base = loss({**logits_by_head, "": logits_by_head.get("cls", main_BK)}, target)
+        student_BK = logits_by_head.get("dist", main_BK)
         if teacher_BK is None:
             distillation_term = loss({**logits_by_head, "": student_BK}, target).total
+        elif how.kind == "hard":
+            distillation_term = hard(student_BK, teacher_BK)
         else:
-            distillation_term = self.distillation_term(student_BK, teacher_BK.to(student_BK.dtype))
-        total = (1 - self.how.alpha) * base.total + self.how.alpha * distillation_term
+            distillation_term = soft(student_BK, teacher_BK.to(student_BK.dtype), how.tau, how.reduction)
+        total = (1 - how.alpha) * base.total + how.alpha * distillation_term
         return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distillation_term})
-
-    def distillation_term(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
-        """Return the distillation term of the student's and the teacher's logits."""
-        if self.how.kind == "hard":
-            return hard(student_BK, teacher_BK)
-        return soft(student_BK, teacher_BK, self.how.tau, self.how.reduction)
 
     @contextmanager
     def evaluation_metrics(self, student: Model) -> Iterator[dict[str, float]]:
@@ -221,13 +212,11 @@ class InputAdapter:
                     f"the teacher takes images of {theirs.info.channels} channels, and those of this trial have "
                     f"{mine.info.channels}; set data.channels: {theirs.info.channels}"
                 )
-        scale_C11, shift_C11 = (
-            std_C11 / _channels(theirs.std),
-            (mean_C11 - _channels(theirs.mean)) / _channels(theirs.std),
-        )
+        their_std_C11 = _channels(theirs.std)
+        self._scale_C11 = (std_C11 / their_std_C11).to(like)
+        self._shift_C11 = ((mean_C11 - _channels(theirs.mean)) / their_std_C11).to(like)
         self.renormalised = (mine.mean, mine.std) != (theirs.mean, theirs.std)
         self.image = theirs.info.image
-        self._scale_C11, self._shift_C11 = scale_C11.to(like), shift_C11.to(like)
         self._luma_C11 = None if luma_C11 is None else luma_C11.to(like)
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:

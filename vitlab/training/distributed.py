@@ -74,10 +74,10 @@ class ProcessGroup(SingleProcess):
     def sum_gradients(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
         """Sum gradients and numbers over all ranks."""
         # A part of a model that no image of this process used has no gradient here, but may have one elsewhere.
-        has = self._reduce(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32), "max")
+        has = self._reduce(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32), dist.ReduceOp.MAX)
         updated = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in updated]
-        flat = self._reduce(torch.cat([*(g.reshape(-1) for g in gradients), numbers]), "sum")
+        flat = self._reduce(torch.cat([*(g.reshape(-1) for g in gradients), numbers]), dist.ReduceOp.SUM)
         *sums, numbers_sum = torch.split(flat, [*(g.numel() for g in gradients), len(numbers)])
         for parameter, gradient, total in zip(updated, gradients, sums, strict=True):
             parameter.grad = gradient.copy_(total.view_as(gradient))
@@ -85,19 +85,19 @@ class ProcessGroup(SingleProcess):
 
     def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return a function that is true on every rank if ``stop`` is true on one."""
-        return lambda: bool(self._reduce(torch.tensor(int(stop()), dtype=torch.int32), "max"))
+        return lambda: bool(self._reduce(torch.tensor(int(stop()), dtype=torch.int32), dist.ReduceOp.MAX))
 
     def require_equal(self, model: nn.Module, step: int) -> None:
         """Raise if the weights or the step differ between ranks."""
         weights = int(digest(model.state_dict())[:15], 16)
         here = torch.tensor([step, -step, weights, -weights])
-        if (self._reduce(here.clone(), "max") != here).any():
+        if (self._reduce(here.clone(), dist.ReduceOp.MAX) != here).any():
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")
 
-    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+    def _reduce(self, tensor: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
         """Reduce a tensor over all processes, in place, by NCCL on GPUs and by gloo on CPUs."""
         try:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
+            dist.all_reduce(tensor, how)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -116,11 +116,7 @@ class MetricAccumulator:
                 self._rows[name][view].append(one.rows(views[view], target))
 
     def result(self, split: Split) -> EvaluationResult:
-        """Return the evaluation of the split whose batches were added."""
-        return EvaluationResult(split, self.metrics(), self.columns())
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of all batches; the loss alone if it is not finite."""
+        """Return the evaluation of the split whose batches were added: the loss alone if it is not finite."""
         values: dict[str, float] = {}
         for name, one in self._metrics.items():
             for view, parts in self._rows[name].items():
@@ -129,16 +125,12 @@ class MetricAccumulator:
                     values |= {f"{name}_{part}": value for part, value in one.parts(_concatenate(parts)).items()}
             if not math.isfinite(values.get("loss", 0.0)):
                 break
-        return values
-
-    def columns(self) -> Columns:
-        """Return the values per image, on the CPU."""
         columns = {name: _concatenate(parts) for name, parts in self._columns.items()}
         for name, one in self._metrics.items():
             column_N = one.column(_concatenate(self._rows[name][""]))
             if column_N is not None:
                 columns[name] = column_N
-        return columns
+        return EvaluationResult(split, values, columns)
 
 
 def _concatenate(parts: list[Tensor]) -> Tensor:

@@ -114,7 +114,12 @@ class Training:
         self.module = self.objective.module
         if self.module is not model:
             self.module.train()
-        self._check_parts()
+        self.parts.require(self.module, self.batch_images)
+        if self.objective.whole_batch and not self.parts.whole:
+            raise UserError(
+                f"objective '{self.objective.name}' needs the images of a step in one piece; remove "
+                "run.micro_batch_size, and set run.resources so that one process trains a trial"
+            )
 
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
@@ -140,14 +145,6 @@ class Training:
         self.losses: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._interval_began = time.perf_counter()
         self._interval_images = 0
-
-    def _check_parts(self) -> None:
-        self.parts.require(self.module, self.batch_images)
-        if self.objective.whole_batch and not self.parts.whole:
-            raise UserError(
-                f"objective '{self.objective.name}' needs the images of a step in one piece; remove "
-                "run.micro_batch_size, and set run.resources so that one process trains a trial"
-            )
 
     def _groups(self, optimizer: Optimizer) -> Sequence[Group]:
         """Return the parameters in groups of equal decay and rate."""

@@ -105,34 +105,30 @@ class RoPE2D(_Rotary):
         super().__init__(g)
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         self.augments = (shift, jitter, rescale) != (0, 1, 1)
-        row_N, column_N = (place.to(torch.float64) + offset for place in places(g))
+        place_2N = torch.stack(places(g)).to(torch.float64) + offset
         unit = 1.0  # angle of the first pair at coordinate 1
         if coordinates == "centred":
             unit = 2 * math.pi
             sides = {"separate": g.grid, "max": (max(g.grid),) * 2, "min": (min(g.grid),) * 2}[normalize]
-            row_N, column_N = (
-                2 * (place + 0.5) / side - 1 for place, side in zip((row_N, column_N), sides, strict=True)
-            )
+            place_2N = 2 * (place_2N + 0.5) / torch.tensor(sides)[:, None] - 1
         elif reference is not None:
-            row_N, column_N = (
-                place / side * other for place, side, other in zip((row_N, column_N), g.grid, reference, strict=True)
-            )
+            place_2N = place_2N / torch.tensor(g.grid)[:, None] * torch.tensor(reference)[:, None]
         frequency_Q = _frequencies(theta, g)
         if periods is not None:
             shortest, longest = periods
             share_Q = torch.linspace(0, 1, g.head_dim // 4, dtype=torch.float64)
             frequency_Q = 1 / (shortest * (longest / shortest) ** share_Q)
-        cos, sin = self.pair(_angles(unit * row_N, unit * column_N, frequency_Q))
+        cos, sin = self.pair(_angles(unit * place_2N, frequency_Q))
         if registers:
             count = g.prefix.count("register")
-            place_R = torch.arange(count, dtype=torch.float64)
-            side = math.isqrt(count)
-            angle = _angles(place_R.div(side, rounding_mode="floor"), place_R % side, _frequencies(register_theta, g))
+            place_R, side = torch.arange(count), math.isqrt(count)
+            place_2R = torch.stack([place_R // side, place_R % side]).to(torch.float64)
+            angle = _angles(place_2R, _frequencies(register_theta, g))
             before = len(g.prefix) - count
             cos[before : len(g.prefix)], sin[before : len(g.prefix)] = angle.cos(), angle.sin()
         buffers = {"cos": cos, "sin": sin}
         if self.augments:
-            buffers |= {"place_2N": torch.stack([row_N, column_N]), "frequency_Q": unit * frequency_Q}
+            buffers |= {"place_2N": place_2N, "frequency_Q": unit * frequency_Q}
         for name, value in buffers.items():
             self.register_buffer(name, value.to(torch.get_default_dtype()), persistent=False)
 
@@ -158,8 +154,8 @@ class RoPE2D(_Rotary):
         draws = noise.current()
         if not (self.augments and self.training) or draws is None:
             return self.cos, self.sin
-        row_N, column_N = self._transformed(draws.step)
-        angle = _angles(row_N, column_N, self.frequency_Q.to(row_N.dtype))
+        place_2N = self._transformed(draws.step)
+        angle = _angles(place_2N, self.frequency_Q.to(place_2N.dtype))
         before = self.prefix
         cos, sin = (
             torch.cat([fixed[:before], value.to(fixed.dtype)])
@@ -167,15 +163,14 @@ class RoPE2D(_Rotary):
         )
         return cos, sin
 
-    def _transformed(self, step: noise.Key) -> tuple[Tensor, Tensor]:
+    def _transformed(self, step: noise.Key) -> Tensor:
         """Return rows and columns after DINOv3's shift, jitter and rescaling, in this order."""
         place_2N = self.place_2N if self.place_2N.dtype.itemsize >= 4 else self.place_2N.float()
         sample = torch.zeros(1, dtype=torch.int64, device=place_2N.device)
         u_5 = 2 * noise.uniform(noise.fold(step, PLACE), sample, 5)[0].to(place_2N.dtype) - 1
         place_2N = place_2N + self.shift * u_5[:2, None]
         place_2N = place_2N * (math.log(self.jitter) * u_5[2:4, None]).exp()
-        place_2N = place_2N * (math.log(self.rescale) * u_5[4]).exp()
-        return place_2N[0], place_2N[1]
+        return place_2N * (math.log(self.rescale) * u_5[4]).exp()
 
 
 def _frequencies(theta: float, g: Geometry) -> Tensor:
@@ -183,8 +178,9 @@ def _frequencies(theta: float, g: Geometry) -> Tensor:
     return theta ** (-4 * torch.arange(g.head_dim // 4, dtype=torch.float64) / g.head_dim)
 
 
-def _angles(row_N: Tensor, column_N: Tensor, frequency_Q: Tensor) -> Tensor:
-    """Return the angle of every place and pair, (N, K/2)."""
+def _angles(place_2N: Tensor, frequency_Q: Tensor) -> Tensor:
+    """Return the angle of every place and pair, (N, K/2): the pairs of the column, then those of the row."""
+    row_N, column_N = place_2N
     return torch.cat([column_N[:, None] * frequency_Q, row_N[:, None] * frequency_Q], 1)
 
 
