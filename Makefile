@@ -14,7 +14,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu gpu-dry-run check style bench soak fuzz docs setup clean
+.PHONY: demo test test-gpu gpu-dry-run check style bench bench-gpu soak fuzz docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -46,6 +46,10 @@ style: .venv/ready-dev
 bench: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt vit-pytorch==1.26.11
 	OMP_NUM_THREADS=1 $(BIN)/python tools/benchmarks/run.py
+
+# For one GPU: a quarter of an hour, and a table for BENCHMARKS.md.  It runs on a CPU with SMALL=--small.
+bench-gpu: .venv/ready-dev
+	$(BIN)/python tools/benchmarks/gpu.py $(SMALL)
 
 # Half an hour of faults; only this target installs Ray.
 soak: .venv/ready-dev

@@ -195,3 +195,13 @@ def test_benchmark_output_and_stored_choice() -> None:
     )
     entries = json.loads(json.dumps({"shape": asdict(probe)}))
     assert probes_of({"probes": entries}) == {"shape": probe}
+
+
+def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "tools" / "benchmarks"))
+    import gpu
+
+    lines = [line for part in ("singles", "seeds", "determinism") for line in gpu.PARTS[part](True)]
+    assert sum("timm" in line.what for line in lines) == 1 and sum("2 by vmap" in line.what for line in lines) == 3
+    assert all(line.images_per_s > 0 for line in lines if "by" in line.what and "5 steps" not in line.what)
+    assert [line.what.rpartition(": ")[2] for line in lines if "5 steps" in line.what] == ["equal to the bit"] * 2

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
-from vitlab.engines.compiled import Compiled
+from vitlab.engines.compiled import Compiled, CompiledVmap
 from vitlab.plan.engine_choice import engine_of, group_trials
 from vitlab.plan.values import Planned
 from vitlab.registry import slot
@@ -46,6 +46,31 @@ def test_compiled_is_one_graph_and_equals_loop(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(state_of(after)[name], weight, rtol=1e-8, atol=1e-10)
     assert result is not None and expected[0] is not None
     assert result.metrics == pytest.approx(expected[0].metrics, rel=1e-8)
+
+
+def test_compiled_vmap_is_one_graph_and_each_trial_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(CompiledVmap, "backend", staticmethod(backend))
+    how: dict[str, Any] = {"precision": "fp64", "model": {"depth": 1}, "steps": 8, "mix": {"mixup": 0.2}}
+    before, after = [[training(seed, **how) for seed in range(2)] for _ in range(2)]
+    expected, results = train(before, Loop), train(after, CompiledVmap)
+    assert len(graphs) == 1
+    for one, other, outcome, reference in zip(before, after, results, expected, strict=True):
+        for name, weight in state_of(one).items():
+            torch.testing.assert_close(state_of(other)[name], weight, rtol=1e-8, atol=1e-10)
+        assert outcome is not None and reference is not None
+        assert outcome.metrics == pytest.approx(reference.metrics, rel=1e-8)
+
+
+def test_compiled_vmap_falls_back_to_vmap_and_loop() -> None:
+    assert supported_engine("compiled_vmap", training())[0] == "compiled_vmap"
+    assert supported_engine("compiled_vmap", training(precision="fp64"))[0] == "vmap"
+    assert supported_engine("compiled_vmap", training(model={"attention": "sdpa"}))[0] == "loop"
 
 
 def test_part_that_breaks_graph_is_trained_by_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from vitlab.engines.base import Loop as Loop
 from vitlab.engines.base import engine as engine
 from vitlab.engines.batch_last import BatchLast as BatchLast
 from vitlab.engines.compiled import Compiled as Compiled
+from vitlab.engines.compiled import CompiledVmap as CompiledVmap
 from vitlab.engines.vmap import Vmap as Vmap
 from vitlab.training.loop import Training
 

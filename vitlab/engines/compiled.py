@@ -1,17 +1,18 @@
-"""The engine ``compiled``: one training after another, each compiled by ``torch.compile``.
+"""The engines ``compiled`` and ``compiled_vmap``, whose losses are compiled by ``torch.compile``.
 
 The forward pass, the loss and their gradients become one graph without a break, so that a component that cannot be
-traced is a failure of the engine, and the trial is trained by ``loop``.  Batches, augmentation, optimizer steps and
-evaluations are not compiled.  Keys of random draws are tensors here, so that a new epoch needs no new graph.
+traced is a failure of the engine, and the trials are trained by its fallback.  Batches, augmentation, optimizer steps
+and evaluations are not compiled.  Keys of random draws are tensors here, so that a new epoch needs no new graph.
 
-Compilation takes up to a minute per trial; its result is cached on disk by torch.  Results equal those of ``loop`` up
-to rounding, except that third-party components that draw from torch's own generator draw other numbers.
+Compilation takes up to a minute per trial or batch of trials; its result is cached on disk by torch.  Results equal
+those of ``loop`` up to rounding, except that third-party components that draw from torch's own generator draw other
+numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,13 +20,16 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.components.base import stacked
 from vitlab.engines.base import Loop, engine
+from vitlab.engines.vmap import Vmap
 from vitlab.training.loop import LossFunction, Training
 from vitlab.training.losses import Value
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @engine.register("compiled")
 class Compiled(Loop):
-    """Trainings whose forward and backward passes are compiled."""
+    """Trainings, one after another, whose forward and backward passes are compiled."""
 
     fallback = "loop"
     backend: ClassVar[str] = "inductor"  #: of ``torch.compile``
@@ -33,9 +37,7 @@ class Compiled(Loop):
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
         """Return why the training cannot be compiled, or None."""
-        if training.spec.precision == "fp64":
-            return "engine compiled does not support precision fp64, at which code that torch compiles for CPUs crashes"
-        return None
+        return _precision_incompatibility(training)
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
@@ -45,6 +47,28 @@ class Compiled(Loop):
                 training.compiled_loss = compile_loss(training, self.backend)
 
 
+@engine.register("compiled_vmap")
+class CompiledVmap(Vmap):
+    """Trainings with stacked weights as in ``vmap``, whose forward and backward passes are one compiled graph.
+
+    Meant for GPUs, where ``vmap`` alone moves each intermediate result through memory.
+    """
+
+    fallback = "vmap"
+    backend: ClassVar[str] = "inductor"  #: of ``torch.compile``
+
+    @classmethod
+    def incompatibility(cls, training: Training) -> str | None:
+        """Return why the training cannot be stacked or compiled, or None."""
+        return super().incompatibility(training) or _precision_incompatibility(training)
+
+    def __init__(self, trainings: Sequence[Training]) -> None:
+        super().__init__(trainings)
+        with self._falling_back():
+            torch.compiler.reset()
+            self._losses = _compiled(self._losses, self.backend)  # type: ignore[method-assign]
+
+
 def compile_loss(training: Training, backend: str) -> LossFunction:
     """Return the loss function of a training, compiled to one graph at its first call.
 
@@ -52,17 +76,26 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
         training: The training.
         backend: Backend of ``torch.compile``.
     """
+    compiled = _compiled(training.compute_loss, backend)
+    device = training.feed.device
+
+    def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
+        dropout, drop_path, step = noise.tensor_of([draws.dropout, draws.drop_path, draws.step], device).unbind()
+        return compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B, step))
+
+    return compute_loss
+
+
+def _compiled(function: Function, backend: str) -> Function:
     # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
     torch.compiler.assume_constant_result(stacked)  # type: ignore[no-untyped-call]
     # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.run.torch_settings` avoids.
     deterministic: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     options = deterministic if backend == "inductor" else None
-    compiled = torch.compile(training.compute_loss, backend=backend, fullgraph=True, dynamic=False, options=options)
-    device = training.feed.device
+    return torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
 
-    def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
-        dropout, drop_path, step = noise.tensor_of([draws.dropout, draws.drop_path, draws.step], device).unbind()
-        loss: Value = compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B, step))
-        return loss
 
-    return compute_loss
+def _precision_incompatibility(training: Training) -> str | None:
+    if training.spec.precision == "fp64":
+        return "torch.compile does not support precision fp64, at which code that it compiles for CPUs crashes"
+    return None

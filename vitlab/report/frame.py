@@ -51,7 +51,7 @@ AFTER = {
     "images": ("Int64", "training images seen"),
     "wall_s": ("float64", "seconds it took, all attempts together"),
     "ended": ("datetime64[ms, UTC]", "when it ended; missing where it has no result"),
-    "engine": ("string", "how it was computed: loop, compiled, vmap or batch_last, or several joined by +"),
+    "engine": ("string", "how it was computed: the engine, or several joined by +"),
     "threads": ("Int64", "threads it was computed with"),
     "device": ("string", "cpu or cuda"),
     "origins": ("string", "its components, each with the source and the version it came from"),

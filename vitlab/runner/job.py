@@ -23,7 +23,7 @@ class Settings:
     micro_batch_size: int | None = None  #: images that a process computes at a time; None for all
     activation_checkpointing: str = "none"  #: none or blocks
     driver: str = ""  #: process that asked for the training, see :func:`vitlab.store.locks.process`; for the journal
-    engine: str = "loop"  #: loop or compiled, or vmap or batch_last to train the trials of a job together
+    engine: str = "loop"  #: one of the slot ``engine``
 
 
 @dataclass(frozen=True)

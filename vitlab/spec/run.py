@@ -118,9 +118,9 @@ class RunSpec(Frozen):
     engine: str = "auto"
     """loop: each trial by itself; compiled: the same by torch.compile, which takes a minute or more per trial before
     its first step and is meant for GPUs and long trainings; vmap: trials of one shape together; batch_last: the same
-    with the batch as the last axis, for small ViTs on a CPU; auto: loop, vmap or batch_last
-    by the size of the model; measured: the fastest of these in a benchmark of each shape of the study, which is stored
-    in plan.json."""
+    with the batch as the last axis, for small ViTs on a CPU; compiled_vmap: vmap by torch.compile, for many seeds of a
+    small model on a GPU; auto: loop, vmap or batch_last by the size of the model; measured: the fastest of these in a
+    benchmark of each shape of the study, which is stored in plan.json."""
     deterministic: bool = True  #: on CUDA, request deterministic kernels
     timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds of training per attempt at a trial
     retries: Annotated[

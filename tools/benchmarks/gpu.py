@@ -1,0 +1,270 @@
+"""Speed on one GPU: ``make bench-gpu``, a quarter of an hour; the table is to be pasted into BENCHMARKS.md.
+
+    python tools/benchmarks/gpu.py [--only singles,seeds] [--small]
+
+Contenders run in turns (:mod:`measuring`), timed by the wall clock around blocks that end with a synchronisation.  MFU is
+the share of the card's rate in a large bf16 product, measured in the same run, that the multiply-adds of forward and
+backward passes need; timm's figure uses the operations of vitlab's model, whose shape is the same.  ``--small`` shrinks
+everything, so that the program runs to its end on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from contenders import Shape, start_training, timm, training_spec
+from measuring import Contender, in_turns, ratios
+from torch.nn import functional as F
+
+from vitlab.executors import Settings
+from vitlab.models.cost import macs
+from vitlab.registry import slot
+from vitlab.runner.run import torch_settings
+from vitlab.spec import STREAMS, TrialSpec
+from vitlab.training.loop import Training
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUNDS, BLOCK_S = 3, 1.0
+
+TI16, S16, B16 = (
+    Shape(channels=3, patch=16, dim=dim, heads=dim // 64, depth=12, batch=256, image=224, images=1024)
+    for dim in (192, 384, 768)
+)
+CIFAR = Shape(channels=3, patch=4, dim=192, heads=3, depth=6, batch=128, image=32, images=4096)
+SMALL = Shape(channels=3, patch=8, dim=16, heads=2, depth=2, batch=8, image=16, images=64)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table."""
+
+    what: str
+    images_per_s: float
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Return the line in Markdown."""
+        return f"| {self.what} | {self.images_per_s:,.0f} | {self.note} |"
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def blocks(step: Callable[[], object], images: int, steps: int) -> Contender:
+    """Return a contender of several steps, which returns when the device has computed them."""
+
+    def work() -> float:
+        for _ in range(steps):
+            step()
+        synchronize()
+        return float(steps * images)
+
+    return work
+
+
+def medians(speeds: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the median speed of each contender."""
+    return {name: sorted(values)[len(values) // 2] for name, values in speeds.items()}
+
+
+def matrix_rate(dtype: torch.dtype, size: int) -> float:
+    """Return the operations per second of a square matrix product of random numbers."""
+    left, right = (torch.randn(size, size, device=DEVICE).to(dtype) for _ in range(2))
+    speeds = in_turns(
+        {"product": blocks(lambda: torch.mm(left, right), 1, 10)}, time.perf_counter, rounds=ROUNDS, block_s=0.2
+    )
+    return 2.0 * size**3 * max(speeds["product"])
+
+
+def training(
+    shape: Shape, precision: str, seed: int = 0, model: Mapping[str, Any] | None = None, augment: tuple[str, ...] = ()
+) -> Training:
+    """Return a training of a shape on the device."""
+    spec = training_spec(shape)
+    spec["train"]["precision"] = precision
+    spec["model"] |= model or {}
+    spec["data"]["augment"] = list(augment)
+    seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
+    return start_training(TrialSpec.model_validate(spec), seeds, DEVICE)
+
+
+def timm_step(shape: Shape, *, compiled: bool) -> Callable[[], object]:
+    """Return a training step of timm's ViT in bf16, with fused AdamW and images on the device."""
+    network: Any = timm(shape).to(DEVICE).train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05, fused=True)
+    if compiled:
+        network = torch.compile(network)
+    x_NCHW = torch.rand(shape.images, shape.channels, shape.image, shape.image, device=DEVICE)
+    y_N = torch.randint(10, (shape.images,), device=DEVICE)
+
+    def step() -> None:
+        drawn_B = torch.randint(shape.images, (shape.batch,), device=DEVICE)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            logits_BK = network(x_NCHW[drawn_B])
+        optimizer.zero_grad()
+        F.cross_entropy(logits_BK.float(), y_N[drawn_B]).backward()
+        optimizer.step()
+
+    return step
+
+
+def peak_memory(step: Callable[[], object]) -> float:
+    """Return the peak memory of a step in GiB; 0 on a CPU."""
+    if DEVICE != "cuda":
+        return 0.0
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def free_memory() -> None:
+    """Free the memory of the last contenders."""
+    gc.collect()
+    torch.compiler.reset()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+def singles(small: bool) -> Iterator[Line]:
+    """Yield speed, MFU and memory of one training in bf16 beside timm."""
+    rate = matrix_rate(torch.bfloat16, 256 if small else 8192)
+    yield Line(f"product in bf16: {rate / 1e12:,.1f} TFLOP/s", 0.0)
+    shapes = {"ViT-S/16": SMALL} if small else {"ViT-S/16": S16, "ViT-B/16": B16, "ViT-Ti/16": TI16}
+    for name, shape in shapes.items():
+        engine: Any = slot("engine").get("compiled")
+        loop, compiled = training(shape, "bf16"), training(shape, "bf16")
+        operations = 3 * 2 * macs(loop.model, loop.feed.info)
+        steps = {"vitlab, loop": loop.train_step, "timm": timm_step(shape, compiled=False)}
+        if not small:  # compiling takes a minute on a CPU
+            steps["vitlab, compiled"] = engine([compiled]).train_step
+            steps["timm, compiled"] = timm_step(shape, compiled=True)
+        contenders = {what: blocks(step, shape.batch, 2 if small else 5) for what, step in steps.items()}
+        speeds = in_turns(contenders, time.perf_counter, 1 if small else ROUNDS, 0.01 if small else BLOCK_S)
+        for what, speed in medians(speeds).items():
+            note = f"MFU {100 * speed * operations / rate:.0f} %, {peak_memory(steps[what]):.1f} GiB"
+            if what.startswith("vitlab"):
+                peer = what.replace("vitlab, loop", "timm").replace("vitlab", "timm")
+                factors = ratios(speeds, what, peer)
+                note += f", {min(factors):.2f} to {max(factors):.2f} x {peer}"
+            yield Line(f"{name}, bf16, batches of {shape.batch}: {what}", speed, note)
+        del loop, compiled, steps, contenders
+        free_memory()
+
+
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
+    "": ({}, ()),
+    ", drop path": ({"drop_path": 0.1}, ()),
+    ", flip, crop and RandAugment": ({}, ("flip", "crop", "rand_augment")),
+}
+"""Options of the model and augmentations, by what the table says of them."""
+
+
+def seeds(small: bool) -> Iterator[Line]:
+    """Yield the speed of 16 seeds of a small ViT: one after another, and together, as is and compiled."""
+    shape, count = (SMALL, 2) if small else (CIFAR, 16)
+    for variant, (model, augment) in VARIANTS.items():
+
+        def start(seed: int = 0, model: Mapping[str, Any] = model, augment: tuple[str, ...] = augment) -> Training:
+            return training(shape, "bf16", seed, model, augment)
+
+        def together(engine: str, start: Callable[[int], Training] = start) -> Contender:
+            cohort: Any = slot("engine").get(engine)([start(seed) for seed in range(count)])
+            return blocks(cohort.train_step, shape.batch * count, 1 if small else 4)
+
+        contenders = {"one by loop": blocks(start().train_step, shape.batch, 2 if small else 10)}
+        contenders[f"{count} by vmap"] = together("vmap")
+        if not small:  # compiling takes a minute on a CPU
+            compiled: Any = slot("engine").get("compiled")([start()])
+            contenders["one by compiled"] = blocks(compiled.train_step, shape.batch, 10)
+            contenders[f"{count} by compiled_vmap"] = together("compiled_vmap")
+        speeds = in_turns(contenders, time.perf_counter, 1 if small else 3, 0.01 if small else BLOCK_S)
+        for what, speed in medians(speeds).items():
+            factors = ratios(speeds, what, "one by loop")
+            note = f"{min(factors):.2f} to {max(factors):.2f} x"
+            yield Line(f"CIFAR's shape, width {shape.dim}, bf16{variant}: {what}", speed, note)
+        del contenders
+        free_memory()
+
+
+def determinism(small: bool) -> Iterator[Line]:
+    """Yield whether two trainings have equal weights after some steps, under the settings of a trial."""
+    shape = SMALL if small else replace(CIFAR, images=1024)
+    for precision in ("fp32", "bf16"):
+        weights = []
+        for _ in range(2):
+            with torch_settings(Settings(device=DEVICE), torch.device(DEVICE)):
+                one = training(shape, precision)
+                for _ in range(5):
+                    one.train_step()
+                synchronize()
+            weights.append([parameter.detach().clone() for parameter in one.parameters])
+        equal = all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+        yield Line(f"5 steps twice, {precision}: {'equal to the bit' if equal else 'DIFFERENT'}", 0.0)
+
+
+def study(small: bool) -> Iterator[Line]:
+    """Yield the time from command to report of 80 trainings, cold, and again with their results stored."""
+    others = ["sincos2d"] if small else ["sincos2d", "rope2d", "none"]
+    shape = SMALL if small else CIFAR
+    base = training_spec(shape)
+    base["train"] |= {"steps": 4 if small else 400, "precision": "fp32" if small else "bf16", "evaluations": 1}
+    content = {
+        "study": "bench-gpu",
+        "base": base,
+        "design": {"one_at_a_time": {"model.position": others}},
+        "seeds": 2 if small else 20,
+        "run": {"tracker": "none"} if small else {"tracker": "none", "engine": "compiled_vmap", "workers": 4},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "bench.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        for what in ("cold", "again"):
+            began = time.perf_counter()
+            command = [sys.executable, "-P", "-m", "vitlab", "run", "bench.yaml", "--out", "out"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            took = time.perf_counter() - began
+            if done.returncode != 0:
+                sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
+            trials = (1 + len(others)) * content["seeds"]
+            yield Line(f"study of {trials} trainings of {base['train']['steps']} steps, {what}: {took:.0f} s", 0.0)
+
+
+PARTS: Mapping[str, Callable[[bool], Iterator[Line]]] = {
+    "singles": singles,
+    "seeds": seeds,
+    "determinism": determinism,
+    "study": study,
+}
+
+
+def main() -> None:
+    """Measure, and print a line at a time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
+    parser.add_argument("--small", action="store_true", help="tiny models and one round")
+    options = parser.parse_args()
+    card = torch.cuda.get_device_name() if DEVICE == "cuda" else f"NO GPU ({platform.processor()})"
+    print(f"{card}, torch {torch.__version__}, Python {platform.python_version()}\n")
+    print("| what | images/s | |\n| --- | --: | --- |", flush=True)
+    for part in options.only.split(","):
+        for line in PARTS[part](options.small):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
