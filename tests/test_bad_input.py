@@ -501,7 +501,7 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
     for change, words in {
         "seed=5": ["unknown key 'seed'", "Did you mean 'seeds'?"],
         "lr=0.1": ["Did you mean 'train.optimizer.lr'?"],
-        "model.dim=33": ["dim 33 is not a multiple of heads 2"],
+        "model.heads=3": ["dim 8 is not a multiple of heads 3"],
         "analysis.metric=val/acc": ["'val/accuracy'"],
     }.items():
         line = one(refused(here, "plan", "s.yaml", "--set", change))
@@ -509,8 +509,8 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
         for word in words:
             assert word in line, line
     (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "lr: -1"))
-    lines = refused(here, "plan", "s.yaml", "--set", "model.depth=2", "--set", "model.dim=33")
-    assert [line.split(": ")[0] for line in lines] == ["--set model.dim=33", "s.yaml:5:65"]
+    lines = refused(here, "plan", "s.yaml", "--set", "model.depth=2", "--set", "model.heads=3")
+    assert [line.split(": ")[0] for line in lines] == ["--set model.heads=3", "s.yaml:5:65"]
 
 
 @pytest.mark.parametrize(

@@ -398,23 +398,6 @@ def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.Monke
     assert closure({"vitlab.training.loop"}, source.parse) != digest
 
 
-def test_imports_of_vitlab_are_followed_once_per_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every trial checks the code; the imports of an imported module change only if it is imported again."""
-    name = "vitlab.training.loop"
-    followed = []
-    find = source._targets
-    monkeypatch.setattr(source, "_targets", lambda module, *rest: followed.append(module) or find(module, *rest))
-    first = closure({name}, source.loaded)
-    followed.clear()
-    refresh()
-    assert closure({name}, source.loaded) == closure({name}) == first and not followed
-    last = imports.last_import(name)
-    assert last is not None
-    monkeypatch.setitem(imports._imports, name, last._replace(number=-1))  # as after a reload
-    refresh()
-    assert closure({name}, source.loaded) == first and set(followed) == {name}
-
-
 def test_two_versions_of_plugin_file_are_distinguished(tmp_path: Path) -> None:
     """Inline, patches of an earlier version of the file remain active."""
     plugin = write(tmp_path / "twice.py", "x = 1\n")

@@ -80,7 +80,7 @@ def run(
     from vitlab.driver.progress import watch_on
 
     watch = watch or watch_on()
-    file = study_file(study_path(file), out, watch.say)
+    file = study_file(study_path(file), watch.say)
     store = Store(Path(out).resolve())
     prepare_run(file, changes, store)
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)

@@ -86,7 +86,7 @@ def command(
             "--json and --junit write the result of a check, and --accept, --plan and --workflow do no check; leave "
             "out one or the other"
         )
-    name, file = file, study_file(file, out)
+    name, file = file, study_file(file)
     if baseline is None:  # that of a packaged study is in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
     if workflow:

@@ -65,7 +65,7 @@ def command(
     The base is trained on the CPU for a few steps at a constant rate, at every width, with model.parametrization
     standard and mup.  Exit code 1 if mup is beyond the factor.
     """
-    file = study_file(file, out)
+    file = study_file(file)
     click.echo("importing PyTorch", err=True)
     from vitlab.driver.coordinates import check_coordinates
 

@@ -168,7 +168,7 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def study_file(file: Path, out: Path = OUT) -> Path:
+def study_file(file: Path) -> Path:
     """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist.
 
     Raises:
@@ -178,7 +178,7 @@ def study_file(file: Path, out: Path = OUT) -> Path:
         return file
     from vitlab.plan import packaged
 
-    return packaged.study_file(file, out, lambda sentence: click.echo(sentence, err=True))
+    return packaged.study_file(file, lambda sentence: click.echo(sentence, err=True))
 
 
 def display_path(path: Path) -> str:

@@ -71,7 +71,7 @@ def command(
 
     if width is not None and not power:
         raise click.UsageError("--width needs --power")
-    study, plan = plan_study(study_file(file, out), changes=parse_changes(changes), plugins=plugins, out=out)
+    study, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
     cached = {

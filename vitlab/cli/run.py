@@ -94,7 +94,7 @@ def command(
         return
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    file = study_file(file, out)
+    file = study_file(file)
     from vitlab import lab
     from vitlab.driver.progress import watch_on
 
@@ -147,7 +147,7 @@ def _detach(
     from vitlab.store.folders import Store
     from vitlab.store.locks import is_locked, owner, process
 
-    _, plan = plan_study(study_file(file, out), changes=changes, plugins=plugins, out=out)
+    _, plan = plan_study(study_file(file), changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
     again = shlex.join(["vitlab", "run", str(file), *options])
     if runner := driver_of(plan.study, store):

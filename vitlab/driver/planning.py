@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from vitlab import registry
 from vitlab.driver import trust
 from vitlab.driver.session import Session
-from vitlab.errors import DataError, Problem, SpecError, VitlabError
+from vitlab.errors import DataError, SpecError, VitlabError
 from vitlab.plan.engine_choice import without_benchmark
 from vitlab.plan.plan_file import read_decisions
 from vitlab.plan.tune import decide
 from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.plan.versions import content, name_of, with_builtins
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import attribute_to_changes, is_known, unknown
+from vitlab.spec.changes import is_known, unknown
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
 
@@ -47,23 +47,33 @@ def plan_study(
         versions: see :func:`vitlab.run`.
 
     Raises:
-        SpecError: if the file or a change is wrong, with every mistake; mistakes made by a change are attributed to it.
+        SpecError: if the file or a change is wrong, with every mistake; a value set by a change has it as its place.
     """
-    try:
-        return _study_and_plan(file, changes, plugins, out, versions)
-    except SpecError as error:
-        if not changes:
-            raise
-        problems = error.problems
+    loaded = [registry.load_file(plugin) for plugin in plugins]
+    valid = {path: value for path, value in changes.items() if is_known(path)}
+    study, document, problems = read_study(file, valid)
+    problems += [unknown(path, changes[path], document) for path in changes if path not in valid]
+    if study is not None:
+        study = study.model_copy(update={"run": with_builtins(study.run)})
+        problems += trust.find_problems(study, document, loaded, file, out, changes)
+    from vitlab.data.prepare import data_info
+    from vitlab.identity.code import Surroundings
+    from vitlab.plan import make_plan
 
-    def mistakes(some: Mapping[str, Any]) -> Sequence[Problem]:
-        try:
-            _study_and_plan(file, some, plugins, out, versions)
-        except SpecError as error:
-            return error.problems
-        return ()
-
-    raise SpecError(attribute_to_changes(problems, changes, mistakes))
+    store = Store(Path(out).resolve())
+    decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
+    surroundings = Surroundings(_file_modules(study, loaded), versions)
+    plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings)
+    assert study is not None
+    if study.run.tracker.options:
+        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
+    if found := _cut_batch(plan, study.run):
+        raise SpecError([document.problem(*found)])
+    about_data = _notes_on_data(plan, document)
+    missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
+    notes = (*plan.notes, *_notes_on_averages(plan), *about_data, *missing)
+    plan = replace(plan, notes=notes, version=name_of(content(document.data)))
+    return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
 def with_decisions(plan: Plan, session: Session) -> Plan:
@@ -131,41 +141,6 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
             raise
         by_arm[arm] = {"params": cost.params, "macs": cost.macs}
     return {arm.name: by_arm[arm.name] for arm in plan.arms if arm.name in by_arm}
-
-
-def _study_and_plan(
-    file: str | Path,
-    changes: Mapping[str, Any],
-    plugins: Sequence[str | Path],
-    out: str | Path,
-    versions: Mapping[str, str],
-) -> tuple[Study, Plan]:
-    """Read and plan a study, see :func:`plan_study`."""
-    loaded = [registry.load_file(plugin) for plugin in plugins]
-    valid = {path: value for path, value in changes.items() if is_known(path)}
-    study, document, problems = read_study(file, valid)
-    problems += [unknown(path, changes[path], document) for path in changes if path not in valid]
-    if study is not None:
-        study = study.model_copy(update={"run": with_builtins(study.run)})
-        problems += trust.find_problems(study, document, loaded, file, out, changes)
-    from vitlab.data.prepare import data_info
-    from vitlab.identity.code import Surroundings
-    from vitlab.plan import make_plan
-
-    store = Store(Path(out).resolve())
-    decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
-    surroundings = Surroundings(_file_modules(study, loaded), versions)
-    plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings)
-    assert study is not None
-    if study.run.tracker.options:
-        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-    if found := _cut_batch(plan, study.run):
-        raise SpecError([document.problem(*found)])
-    about_data = _notes_on_data(plan, document)
-    missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
-    notes = (*plan.notes, *_notes_on_averages(plan), *about_data, *missing)
-    plan = replace(plan, notes=notes, version=name_of(content(document.data)))
-    return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
 def _file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[str]:

@@ -85,21 +85,11 @@ def loaded(module: str) -> ModuleSource:
     For a module that is not imported, this is the source in its file.  A module whose file changed before it was read
     gets a digest that equals no other.
     """
-    number = _import_of_ours(module)
-    if number is not None and (module, number) in _loaded:
-        return _loaded[module, number]
-    last = last_import(module)
-    file = file_of(module)
-    if module not in sys.modules or last is None or file is None or plugin_files.text_of(module) is not None:
+    last, file = last_import(module), file_of(module)
+    is_imported = module in sys.modules and last is not None and plugin_files.text_of(module) is None
+    if not is_imported or last is None or file is None or last.stamp == stamp_of(file):
         return parse(module)
-    place = module, file, last.stamp
-    if place not in _texts and last.stamp == stamp_of(file):
-        source = parse(module)
-    else:
-        source = _texts.get(place, ModuleSource(f"unknown {SESSION}"))
-    if number is not None and place in _texts:
-        _loaded[module, number] = _texts[place]
-    return source
+    return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
 
 
 def expected(module: str) -> ModuleSource:
@@ -118,22 +108,17 @@ def remember() -> None:
         _unsaved.clear()
 
 
-def dependencies(module: str, reader: Reader) -> tuple[str, ...]:
+def dependencies(module: str, reader: Reader) -> list[str]:
     """Return the direct dependencies of a module.
 
     For modules of vitlab, these are the modules of vitlab that they import.  For other modules, these are all imports
     except the standard library and vitlab's own requirements: modules, which are read as text, and requirements such
     as ``timm==1.0.20``.  The packages that contain a module are dependencies, too, unless they only re-export names.
     """
-    number = None if reader is parse else _import_of_ours(module)
-    if number is not None and (module, number) in _dependencies:
-        return _dependencies[module, number]
     targets = [target for place in reader(module).imports for target in _targets(module, place, reader)]
     if _top(module) != BUILT_IN:
         targets += [above for above in _packages_above(module) if not reader(above).passed_on]
-    if number is not None and all(_import_of_ours(target) is not None for target in targets):
-        _dependencies[module, number] = tuple(targets)
-    return tuple(targets)
+    return targets
 
 
 def dependency_name(module: str, importer: str) -> str:
@@ -211,15 +196,6 @@ def requirement_of(module: str) -> str:
 _unsaved: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
 _texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this process
 tops: dict[str, str] = {}  #: requirement to the imported top-level package
-_loaded: dict[tuple[str, int], ModuleSource] = {}  # sources of imported modules of vitlab, as _dependencies
-_dependencies: dict[tuple[str, int], tuple[str, ...]] = {}
-"""Dependencies of imported modules of vitlab on others, by module and number of its import: no edit changes them."""
-
-
-def _import_of_ours(module: str) -> int | None:
-    """Return the number of the last import of a module of vitlab; None for others, and if it is not imported."""
-    last = last_import(module) if _top(module) == BUILT_IN and module in sys.modules else None
-    return None if last is None else last.number
 
 
 def _parse(module: str, file: Path, stamp: Stamp) -> ModuleSource:

@@ -8,15 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from vitlab._version import __version__
-from vitlab.errors import SpecError, UserError, nearest
-from vitlab.plan.versions import content_of, differences
+from vitlab.errors import UserError, nearest
 from vitlab.spec import read_document
-from vitlab.store.files import mapping, read_json
-from vitlab.store.folders import Store
 
 FOLDER = Path(__file__).parents[1] / "pipelines"
 SUFFIXES = (".yaml", ".yml")
@@ -28,15 +23,13 @@ def packaged_studies() -> dict[str, Path]:
     return {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files if "." not in file.stem}
 
 
-def study_file(path: Path, out: str | Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
+def study_file(path: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
     """Return the file of a study that is given by its path or by the name of a packaged study.
 
-    An existing path precedes a packaged study.  If the output folder has the packaged study of another vitlab, the
-    stored file precedes the packaged one, so that an upgrade does not change a study that has been run.
+    An existing path precedes a packaged study.
 
     Args:
         path: Path of a study file, or the name of a packaged study.
-        out: The output folder.
         say: Called with a sentence if another study has the same name.
 
     Raises:
@@ -59,21 +52,7 @@ def study_file(path: Path, out: str | Path, say: Callable[[str], None] = lambda 
             f"{name}: no such file, and no study of this name comes with vitlab.{nearest(name, studies)} "
             "'vitlab list studies' lists them."
         )
-    file = studies[name]
-    folder = Store(Path(out).resolve()).study(study_name(name))
-    stored = folder / "study.yaml"
-    with suppress(SpecError):  # not run yet, or in a format of the past
-        before, now = content_of(stored), content_of(file)
-        run = read_json(folder / "run.json", mapping) or {}
-        if before != now and not str(run.get("file", "")).endswith(f"/{FOLDER.resolve().name}/{name}.yaml"):
-            say(f"{name}: another file of this study name was run in {out}, too: {run.get('file', stored)}")
-        elif before != now:
-            say(
-                f"{name}: the version that was run in {out} is used; that of vitlab {__version__} differs from it: "
-                f"{differences(before, now)}. 'vitlab show study {name} > {path.name}.yaml' writes it to a file."
-            )
-            return stored
-    return file
+    return studies[name]
 
 
 def study_name(name: str) -> str:

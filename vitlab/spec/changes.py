@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vitlab.errors import Problem, closest
 from vitlab.spec.mistakes import models_in
 from vitlab.spec.other_trainers import how_to_write
-from vitlab.spec.study import Study
+from vitlab.spec.study import Study, format_change
 from vitlab.spec.trial import TrialSpec
 from vitlab.spec.yaml import Document
 
@@ -30,35 +29,6 @@ def unknown(path: str, value: Any, document: Document) -> Problem:
     hint = meant if first in names else how_to_write(first) or meant
     keys = ", ".join([*Study.model_fields, *TrialSpec.model_fields])
     return Problem(format_change(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
-
-
-def attribute_to_changes(
-    problems: Sequence[Problem], changes: Mapping[str, Any], mistakes: Callable[[Mapping[str, Any]], Sequence[Problem]]
-) -> list[Problem]:
-    """Attribute each mistake to the changes without which it does not occur.
-
-    Args:
-        problems: mistakes of the file with all changes.
-        changes: path to value.
-        mistakes: returns the mistakes of the file with some of the changes.
-    """
-    without = {path: mistakes({other: changes[other] for other in changes if other != path}) for path in changes}
-    unchanged = mistakes({}) if len(changes) > 1 else next(iter(without.values()))
-    attributed = []
-    for problem in problems:
-        causes = [path for path, others in without.items() if not _among(problem, others)]
-        if not causes and not _among(problem, unchanged):
-            causes = list(changes)
-        if causes and not problem.file.startswith("--set "):
-            problem = Problem(" ".join(format_change(path, changes[path]) for path in causes), 0, 0, problem.message)
-        attributed.append(problem)
-    return attributed
-
-
-def format_change(path: str, value: Any) -> str:
-    """Format a change as an option of the command line."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return f"--set {path}={text:.100}"
 
 
 def without_secrets(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,15 +53,6 @@ _USER = re.compile(r"(://)[^\s'\"]*@")  # up to the last @, because a password m
 # What follows a host and is no port: a password, if the @ after it was forgotten.
 _NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]+")
 _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
-
-
-def _among(problem: Problem, others: Sequence[Problem]) -> bool:
-    """Return whether a mistake is among others; messages match by prefix, as only the first lists allowed values."""
-    return any(
-        (problem.line, problem.column) == (other.line, other.column)
-        and (problem.message.startswith(other.message) or other.message.startswith(problem.message))
-        for other in others
-    )
 
 
 def _names(document: Document) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -14,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from vitlab.errors import Problem, SpecError
+from vitlab.errors import Path, Problem, SpecError
 from vitlab.spec.choice import Amount, Frozen, Goal
 from vitlab.spec.design import Node
 from vitlab.spec.mistakes import collect, conflict
@@ -218,9 +220,18 @@ def study_document(file: FilePath | str, changes: Mapping[str, Any] = {}) -> Doc
         SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
     """
     document = read_document(file)
+    options: dict[Path, str] = {}
     for path, value in changes.items():
-        _set(document.data, tuple(full_path(path).split(".")), copied(value))
-    return document
+        keys = tuple(full_path(path).split("."))
+        _set(document.data, keys, copied(value))
+        options[keys] = format_change(path, value)
+    return replace(document, changes=options)
+
+
+def format_change(path: str, value: Any) -> str:
+    """Format a change as an option of the command line."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return f"--set {path}={text:.100}"
 
 
 def full_path(path: str) -> str:

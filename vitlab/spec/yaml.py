@@ -69,12 +69,19 @@ class Document:
     places: Mapping[Path, tuple[Place, Place]] = field(repr=False)
     """Path to the places of its key, or of an item of a list, and of its value; equal for mappings and lists."""
     lines: tuple[str, ...] = field(default=(), repr=False)
+    changes: Mapping[Path, str] = field(default_factory=dict)
+    """Path of a value that the command line has set, to the option that set it."""
 
     def problem(self, path: Path, message: str) -> Problem:
         """Return a problem at ``path``, or at its closest parent in the document.
 
-        The place is the value's, or the key's if the message quotes the key or the value is no single one.
+        The place is the value's, or the key's if the message quotes the key or the value is no single one.  The place
+        of a value that the command line has set is its option.
         """
+        for changed, option in self.changes.items():
+            is_new_key = path not in self.places and changed[: len(path)] == path
+            if path[: len(changed)] == changed or is_new_key:
+                return Problem(option, 0, 0, message)
         here: Path = ()
         for part in path:
             if (*here, part) not in self.places:
