@@ -18,9 +18,17 @@ from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.explain import pictures
 from vitlab.explain.capture import capture
+from vitlab.explain.measures import (
+    attention_distance,
+    filter_components,
+    patch_distances,
+    position_similarity,
+    rollout,
+    to_patches,
+    token_cosine,
+    token_norms,
+)
 from vitlab.explain.one_image import Subject, compare, explain
-from vitlab.explain.probes import filter_components, position_similarity, token_cosine, token_norms
-from vitlab.explain.rollout import attention_distance, patch_distances, rollout, to_patches
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
 
@@ -63,13 +71,13 @@ def test_identity_attention_has_zero_distance_and_corners_are_farthest() -> None
     assert float(patch_distances(g).max()) == pytest.approx(294.16, abs=5e-3)
 
 
-def test_attention_to_prefix_tokens_is_dropped_or_redistributed() -> None:
+def test_attention_to_prefix_tokens_is_no_distance() -> None:
     g = geometry(32, 8, ("class", "register"))
     maps = torch.zeros(1, 1, g.tokens, g.tokens, dtype=torch.float64)
     maps[..., 0] = 0.5
     maps[..., 2:] = 0.5 / g.patches
-    dropped = float(attention_distance(maps, g))
-    assert float(attention_distance(maps, g, prefix_weight="redistributed")) == pytest.approx(2 * dropped)
+    uniform = float(patch_distances(g).mean())
+    assert float(attention_distance(maps, g)) == pytest.approx(uniform / 2)
 
 
 def test_distances_on_oblong_grid() -> None:
@@ -103,18 +111,16 @@ def test_rollout_peaks_at_planted_patch() -> None:
     for block in maps:
         block[..., planted] = 1
         block /= block.sum(-1, keepdim=True)
-    heat = to_patches(rollout(maps), g)["class"][0]
+    heat = to_patches(rollout(maps), g, ("class",))["class"][0]
     assert divmod(int(heat.argmax()), 4) == (1, 3)
 
 
 def test_rollout_covers_tokens_of_model() -> None:
-    assert set(to_patches(rollout(random_maps(1, 2, 18, 18)), geometry(32, 8, ("class", "distillation")))) == {
-        "class",
-        "distillation",
-    }
+    both = ("class", "distillation")
+    assert set(to_patches(rollout(random_maps(1, 2, 18, 18)), geometry(32, 8, both), both)) == set(both)
     g = geometry(32, 8, ())
     rolled = rollout(random_maps(1, 2, 16, 16))
-    mean = to_patches(rolled, g)
+    mean = to_patches(rolled, g, ("class",))
     assert list(mean) == ["mean"]
     torch.testing.assert_close(mean["mean"].flatten(1), rolled.mean(1))
 
@@ -145,8 +151,6 @@ def test_token_cosine_by_depth() -> None:
     tokens[:, 0, 0] = 1
     tokens[0, 1, 0], tokens[1, 1, 1] = 1, 1
     assert token_cosine([tokens, tokens], g).tolist() == [0.5, 0.5]
-    with pytest.raises(ValueError, match="needs a class and a distillation token"):
-        token_cosine([tokens], geometry(16, 8))
 
 
 def test_token_norm_outliers_scale_with_model() -> None:
@@ -267,7 +271,7 @@ def test_numbers_behind_pictures_equal_model(tmp_path: Path) -> None:
     assert tables["predictions"]["label"].tolist() == [("a", "b", "c", "d")[index] for index in np.argsort(-share)]
     np.testing.assert_allclose(tables["predictions"]["probability"], np.sort(share)[::-1], rtol=1e-6)
     assert tables["predictions"].query("true")["label"].tolist() == ["b"]
-    heat = to_patches(rollout(capture(model, x).maps_LBHTT), model.geometry)["class"][0]
+    heat = to_patches(rollout(capture(model, x).maps_LBHTT), model.geometry, ("class",))["class"][0]
     np.testing.assert_allclose(tables["rollout_class"], heat.numpy(), rtol=1e-9)
     distances = [attention_distance(maps, model.geometry)[0] for maps in capture(model, x).maps_LBHTT]
     np.testing.assert_allclose(tables["distance"]["distance_px"], torch.cat(distances).numpy(), rtol=1e-9)
@@ -303,7 +307,7 @@ def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
 
 
 def test_axis_labels_stay_inside_picture() -> None:
-    figure = pictures.curves({"": np.ones(3)}, ylabel="norm of patch tokens, largest over median")
+    figure = pictures.curve(np.ones(3), ylabel="norm of patch tokens, largest over median")
     figure.draw_without_rendering()
     for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
         box = label.get_window_extent()

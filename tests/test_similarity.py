@@ -17,7 +17,7 @@ from test_cli import call
 import vitlab
 from vitlab.data.prepare import data_info, prepare
 from vitlab.explain.capture import capture
-from vitlab.explain.similarity import centred_gram, linear_cka
+from vitlab.explain.measures import centred_gram, linear_cka
 from vitlab.plan.shared_images import images_of
 from vitlab.registry import slot
 

@@ -221,7 +221,11 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
             "torchvision",
             "mlp.approximate of block 1 is tanh, and the file holds none",
         ),
-        ({"blocks": {"1": {"mlp": {"type": "gelu", "ratio": 2}}}}, "timm", "mlp.ratio of block 1 is 2, and timm has 4"),
+        (
+            {"blocks": {"1": {"mlp": {"type": "gelu", "ratio": 2}}}},
+            "timm",
+            "blocks.1.mlp.fc1.weight has shape (32, 16), and (64, 16) in",
+        ),
         ({"norm": "none"}, "timm", "norm is none, and timm has layernorm"),
         (
             {"head": {"type": "linear", "pool": "map", "approximate": "tanh"}},
@@ -248,7 +252,11 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
         ({"blocks": {"1": {"block": "parallel_things"}}}, "timm", "block of block 1 is parallel_things, and timm has"),
         ({"attention": "differential"}, "timm", "attention is differential, and timm has softmax"),
         ({"mlp": "relu2"}, "timm", "mlp is relu2, and timm has gelu"),
-        ({"mlp": {"type": "gelu", "norm": "layernorm"}}, "hf", "mlp with a norm before its last layer"),
+        (
+            {"mlp": {"type": "gelu", "norm": "layernorm"}},
+            "hf",
+            "Hugging Face has no tensor for blocks.0.mlp.norm.weight",
+        ),
         ({"attention": {"type": "auto", "proj_bias": False}}, "timm", "mlp.bias is yes, and timm has no"),
         (
             {"norm": {"type": "layernorm", "affine": "scale"}},

@@ -11,7 +11,9 @@ from vitlab.cli.options import json_option
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
+    from vitlab.spec import Choice
     from vitlab.weights import Inspection, ModelFacts
+    from vitlab.weights.architecture import Architecture
 
 FORMATS = ("timm", "deit", "torchvision", "hf", "hf-memory", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
@@ -139,37 +141,36 @@ def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
 def _rows(inspected: Inspection) -> dict[str, Any]:
     """Return the lines to print, by label."""
     checkpoint, model = inspected.checkpoint, inspected.architecture
-    options = model.options
-    contents = checkpoint.contents
+    contents, anatomy = checkpoint.contents, model.anatomy
+    g, block = anatomy.geometry, anatomy.blocks[0]
     dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in contents.tensors.values()})
+    has_head = "head.weight" in checkpoint.state
     rows: dict[str, Any] = {
-        "file": str(checkpoint.file),
+        "file": str(contents.file),
         "format": f"{checkpoint.form.name} ({contents.container}, {', '.join(dtypes)})",
         "tensors": len(contents.tensors),
         "parameters": sum(value.numel() for value in checkpoint.state.values()),
-        "dim": options["dim"],
-        "depth": options["depth"],
-        "heads": model.heads,
-        "patch": f"{_by(_square(options['patch_size']))} of {model.info.channels} channels, {_type(options['patch'])}",
-        "grid": f"{_by(model.grid)} (images of {_by(model.info.image)})",
-        "prefix": ", ".join(model.prefix) or "none",
+        "dim": g.dim,
+        "depth": g.depth,
+        "heads": g.heads,
+        "patch": f"{_by(g.patch)} of {g.channels} channels, {anatomy.patch.type}",
+        "grid": f"{_by(g.grid)} (images of {_by(g.image)})",
+        "prefix": ", ".join(g.prefix) or "none",
         "position": _position(model),
-        "block": _detail(options.get("block", "prenorm"), "number"),
-        "attention": _detail(options["attention"], "qkv_bias", "qk_norm"),
-        "mlp": _detail(options["mlp"], "ratio", "approximate"),
-        "norm": _detail(options["norm"], "eps"),
-        "final norm": f"{_type(options['final_norm'])} of {options['final_norm_at']}",
-        "layer scale": "yes" if options.get("layer_scale") is not None else "no",
-        "head": _detail(options["head"], "pool", "representation_size")
-        if "head.weight" in checkpoint.state
-        else "none in the file",
-        "classes": model.info.classes if "head.weight" in checkpoint.state else 0,
+        "block": _detail(block.block, "number"),
+        "attention": _detail(block.attention, "qkv_bias", "qk_norm"),
+        "mlp": _detail(block.mlp, "ratio", "approximate"),
+        "norm": _detail(block.norm, "eps"),
+        "final norm": f"{anatomy.final_norm.type} of {anatomy.final_norm_at}",
+        "layer scale": "no" if model.options.get("layer_scale") is None else "yes",
+        "head": _detail(anatomy.head, "pool", "representation_size") if has_head else "none in the file",
+        "classes": model.info.classes if has_head else 0,
         "normalised by": f"mean {_numbers(model.mean)}, std {_numbers(model.std)}",
     }
     if checkpoint.wrapper_note:
         rows["opened"] = checkpoint.wrapper_note
     lists = {
-        "not read": list(checkpoint.notes),
+        "not read": list(checkpoint.unread),
         "assumed": list(model.assumed),
         "left out": list(checkpoint.dropped),
         **inspected.faults,
@@ -177,36 +178,27 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
     return rows | {name: value for name, value in lists.items() if value}
 
 
-def _type(choice: Any) -> str:
-    return choice if isinstance(choice, str) else str(choice["type"])
-
-
-def _detail(choice: Any, *names: str) -> str:
+def _detail(choice: Choice, *names: str) -> str:
     """Return a choice and some of its options as text."""
-    options = {} if isinstance(choice, str) else choice
-    details = [f"{name} {_value(options[name])}" for name in names if options.get(name) is not None]
-    return f"{_type(choice)} ({', '.join(details)})" if details else _type(choice)
+    details = [f"{name} {_value(choice.options[name])}" for name in names if choice.options.get(name) is not None]
+    return f"{choice.type} ({', '.join(details)})" if details else choice.type
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return _type(value)
+    from vitlab.spec import Choice
+
+    if isinstance(value, Choice):
+        return value.type
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _position(model: Any) -> str:
-    from vitlab.spec.choice import Choice, label
-
-    kind = str(label(Choice.of(model.options["position"]).plain()))
-    if "learned" not in kind.split("+") or not model.prefix:
-        return kind
-    return f"{kind}, {'with' if model.prefix_rows == 'own' else 'without'} rows for the tokens before the patches"
-
-
-def _square(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def _position(model: Architecture) -> str:
+    kinds = "+".join(model.encodings)
+    if "learned" not in model.encodings or not model.geometry.prefix:
+        return kinds
+    return f"{kinds}, {'with' if model.prefix_rows == 'own' else 'without'} rows for the tokens before the patches"
 
 
 def _by(pair: tuple[int, ...]) -> str:

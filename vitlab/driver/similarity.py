@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlab.data.prepare import Feed, prepare
 from vitlab.errors import UserError, VitlabError, count
 from vitlab.explain import pictures
-from vitlab.explain.similarity import MIN_BATCH, grams_of_blocks, linear_cka
+from vitlab.explain.measures import MIN_BATCH, grams_of_blocks, linear_cka
 from vitlab.identity.trial import Trial
 from vitlab.models.vit import ViT
 from vitlab.plan.shared_images import images_of

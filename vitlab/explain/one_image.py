@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitlab.components.position import encodings
 from vitlab.components.position.additive import Additive
-from vitlab.explain import pictures, probes
-from vitlab.explain.capture import Captured, capture
-from vitlab.explain.rollout import Fusion, attention_distance, patch_distances, rollout, to_patches
+from vitlab.explain import measures, pictures
+from vitlab.explain.capture import capture
+from vitlab.explain.measures import Fusion
 from vitlab.models.vit import ViT
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 TOP = 5  #: predictions shown
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
-
+Table = Mapping[str, Any]
+"""Columns by name."""
 
 Head = Literal["trained", "untrained"]
 """Whether a model's head was trained; that of a model trained without labels was not."""
@@ -98,56 +99,59 @@ def explain(
         discard: share of the smallest attention weights that the rollout sets to 0.
     """
     captured = capture(model, x_BCHW)
-    geometry = captured.geometry
+    geometry, logits_BC = captured.geometry, captured.logits_by_head[""]
     figures: dict[str, Figure] = {}
-    tables: dict[str, Mapping[str, Any]] = {}
-    top: list[tuple[str, float]] = []
+    tables: dict[str, Table] = {}
+    top: tuple[tuple[str, float], ...] = ()
     if head == "trained":
-        tables["predictions"] = _predictions(captured, labels, subject.class_name)
-        top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
+        tables["predictions"] = _predictions(logits_BC, labels, subject.class_name)
+        top = tuple(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
     rollouts: dict[str, NDArray[np.float64]] = {}
-    rolled_BTT = rollout(captured.maps_LBHTT, fusion=fusion, discard=discard)
-    by_head = [to_patches(maps_BHTT[0].double(), geometry, model.head.reads) for maps_BHTT in captured.maps_LBHTT]
-    for token, map_BYX in to_patches(rolled_BTT, geometry, model.head.reads).items():
-        heat = rollouts[token] = map_BYX[0].numpy()
+    rolled_BTT = measures.rollout(captured.maps_LBHTT, fusion=fusion, discard=discard)
+    reads = model.head.reads
+    by_block = [measures.to_patches(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT]
+    for token, map_BYX in measures.to_patches(rolled_BTT, geometry, reads).items():
+        heat_YX = rollouts[token] = map_BYX[0].numpy()
         figures[f"rollout_{token}"] = pictures.attention_overlay(
-            image, heat, title=f"attention rollout, {_token(token)}", predictions=top, truth=subject.class_name
+            image, heat_YX, title=f"attention rollout, {_token(token)}", predictions=top, truth=subject.class_name
         )
-        tables[f"rollout_{token}"] = _grid(heat)
-        figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_head], query=_token(token))
+        tables[f"rollout_{token}"] = _grid(heat_YX)
+        figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_block], query=_token(token))
 
-    distance_LH = torch.stack([attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
-    largest = float(patch_distances(geometry).max())
+    distance_LH = torch.stack([measures.attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
+    largest = float(measures.patch_distances(geometry).max())
     figures["distance"] = pictures.distances(distance_LH.numpy(), largest=largest)
-    tables["distance"] = _by_block_and_head(distance_LH)
+    blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
+    tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten().numpy()}
 
-    norms = [probes.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
-    figures["norms"] = pictures.curves(
-        {"": torch.tensor([norm.ratio for norm in norms]).numpy()}, ylabel="norm of patch tokens, largest over median"
-    )
+    norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
+    depth = range(len(norms))
     tables["norms"] = {
-        "depth": list(range(len(norms))),
+        "depth": depth,
         "median": [float(norm.norms_BN.median()) for norm in norms],
         "ratio": [norm.ratio for norm in norms],
         "threshold": [norm.threshold for norm in norms],
         "outliers": [norm.outliers for norm in norms],
     }
+    figures["norms"] = pictures.curve(
+        np.array(tables["norms"]["ratio"]), ylabel="norm of patch tokens, largest over median"
+    )
     if {"class", "distillation"} <= set(geometry.prefix):
-        cosine_L = probes.token_cosine(captured.tokens_LBTD, geometry)
-        figures["cosine"] = pictures.curves({"": cosine_L.numpy()}, ylabel="cosine of class and distillation token")
-        tables["cosine"] = {"depth": list(range(len(cosine_L))), "cosine": cosine_L.tolist()}
-    _of_parameters(model, figures, tables)
+        cosine_L = measures.token_cosine(captured.tokens_LBTD, geometry).numpy()
+        figures["cosine"] = pictures.curve(cosine_L, ylabel="cosine of class and distillation token")
+        tables["cosine"] = {"depth": depth, "cosine": cosine_L}
+    _add_parameters(model, figures, tables)
     predicted_HW = None
-    if head == "trained" and captured.logits_by_head[""].ndim == 4:
-        predicted_HW = captured.logits_by_head[""][0].argmax(0).numpy()
+    if head == "trained" and logits_BC.ndim == 4:
+        predicted_HW = logits_BC[0].argmax(0).numpy()
         figures["labels"] = pictures.label_maps(
             image, {"prediction": predicted_HW}, labels=labels, truth_HW=subject.label_HW
         )
         tables["labels"] = _grid(predicted_HW)
     files = _write(out, figures, tables, str(subject))
-    return Explanation(subject, tuple(files), image, rollouts, tuple(top), labels, predicted_HW)
+    return Explanation(subject, tuple(files), image, rollouts, top, labels, predicted_HW)
 
 
 def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
@@ -163,93 +167,74 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     Returns:
         The files written; what fewer than two of the models have is left out.
     """
-    tokens = dict.fromkeys(token for explanation in explanations.values() for token in explanation.rollouts)
+    first = next(iter(explanations.values()))
     figures: dict[str, Figure] = {}
-    for token in tokens:
+    for token in dict.fromkeys(token for explanation in explanations.values() for token in explanation.rollouts):
         having = {name: each for name, each in explanations.items() if token in each.rollouts}
         if len(having) > 1:
             figures[f"side_by_side_{token}"] = pictures.side_by_side(
                 {name: each.image_HWC for name, each in having.items()},
                 {name: each.rollouts[token] for name, each in having.items()},
-                {name: each.predictions[0] for name, each in having.items() if _predicts_one_class(each)},
+                {
+                    name: each.predictions[0]
+                    for name, each in having.items()
+                    if each.predictions and each.predicted_HW is None  # it predicts one class of an image
+                },
                 title=f"attention rollout, {_token(token)}",
-                truth=next(iter(having.values())).subject.class_name,
+                truth=first.subject.class_name,
             )
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
-        first = next(each for each in explanations.values() if each.predicted_HW is not None)
+        segmenting = next(each for each in explanations.values() if each.predicted_HW is not None)
         figures["side_by_side_labels"] = pictures.label_maps(
-            first.image_HWC, predicted, labels=first.labels, truth_HW=first.subject.label_HW
+            segmenting.image_HWC, predicted, labels=segmenting.labels, truth_HW=segmenting.subject.label_HW
         )
-    subject = replace(next(iter(explanations.values())).subject, model=f"study {study}")
-    return _write(out, figures, {}, str(subject))
-
-
-def _predicts_one_class(explanation: Explanation) -> bool:
-    """Return True for a model that was trained to predict a class of each image."""
-    return bool(explanation.predictions) and explanation.predicted_HW is None
+    return _write(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
 
 
 def _token(name: str) -> str:
     return "mean over patches" if name == "mean" else f"{name} token"
 
 
-def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Mapping[str, Any]]) -> None:
+def _add_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Table]) -> None:
     """Add the figures and tables of patch filters and positions, if the model has them."""
-    state = model.to_canonical(model.state_dict())
     geometry = model.geometry
-    kernel = state.get("patch_embed.proj.weight")
+    kernel = model.to_canonical(model.state_dict()).get("patch_embed.proj.weight")
     # Filters after a convolutional stem are not shown, because their inputs are features, not pixels.
     if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == geometry.channels and kernel[0, 0].numel() > 1:
-        components = probes.filter_components(kernel)
-        figures["filters"] = pictures.filters(components.filters_KCHW.numpy(), components.share_K.numpy())
-        tables["filters"] = {
-            "component": list(range(1, len(components.share_K) + 1)),
-            "share": components.share_K.tolist(),
-        }
+        components = measures.filter_components(kernel)
+        share_K = components.share_K.numpy()
+        figures["filters"] = pictures.filters(components.filters_KCHW.numpy(), share_K)
+        tables["filters"] = {"component": range(1, len(share_K) + 1), "share": share_K}
     rows = [part.rows(0) for part in encodings(model.position).values() if isinstance(part, Additive)]
     if rows:
-        rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0).detach()
+        rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0)
         step = -(-max(geometry.grid) // GRIDS)
-        similarity = probes.position_similarity(rows_ND, geometry)[::step, ::step]
+        similarity = measures.position_similarity(rows_ND, geometry)[::step, ::step]
         figures["positions"] = pictures.position_grids(similarity.numpy())
         tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
 
 
-def _predictions(captured: Captured, labels: tuple[str, ...], truth: str | None) -> dict[str, list[Any]]:
+def _predictions(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None) -> Table:
     """Return the classes, the most probable first; of a segmentation, by their mean probability over the pixels."""
-    share_C = captured.logits_by_head[""][0].double().softmax(0).reshape(captured.geometry.classes, -1).mean(1)
+    share_C = logits_BC[0].double().softmax(0).reshape(logits_BC.shape[1], -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
-    table: dict[str, list[Any]] = {"class": order, "label": names, "probability": share_C[order].tolist()}
+    table: Table = {"class": order, "label": names, "probability": share_C[order].tolist()}
     return table if truth is None else {**table, "true": [name == truth for name in names]}
 
 
-def _grid(values: Any) -> dict[str, list[float]]:
-    return {f"column {index}": list(map(float, values[:, index])) for index in range(values.shape[1])}
+def _grid(values_YX: NDArray[Any]) -> Table:
+    return {f"column {index}": column.astype(float) for index, column in enumerate(values_YX.T)}
 
 
-def _by_block_and_head(values_LH: Tensor) -> dict[str, list[Any]]:
-    blocks, heads = values_LH.shape
-    return {
-        "block": [block + 1 for block in range(blocks) for _ in range(heads)],
-        "head": [head + 1 for _ in range(blocks) for head in range(heads)],
-        "distance_px": values_LH.flatten().tolist(),
-    }
-
-
-def _write(
-    out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Mapping[str, Any]], caption: str
-) -> list[Path]:
+def _write(out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Table], caption: str) -> list[Path]:
     import pandas as pd
 
     out.mkdir(parents=True, exist_ok=True)
-    files = []
     for name, figure in figures.items():
-        files.append(out / f"{name}.png")
         pictures.add_caption(figure, caption)
-        figure.savefig(files[-1], dpi=150)
+        figure.savefig(out / f"{name}.png", dpi=150)
     for name, table in tables.items():
-        files.append(out / f"{name}.csv")
-        pd.DataFrame(table).to_csv(files[-1], index=False)
-    return files
+        pd.DataFrame(table).to_csv(out / f"{name}.csv", index=False)
+    return [*(out / f"{name}.png" for name in figures), *(out / f"{name}.csv" for name in tables)]

@@ -25,47 +25,43 @@ Array = NDArray[np.floating[Any]]
 
 HEAT = "inferno"
 HEADS = "viridis"
-MIN_SIDE = 224  #: smallest side of a picture, in pixels
 TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
-LABEL_COLOURS = [colormaps["tab20"](index)[:3] for index in range(20)]  #: of the pixels of a class
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 MAX_AXIS_CHARACTERS = 34  #: characters that the height of a figure has room for
 
 
 def attention_overlay(
-    image_HWC: Array, heat_HW: Array, *, title: str, predictions: Sequence[tuple[str, float]], truth: str | None
+    image_HWC: Array, heat_YX: Array, *, title: str, predictions: Sequence[tuple[str, float]], truth: str | None
 ) -> Figure:
     """Draw the image, the heatmap over it, the image darkened where the heatmap is low, and the top predictions.
 
     Args:
         image_HWC: in [0, 1]; of more than three channels the first three are shown, of two the first.
-        heat_HW: of the image's size or of the patch grid; scaled to its own largest value.
+        heat_YX: over the grid of patches; scaled to its own largest value.
         title: of the heatmap.
         predictions: label and probability, best first; none are drawn if it is empty.
         truth: the true label, marked among the predictions; None where it is not known.
     """
-    image_HWC = _enlarged(_colours(image_HWC))
-    heat_HW = _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2])
     widths = [1, 1, 1, *([0.9] if predictions else [])]
     figure = Figure(figsize=(11.5 * sum(widths) / 3.9, 3.3), layout="constrained")
     first, middle, right, *others = figure.subplots(1, len(widths), width_ratios=widths)
     _show(first, image_HWC, "image")
     _show(middle, image_HWC, title)
-    heatmap = _heat(middle, image_HWC, heat_HW)
+    heatmap = _overlay(middle, image_HWC, _relative(heat_YX))
     figure.colorbar(heatmap, ax=middle, shrink=0.8, label="attention relative to its maximum")
-    _show(right, image_HWC * (0.15 + 0.85 * heat_HW[..., None]), "image weighted by it")
+    _show(right, image_HWC, "image weighted by it")
+    _overlay(right, image_HWC, np.zeros_like(heat_YX), alpha=0.85 * (1 - _relative(heat_YX)), cmap="gray")
     for bars in others:
         _draw_predictions(bars, predictions, truth)
     return figure
 
 
 def _draw_predictions(bars: Any, predictions: Sequence[tuple[str, float]], truth: str | None) -> None:
-    names = [name for name, _ in predictions][::-1]
+    names, shares = zip(*reversed(predictions), strict=True)  # the best on top
     colours = [TRUE if name == truth else PREDICTED for name in names]
-    bars.barh(range(len(names)), [share * 100 for _, share in predictions][::-1], color=colours)
+    bars.barh(range(len(names)), [share * 100 for share in shares], color=colours)
     bars.set_yticks(range(len(names)), [f"{name} (true)" if name == truth else name for name in names], fontsize=8)
-    bars.set_xlim(0, 100)
-    bars.set_xlabel("probability, %")
+    bars.set(xlim=(0, 100), xlabel="probability, %")
     bars.spines[["top", "right"]].set_visible(False)
     note = "" if truth is None or truth in names else f"; true: {truth}"
     bars.set_title(f"top {len(names)} predictions{note}", fontsize=9)
@@ -89,24 +85,16 @@ def side_by_side(
         title: of the figure.
         truth: the true label; a wrong prediction is named in red.
     """
-    rows, columns = _layout(len(heats) + 1)
-    figure = Figure(figsize=(2.3 * columns + 0.6, 2.8 * rows + 0.5), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_visible(False)
-    first, *others = list(axes.flat)
-    first.set_visible(True)
-    _show(first, _enlarged(_colours(next(iter(images.values())))), "image" if truth is None else f"image: {truth}")
-    for axis, (name, heat_HW) in zip(others, heats.items(), strict=False):
-        axis.set_visible(True)
-        image_HWC = _enlarged(_colours(images[name]))
-        _show(axis, image_HWC, "\n".join(textwrap.wrap(name, 28)))
-        heatmap = _heat(axis, image_HWC, _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2]))
+    figure, (first, *others) = _panels(len(heats) + 1, 0.6)
+    _show(first, next(iter(images.values())), "image" if truth is None else f"image: {truth}")
+    for axis, (name, heat_YX) in zip(others, heats.items(), strict=True):
+        _show(axis, images[name], "\n".join(textwrap.wrap(name, 28)))
+        heatmap = _overlay(axis, images[name], _relative(heat_YX))
         if name in predictions:
             label, share = predictions[name]
             right = truth is None or label == truth
             axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color=INK if right else ALARM)
-    figure.colorbar(heatmap, ax=axes, shrink=0.7, label="attention relative to its maximum")
+    figure.colorbar(heatmap, ax=[first, *others], shrink=0.7, label="attention relative to its maximum")
     figure.suptitle(title, fontsize=10)
     return figure
 
@@ -130,15 +118,11 @@ def label_maps(
     maps = {**({} if truth_HW is None else {"true labels": truth_HW}), **predicted}
     classes = sorted({int(label) for map_HW in maps.values() for label in np.unique(map_HW)} - {IGNORED})
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
-    colours = [*LABEL_COLOURS[::2], *LABEL_COLOURS[1::2]]
+    colours = [colormaps["tab20"](index)[:3] for index in (*range(0, 20, 2), *range(1, 20, 2))]
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
-    rows, columns = _layout(len(maps) + 1)
-    figure = Figure(figsize=(2.3 * columns + 1.6, 2.8 * rows + 0.5), layout="constrained")
-    first, *others = figure.subplots(rows, columns, squeeze=False).flat
-    _show(first, _colours(image_HWC), "image")
-    for axis in others[len(maps) :]:
-        axis.set_visible(False)
-    for axis, (name, map_HW) in zip(others, maps.items(), strict=False):
+    figure, (first, *others) = _panels(len(maps) + 1, 1.6)
+    _show(first, image_HWC, "image")
+    for axis, (name, map_HW) in zip(others, maps.items(), strict=True):
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
         for label, colour in colour_of.items():
             picture_HWC[map_HW == label] = colour
@@ -160,33 +144,26 @@ def add_caption(figure: Figure, text: str) -> None:
 
 def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
     """Draw the attention of a query, a row for each block and a column for each head; each map on its own scale."""
-    blocks, heads = len(maps_LHYX), maps_LHYX[0].shape[0]
+    blocks, heads = len(maps_LHYX), len(maps_LHYX[0])
     figure = Figure(figsize=(1.2 * heads + 0.8, 1.25 * blocks + 0.5), layout="constrained")
     axes = figure.subplots(blocks, heads, squeeze=False)
-    for block, maps_HYX in enumerate(maps_LHYX):
-        for head in range(heads):
-            axis = axes[block][head]
-            axis.imshow(maps_HYX[head], cmap=HEAT)
-            axis.set(xticks=[], yticks=[])
-            if block == 0:
-                axis.set_title(f"head {head + 1}", fontsize=8)
-            if head == 0:
-                axis.set_ylabel(f"block {block + 1}", fontsize=8)
+    for (block, head), axis in np.ndenumerate(axes):
+        axis.imshow(maps_LHYX[block][head], cmap=HEAT)
+        axis.set(xticks=[], yticks=[])
+    for head, axis in enumerate(axes[0]):
+        axis.set_title(f"head {head + 1}", fontsize=8)
+    for block, axis in enumerate(axes[:, 0]):
+        axis.set_ylabel(f"block {block + 1}", fontsize=8)
     figure.suptitle(f"attention of the {query}, each map on its own scale", fontsize=10, wrap=True)
     return figure
 
 
 def distances(distance_LH: Array, *, largest: float) -> Figure:
     """Draw the mean attention distance of every head against depth."""
-    blocks, heads = distance_LH.shape
     figure = Figure(figsize=(5.5, 3.6), layout="constrained")
     axis = figure.subplots()
-    depth = np.arange(1, blocks + 1)
-    ranked = np.sort(distance_LH, axis=1)
-    for head in range(heads):
-        axis.plot(
-            np.full(1, depth[0]) if blocks == 1 else depth, ranked[:, head], "o", ms=4, color=SERIES[0], alpha=0.6
-        )
+    depth = np.arange(1, len(distance_LH) + 1)
+    axis.plot(depth, distance_LH, "o", ms=4, color=SERIES[0], alpha=0.6)
     axis.plot(depth, distance_LH.mean(1), color=INK, lw=1.5, label="mean of the heads")
     axis.set(xlabel="block", ylabel="mean attention distance, pixels", ylim=(0, largest), xticks=depth)
     axis.spines[["top", "right"]].set_visible(False)
@@ -196,20 +173,17 @@ def distances(distance_LH: Array, *, largest: float) -> Figure:
 
 def filters(filters_KCHW: Array, share_K: Array) -> Figure:
     """Draw the principal components of the patch filters, as RGB for three channels; each on its own scale."""
-    count = len(filters_KCHW)
-    columns = min(7, count)
-    rows = -(-count // columns)
+    columns = min(7, len(filters_KCHW))
+    rows = -(-len(filters_KCHW) // columns)
     figure = Figure(figsize=(1.1 * columns, 1.25 * rows + 0.4), layout="constrained")
-    for index, axis in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        axis.set(xticks=[], yticks=[])
-        if index >= count:
-            axis.set_visible(False)
-            continue
-        image = _colours(filters_KCHW[index].transpose(1, 2, 0))
-        low, high = image.min(), image.max()
-        image = (image - low) / max(high - low, 1e-12)
-        axis.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
-        axis.set_title(f"{share_K[index]:.1%}", fontsize=7)
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, filter_CHW, share in zip(axes, filters_KCHW, share_K, strict=False):
+        shown = _colours(filter_CHW.transpose(1, 2, 0))
+        low, high = shown.min(), shown.max()
+        axis.imshow((shown - low) / max(high - low, 1e-12), cmap="gray", vmin=0, vmax=1)
+        axis.set_title(f"{share:.1%}", fontsize=7)
     figure.suptitle("principal components of the patch filters", fontsize=10)
     return figure
 
@@ -219,69 +193,23 @@ def position_grids(similarity_YXYX: Array) -> Figure:
     rows, columns = similarity_YXYX.shape[:2]
     figure = Figure(figsize=(0.75 * columns + 1, 0.75 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
-    for y in range(rows):
-        for x in range(columns):
-            picture = axes[y][x].imshow(similarity_YXYX[y, x], cmap=HEADS, vmin=-1, vmax=1)
-            axes[y][x].set(xticks=[], yticks=[])
+    for place, axis in np.ndenumerate(axes):
+        picture = axis.imshow(similarity_YXYX[place], cmap=HEADS, vmin=-1, vmax=1)
+        axis.set(xticks=[], yticks=[])
     figure.colorbar(picture, ax=axes, label="cosine similarity", shrink=0.8)
     figure.suptitle("similarity of positions", fontsize=10)
     return figure
 
 
-def curves(values: Mapping[str, Array], *, ylabel: str) -> Figure:
-    """Draw numbers by depth, one line for each name; depth 0 is before the first block."""
+def curve(values: Array, *, ylabel: str) -> Figure:
+    """Draw numbers by depth; depth 0 is before the first block."""
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axis = figure.subplots()
-    for name, line in values.items():
-        axis.plot(np.arange(len(line)), line, "o-", ms=4, label=name)
+    axis.plot(values, "o-", ms=4)
     axis.set(xlabel="depth, blocks", ylabel="\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
-    if len(values) > 1:
-        axis.legend(frameon=False, fontsize=8)
     return figure
-
-
-def _layout(pictures: int) -> tuple[int, int]:
-    """Return rows and columns that hold some pictures, with as few empty places as possible in the fewest rows."""
-    rows = -(-pictures // COLUMNS)
-    return rows, -(-pictures // rows)
-
-
-def _heat(axis: Any, image_HWC: Array, heat_HW: Array) -> Any:
-    """Draw a heatmap of values in [0, 1] over an image that :func:`_show` has drawn."""
-    return axis.imshow(heat_HW, cmap=HEAT, alpha=0.6, vmin=0, vmax=1, extent=_extent(image_HWC))
-
-
-def _show(axis: Any, image_HWC: Array, title: str) -> None:
-    grey = image_HWC.shape[2] == 1
-    axis.imshow(image_HWC[..., 0] if grey else image_HWC, cmap="gray", vmin=0, vmax=1, extent=_extent(image_HWC))
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=9)
-
-
-def _colours(image_HWC: Array) -> Array:
-    return image_HWC[..., : 3 if image_HWC.shape[2] >= 3 else 1]
-
-
-def _extent(image_HWC: Array) -> tuple[float, float, float, float]:
-    height, width = image_HWC.shape[:2]
-    return (0, width, height, 0)
-
-
-def _enlarged(image_HWC: Array) -> Array:
-    """Repeat pixels until the smaller side has 224, so that heatmaps over small images are smooth."""
-    times = -(-MIN_SIDE // min(image_HWC.shape[:2]))
-    return image_HWC.repeat(times, axis=0).repeat(times, axis=1)
-
-
-def _to_size(heat_HW: Array, size: tuple[int, ...]) -> Array:
-    """Resize bilinearly, so that a coarse grid gives a smooth heatmap."""
-    import torch
-
-    heat = torch.as_tensor(heat_HW, dtype=torch.float64)[None, None]
-    scaled: Array = torch.nn.functional.interpolate(heat, size=size, mode="bilinear", align_corners=False)[0, 0].numpy()
-    return scaled
 
 
 def similarities(matrices: Sequence[tuple[str, str, Array]]) -> Figure:
@@ -298,3 +226,35 @@ def similarities(matrices: Sequence[tuple[str, str, Array]]) -> Figure:
             side.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=axes, shrink=0.8, label="CKA")
     return figure
+
+
+def _panels(count: int, margin: float) -> tuple[Figure, list[Any]]:
+    """Return a figure of some pictures in the fewest rows, with as few empty places as possible."""
+    rows = -(-count // COLUMNS)
+    columns = -(-count // rows)
+    figure = Figure(figsize=(2.3 * columns + margin, 2.8 * rows + 0.5), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return figure, axes[:count]
+
+
+def _show(axis: Any, image_HWC: Array, title: str) -> None:
+    axis.imshow(_colours(image_HWC), cmap="gray", vmin=0, vmax=1)
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=9)
+
+
+def _colours(image_HWC: Array) -> Array:
+    """Return the channels that are shown: three as colours, or the first as grey."""
+    return image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., 0]
+
+
+def _overlay(axis: Any, image_HWC: Array, values_YX: Array, alpha: Any = 0.6, cmap: str = HEAT) -> Any:
+    """Draw values over an image that :func:`_show` has drawn; bilinearly, so that a coarse grid looks smooth."""
+    extent = (-0.5, image_HWC.shape[1] - 0.5, image_HWC.shape[0] - 0.5, -0.5)
+    return axis.imshow(values_YX, cmap=cmap, alpha=alpha, vmin=0, vmax=1, extent=extent, interpolation="bilinear")
+
+
+def _relative(heat_YX: Array) -> Array:
+    return heat_YX / max(float(heat_YX.max()), 1e-12)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from vitlab.weights.conversion import Inspection as Inspection
 from vitlab.weights.conversion import convert as convert
 from vitlab.weights.conversion import inspect as inspect
-from vitlab.weights.known import ModelFacts as ModelFacts
-from vitlab.weights.names import Format as Format
-from vitlab.weights.opening import FORMATS as FORMATS
+from vitlab.weights.facts import ModelFacts as ModelFacts
+from vitlab.weights.formats import FORMATS as FORMATS
+from vitlab.weights.formats import Format as Format
 from vitlab.weights.opening import OpenedModel as OpenedModel
 from vitlab.weights.opening import digest_of as digest_of
 from vitlab.weights.opening import open_checkpoint as open_checkpoint

@@ -16,7 +16,7 @@ from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
-from vitlab.weights.known import IMAGENET, ModelFacts, some
+from vitlab.weights.facts import IMAGENET, ModelFacts, Values, some
 
 ResNet = ResNet8 | ResNet18 | ResNet50
 
@@ -30,8 +30,10 @@ BLOCKS: Mapping[tuple[str, tuple[int, ...]], type[ResNet]] = {
 SIZE = 224
 """Default image side, in pixels, of networks with the stem of ImageNet."""
 
-_TIMM_BLOCK = re.compile(r"s(\d)\.b(\d+)\.(.+)")
-_TIMM_PARTS = {
+_TIMM_NAMES = {
+    "stem.conv": "stem.0",
+    "stem.bn": "stem.1",
+    "head.fc": "fc",
     "conv1.conv": "f.a.0",
     "conv1.bn": "f.a.1",
     "conv2.conv": "f.b.0",
@@ -43,27 +45,26 @@ _TIMM_PARTS = {
     "downsample.conv": "proj.0",
     "downsample.bn": "proj.1",
 }
-_TIMM_ENDS = {"stem.conv": "stem.0", "stem.bn": "stem.1", "head.fc": "fc"}
+"""Modules of timm's RegNet and of its blocks, and torchvision's names of them."""
 
 
 def is_convnet(tensors: Mapping[str, Tensor]) -> bool:
     """Return True for the weights of a ResNet or a RegNet, under the names of torchvision or timm."""
-    return (
-        {"conv1.weight", "layer1.0.conv1.weight"} <= tensors.keys() or "stem.0.weight" in tensors or _is_timm(tensors)
-    )
+    firsts = ("layer1.0.conv1.weight", "stem.0.weight", "s1.b1.conv1.conv.weight")
+    return any(name in tensors for name in firsts)
 
 
-def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Model, DataInfo, tuple[str, ...]]:
-    """Return the network with its weights, in evaluation mode, its data, and one sentence for each assumption.
+def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Model, DataInfo, Values, Values, list[str]]:
+    """Return the network in evaluation mode, its data, mean and standard deviation of pixels, and the assumptions.
 
     Args:
         tensors: under the names of torchvision or of timm's RegNet.
-        known: size of its images and names of its classes.
+        known: size and normalisation of its images, and names of its classes.
 
     Raises:
         WeightsError: without the name of the file.
     """
-    state = _from_timm(tensors) if _is_timm(tensors) else dict(tensors)
+    state = _from_timm(tensors) if "s1.b1.conv1.conv.weight" in tensors else dict(tensors)
     regnet = "stem.0.weight" in state
     stem_weight = "stem.0.weight" if regnet else "conv1.weight"
     if "fc.weight" not in state:
@@ -74,28 +75,30 @@ def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Mode
                 f"{name} has shape {tuple(state[name].shape)}; expected {axes} axes. Use weights of torchvision or "
                 "timm."
             )
-    first = state[stem_weight]
-    stem: Literal["small", "imagenet"] = "imagenet" if regnet or first.shape[-1] == 7 else "small"
-    assumed: tuple[str, ...] = ()
-    image = known.image
+    width, channels, _, side = state[stem_weight].shape
+    stem: Literal["small", "imagenet"] = "imagenet" if regnet or side == 7 else "small"
+    assumed = []
+    image, mean, std = known.image, known.mean, known.std
     if image is None:
         if stem == "small":
             raise WeightsError("the file does not state the size of its images; set 'size' of the teacher, in pixels")
         image = (SIZE, SIZE)
-        assumed = (f"images of {SIZE} pixels, as is the custom of ImageNet",)
-    info = DataInfo(
-        image=image,
-        channels=first.shape[1],
-        classes=state["fc.weight"].shape[0],
-        identity=None,
-        labels=known.labels or (),
-    )
+        assumed.append(f"images of {SIZE} pixels, as is the custom of ImageNet")
+    if mean is None or std is None:
+        if channels != len(IMAGENET[0]):
+            raise WeightsError(
+                f"the file does not state how its images of {channels} channels were normalised; use weights for RGB "
+                "images"
+            )
+        mean, std = IMAGENET
+        assumed.append("pixels normalised as ImageNet's, as is the custom of torchvision")
+    info = DataInfo(image=image, channels=channels, classes=len(state["fc.weight"]), labels=known.labels or ())
     with torch.random.fork_rng(devices=[]):
         if regnet:
             model: Model = RegNetY16GF(info)
         else:
             kind = _resnet(state)
-            model = kind(info, stem=stem, width_factor=first.shape[0] / kind.channels)
+            model = kind(info, stem=stem, width_factor=width / kind.channels)
     expected = model.state_dict()
     counters = {key: value for key, value in expected.items() if key.endswith("num_batches_tracked")}
     state = {**counters, **state}  # old files have no counters; nothing reads them
@@ -106,48 +109,27 @@ def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Mode
             f"these are not the weights of a {type(model).__name__}: {some(wrong)}; use weights of torchvision or timm"
         )
     model.load_state_dict(state)
-    return model.eval(), info, assumed
-
-
-def normalization(known: ModelFacts, channels: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]:
-    """Return mean and standard deviation of the network's pixels, by default ImageNet's, and the assumptions.
-
-    Raises:
-        WeightsError: if they are unknown and the images are not RGB.
-    """
-    if known.mean is not None and known.std is not None:
-        return known.mean, known.std, ()
-    if channels != len(IMAGENET[0]):
-        raise WeightsError(
-            f"the file does not state how its images of {channels} channels were normalised; use weights for RGB images"
-        )
-    return (*IMAGENET, ("pixels normalised as ImageNet's, as is the custom of torchvision",))
-
-
-def _is_timm(tensors: Mapping[str, Tensor]) -> bool:
-    return {"stem.conv.weight", "s1.b1.conv1.conv.weight"} <= tensors.keys()
+    return model.eval(), info, mean, std, assumed
 
 
 def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the tensors of timm's RegNet to torchvision's names."""
     state = {}
     for name, value in tensors.items():
-        match = _TIMM_BLOCK.fullmatch(name)
-        part, _, last = (match[3] if match else name).rpartition(".")
-        renamed = (_TIMM_PARTS if match else _TIMM_ENDS).get(part)
-        if renamed is None:
+        block = re.match(r"s(\d)\.b(\d+)\.", name)
+        part, _, last = name.removeprefix(block[0] if block else "").rpartition(".")
+        if part not in _TIMM_NAMES:
             raise WeightsError(f"{name} is not a tensor of timm's RegNets; use unchanged weights")
-        where = f"trunk_output.block{match[1]}.block{match[1]}-{int(match[2]) - 1}." if match else ""
-        state[f"{where}{renamed}.{last}"] = value
+        where = f"trunk_output.block{block[1]}.block{block[1]}-{int(block[2]) - 1}." if block else ""
+        state[f"{where}{_TIMM_NAMES[part]}.{last}"] = value
     return state
 
 
 def _resnet(state: Mapping[str, Tensor]) -> type[ResNet]:
-    stages: dict[int, set[int]] = {}
-    for name in state:
-        if match := re.match(r"layer(\d)\.(\d+)\.", name):
-            stages.setdefault(int(match[1]), set()).add(int(match[2]))
-    depths = tuple(len(blocks) for _, blocks in sorted(stages.items()))
+    stages: dict[str, set[str]] = {}
+    for match in filter(None, (re.match(r"layer(\d)\.(\d+)\.", name) for name in sorted(state))):
+        stages.setdefault(match[1], set()).add(match[2])
+    depths = tuple(map(len, stages.values()))
     last = "conv3" if "layer1.0.conv3.weight" in state else "conv2"
     if (last, depths) not in BLOCKS:
         names = ", ".join(kind.__name__ for kind in BLOCKS.values())

@@ -8,7 +8,6 @@ import io
 import json
 import pickle
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +21,11 @@ from torch import Tensor
 from vitlab.errors import WeightsError
 from vitlab.identity.key import DESCRIPTIONS, files_of
 from vitlab.store.files import sort_metadata, write_bytes
-from vitlab.weights.known import some
+from vitlab.weights.facts import some
 
 Container = Literal["safetensors", "torch", "npz"]
+Json = Mapping[str, Any]
+"""The content of a JSON file."""
 
 SUFFIXES: Mapping[str, Container] = {
     ".safetensors": "safetensors",
@@ -37,6 +38,8 @@ SUFFIXES: Mapping[str, Container] = {
 
 WRAPPERS = ("state_dict", "model", "model_ema", "state_dict_ema")
 """Keys of weights in the files of training scripts, beside an optimizer's state; the first that exists is opened."""
+
+PREFIX = 512  #: bytes in which the name of the first member of an archive ends
 
 _DISTRIBUTED = "module."
 
@@ -51,8 +54,8 @@ class WeightFile:
     wrappers: tuple[str, ...] = ()  #: keys that wrap the tensors, outermost first
     other_keys: tuple[str, ...] = ()  #: keys beside the tensors, which are not read
     header: Mapping[str, str] = field(default_factory=dict)  #: of a safetensors file
-    config: Mapping[str, Any] = field(default_factory=dict)  #: of the hub's ``config.json`` beside it
-    preprocessor: Mapping[str, Any] = field(default_factory=dict)  #: of its ``preprocessor_config.json``
+    config: Json = field(default_factory=dict)  #: of the hub's ``config.json`` beside it
+    preprocessor: Json = field(default_factory=dict)  #: of its ``preprocessor_config.json``
 
 
 def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFile:
@@ -122,14 +125,8 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
         torch.save(own, buffer)
         data = buffer.getvalue()
     else:
-        narrow = [name for name, value in own.items() if value.dtype == torch.bfloat16]
-        if narrow:
-            raise WeightsError(
-                f"an .npz cannot hold bfloat16, the dtype of {some(narrow)}; save the source in float32 first, or "
-                "choose a format other than google"
-            )
         buffer = io.BytesIO()
-        np.savez(buffer, **{name: value.numpy() for name, value in own.items()})  # type: ignore[arg-type]
+        np.savez(buffer, **{name: _to_numpy(value) for name, value in own.items()})
         data = buffer.getvalue()
     write_bytes(file, data)
 
@@ -180,13 +177,8 @@ def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
 
 def _container_by_content(data: bytes) -> Container | None:
     """Return the container by the first bytes of a file, or None if they do not decide."""
-    if data[:2] == b"PK":
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                names = archive.namelist()
-        except (zipfile.BadZipFile, OSError):
-            return None
-        return "npz" if names and all(name.endswith(".npy") for name in names) else "torch"
+    if data[:2] == b"PK":  # both are zip archives, and the name of the first member follows
+        return "npz" if b".npy" in data[:PREFIX] else "torch"
     if data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05":
         return "torch"
     return "safetensors" if data[8:9] == b"{" else None
@@ -213,6 +205,11 @@ def _npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
         return {name: _from_numpy(archive[name]) for name in archive.files}, {}
 
 
+def _to_numpy(value: Tensor) -> Any:
+    """Convert a tensor to an array; numpy has no bfloat16."""
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+
+
 def _from_numpy(array: Any) -> Any:
     """Convert an array of numbers to a tensor, including flax's bfloat16, which numpy stores as raw bytes."""
     if array.dtype.kind == "V" and array.dtype.itemsize == 2:
@@ -233,7 +230,7 @@ def _unwrap(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str], l
         content = content[inner]
 
 
-def _json(file: Path, data: bytes | None) -> Mapping[str, Any]:
+def _json(file: Path, data: bytes | None) -> Json:
     try:
         content = {} if data is None else json.loads(data)
     except ValueError as error:

@@ -1,50 +1,186 @@
-"""The formats of timm, DeiT, torchvision and Hugging Face, which differ in names only, not in layouts.
+"""The formats of timm, DeiT, torchvision, Hugging Face and Google: names and layouts of their tensors.
 
-Each table is tested against models of the library itself.
+The canonical form has timm's names and layouts; one table a format translates names in both directions.  The tables are
+tested against models of the libraries themselves.
+
+D width, H heads, K channels of a head.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.weights.known import HALF, IMAGENET, ORIGINAL_VIT, Encoding, ModelFacts, some
-from vitlab.weights.names import PARALLEL, Canonical, Format, KeyEntry, KeyMap, State, fuse_qkv, pair, split_qkv
+from vitlab.weights.facts import HALF, IMAGENET, Encoding, ModelFacts, some
 
-_BLOCK = re.compile(r"blocks\.\d+\.norm1\.weight")
-_GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
-_SCALE = re.compile(r"(blocks\.\d+)\.ls([12])\.gamma")
-_QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
+State = Mapping[str, Tensor]
 
-_NO_OTHER = Encoding(type="none")
+Table = tuple[tuple[str, str], ...]
+"""Canonical names and a library's.
+
+``{i}`` and ``{u}`` stand for numbers, ``{i1}`` and ``{u1}`` for the same counted from 1; ``{p}`` for weight or bias,
+which flax calls ``{kernel}`` or bias in layers, and ``{scale}`` or bias in norms.
+"""
 
 
-class TimmFormat(Format):
-    """timm's format: the canonical names.  ``pre_logits.fc``, which older versions of timm had, is accepted."""
+class Canonical(NamedTuple):
+    """A state under canonical names, and the keys that have no canonical name."""
 
-    name = "timm"
-    title = "timm"
-    convention = ModelFacts(eps=1e-6, gelu="none", pre_logits="tanh", mean=HALF[0], std=HALF[1])
-    fixed = frozenset({"pre_logits"})
+    state: dict[str, Tensor]
+    unknown: tuple[str, ...] = ()  #: keys the format does not have
+    dropped: tuple[str, ...] = ()  #: keys that are no part of what the model computes, such as an optimizer's
+
+
+class Format:
+    """One library's checkpoint format; this one is of vitlab's trials, which only training writes."""
+
+    name: ClassVar[str] = "vitlab"
+    title: ClassVar[str] = "vitlab"  #: the library's name in sentences
+    fixed: ClassVar[ModelFacts] = ModelFacts()  #: facts of every file
+    convention: ClassVar[ModelFacts] = ModelFacts()  #: facts that are assumed unless a file states others
+    mark: ClassVar[str] = "$"  #: a pattern of names that only this format has
+    needs: ClassVar[tuple[str, ...]] = ()  #: canonical names that are required
+    square: ClassVar[bool] = False  #: whether images and patches must be square
 
     def recognise(self, names: Collection[str]) -> bool:
-        """Return True for timm's names without DeiT III's gammas."""
-        return _is_timm(names) and not any(_GAMMA.fullmatch(name) for name in names)
+        """Return True if these look like the names of this format."""
+        return any(re.search(self.mark, name) for name in names)
 
     def to_canonical(self, state: State) -> Canonical:
-        """Fuse the biases of q and v where the file has them apart."""
-        return Canonical(_fuse_qv_bias(state))
+        """Convert this format's names and shapes to canonical ones."""
+        return Canonical(dict(state))
+
+    def from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+        """Convert canonical names and shapes to this format's.
+
+        Raises:
+            WeightsError: for tensors that this format has no name for, and for required ones that are missing.
+        """
+        missing = [name for name in self.needs if name not in state]
+        if missing:
+            raise WeightsError(
+                f"the format {self.name} requires {some(missing)}, which this model does not have; use another format"
+            )
+        return self._from_canonical(state, heads)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         return dict(state)
 
+    def known(self, state: State) -> ModelFacts:
+        """Return the facts that names and shapes in this format show, and canonical ones do not."""
+        return self.fixed
 
-class DeiTFormat(Format):
+    def usual(self, state: State) -> ModelFacts:
+        """Return the facts to assume unless a file states others."""
+        return self.convention
+
+
+# -- translation of names -------------------------------------------------------------------------------------------
+
+
+def _names(table: Table, state: State) -> Iterator[tuple[str, str]]:
+    """Yield every pair of names that a table has for the numbers that occur in a state."""
+    count = 1 + max((int(number) for name in state for number in re.findall(r"\d+", name)), default=0)
+    for pair in table:
+        for i in range(count if "{i" in pair[1] else 1):
+            for u in range(count if "{u" in pair[1] else 1):
+                for p in ("weight", "bias") if "{p}" in pair[0] else ("",):
+                    flax = {word: word if p == "weight" else p for word in ("kernel", "scale")}
+                    ours, theirs = (each.format(i=i, u=u, i1=i + 1, u1=u + 1, p=p, **flax) for each in pair)
+                    yield ours, theirs
+
+
+def _read(table: Table, state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the tensors under canonical names, and the names that the table does not have.
+
+    Raises:
+        WeightsError: if two tensors have the same canonical name.
+    """
+    ours = {theirs: ours for ours, theirs in _names(table, state)}
+    out: dict[str, Tensor] = {}
+    for name in (name for name in state if name in ours):
+        if ours[name] in out:
+            raise WeightsError(f"the file holds {name} twice, under two spellings; remove one of them")
+        out[ours[name]] = state[name]
+    return _joined(out, *_QKV), tuple(name for name in state if name not in ours)
+
+
+def _written(table: Table, state: State, title: str) -> dict[str, Tensor]:
+    """Return canonical tensors under a library's names.
+
+    Raises:
+        WeightsError: for tensors that it has no name for.
+    """
+    theirs = dict(_names(table, state))
+    if unsupported := [name for name in state if name not in theirs]:
+        raise WeightsError(f"{title} has no tensor for {some(unsupported)}; use another format")
+    return {theirs[name]: value for name, value in state.items()}
+
+
+_QKV = (r"blocks\.\d+\.attn", "qkv")  #: attentions, and the parts of their one matrix
+_POOLING = ("attn_pool", "kv")
+
+
+def _joined(state: State, attention: str, parts: str) -> dict[str, Tensor]:
+    """Concatenate the parts of an attention, such as ``q``, ``k`` and ``v``, to one matrix and bias ``qkv``."""
+    out = dict(state)
+    for match in filter(None, (re.fullmatch(rf"({attention})\.{parts[0]}\.(weight|bias)", name) for name in state)):
+        names = [f"{match[1]}.{part}.{match[2]}" for part in parts]
+        if all(name in state for name in names):
+            out[f"{match[1]}.{parts}.{match[2]}"] = torch.cat([out.pop(name) for name in names])
+    return out
+
+
+def _split(state: State, attention: str, parts: str) -> dict[str, Tensor]:
+    """Take the parts of an attention's matrix and bias apart; the inverse of :func:`_joined`."""
+    out = dict(state)
+    for match in filter(None, (re.fullmatch(rf"({attention})\.{parts}\.(weight|bias)", name) for name in state)):
+        for part, rows in zip(parts, out.pop(match[0]).chunk(len(parts)), strict=True):
+            out[f"{match[1]}.{part}.{match[2]}"] = rows.clone()
+    return out
+
+
+# -- timm and DeiT ----------------------------------------------------------------------------------------------------
+
+_GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
+_SCALE = re.compile(r"(blocks\.\d+)\.ls([12])\.gamma")
+_GATED = re.compile(r"(blocks\..+\.mlp)\.fc1\.(weight|bias)")
+_QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
+
+
+class TimmFormat(Format):
+    """timm's format: the canonical names.  Older models of timm also had ``pre_logits.fc``."""
+
+    name = "timm"
+    title = "timm"
+    mark = r"^(patch_embed\.proj\.weight|blocks\.\d+\.norm1\.weight)$"
+    convention = ModelFacts(eps=1e-6, gelu="none", mean=HALF[0], std=HALF[1])
+
+    def recognise(self, names: Collection[str]) -> bool:
+        """Return True for timm's names without DeiT III's gammas."""
+        return super().recognise(names) and not any(map(_GAMMA.fullmatch, names))
+
+    def to_canonical(self, state: State) -> Canonical:
+        """Rename DeiT III's gammas, fuse the biases of q and v, and take the two halves of a gated MLP apart."""
+        out = {_GAMMA.sub(r"\1.ls\2.gamma", name): value for name, value in state.items()}
+        for match in filter(None, map(_GATED.fullmatch, state)):
+            back = state.get(f"{match[1]}.fc2.weight")
+            if back is not None and back.ndim == 2 and len(state[match[0]]) == 2 * back.shape[1]:
+                halves = out.pop(match[0]).chunk(2)
+                out |= {f"{match[1]}.fc1_{half}.{match[2]}": rows for half, rows in zip("gx", halves, strict=True)}
+        for match in filter(None, map(_QUERY_BIAS.fullmatch, state)):
+            if f"{match[1]}.v_bias" in state:
+                query, value = out.pop(match[0]), out.pop(f"{match[1]}.v_bias")
+                out[f"{match[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+        return Canonical(out)
+
+
+class DeiTFormat(TimmFormat):
     """The checkpoints of DeiT and DeiT III: timm's names; layer scales of DeiT III are ``gamma_1``, ``gamma_2``.
 
     EVA, DINOv3 and timm's other rotary models use these names too; only a config beside the file distinguishes them.
@@ -54,49 +190,26 @@ class DeiTFormat(Format):
 
     name = "deit"
     title = "DeiT"
-    convention = ModelFacts(eps=1e-6, gelu="none", pre_logits="tanh", mean=IMAGENET[0], std=IMAGENET[1])
-    fixed = frozenset({"pre_logits", "prefix_rows"})
+    convention = ModelFacts(eps=1e-6, gelu="none", mean=IMAGENET[0], std=IMAGENET[1])
 
     def recognise(self, names: Collection[str]) -> bool:
         """Return True for timm's names, with or without DeiT III's gammas."""
-        return _is_timm(names)
-
-    def to_canonical(self, state: State) -> Canonical:
-        """Rename DeiT III's gammas and fuse the biases of q and v."""
-        return Canonical(_fuse_qv_bias({_GAMMA.sub(r"\1.ls\2.gamma", name): x for name, x in state.items()}))
+        return Format.recognise(self, names)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        if parallel := [name for name in state if PARALLEL.match(name)]:
+        if parallel := [name for name in state if ".attns." in name or ".ffns." in name]:
             raise WeightsError(f"{self.title} has no tensor for {some(parallel)}; use another format")
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
 
-    def infer_facts(self, state: State) -> ModelFacts:
-        """Return the fact ``prefix_rows``: ``none`` for DeiT III, which has layer scales ``gamma_1``; else ``own``."""
-        third = any(_GAMMA.fullmatch(name) for name in state)
-        return ModelFacts(prefix_rows="none" if third else "own")
+    def known(self, state: State) -> ModelFacts:
+        """Return that prefix tokens have no rows of positions in DeiT III, which has layer scales, and else do."""
+        return ModelFacts(prefix_rows="none" if any(map(_GAMMA.fullmatch, state)) else "own")
 
 
-_TORCHVISION = [
-    KeyEntry("class_token", "cls_token"),
-    KeyEntry("encoder.pos_embedding", "pos_embed"),
-    *pair("conv_proj.{p}", "patch_embed.proj.{p}"),
-    *pair("encoder.layers.encoder_layer_{i}.ln_1.{p}", "blocks.{i}.norm1.{p}"),
-    *pair("encoder.layers.encoder_layer_{i}.self_attention.in_proj_{p}", "blocks.{i}.attn.qkv.{p}"),
-    *pair("encoder.layers.encoder_layer_{i}.self_attention.out_proj.{p}", "blocks.{i}.attn.proj.{p}"),
-    *pair("encoder.layers.encoder_layer_{i}.ln_2.{p}", "blocks.{i}.norm2.{p}"),
-    *pair("encoder.layers.encoder_layer_{i}.mlp.0.{p}", "blocks.{i}.mlp.fc1.{p}"),
-    *pair("encoder.layers.encoder_layer_{i}.mlp.3.{p}", "blocks.{i}.mlp.fc2.{p}"),
-    *pair("encoder.ln.{p}", "norm.{p}"),
-    *pair("heads.pre_logits.{p}", "pre_logits.fc.{p}"),
-    *pair("heads.head.{p}", "head.{p}"),
-    # Names before torchvision 0.12: read, never written.
-    *pair("encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}", "blocks.{i}.mlp.fc1.{p}"),
-    *pair("encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}", "blocks.{i}.mlp.fc2.{p}"),
-]
+# -- torchvision and Hugging Face -------------------------------------------------------------------------------------
 
-
-REQUIRED = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "norm.bias")
-"""Canonical names that every model of torchvision and Hugging Face has."""
+_NEEDS = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "norm.bias")
+_FIXED = ModelFacts(prefix_rows="own", pool="cls", norm="layernorm", position=Encoding())
 
 
 class TorchvisionFormat(Format):
@@ -104,69 +217,69 @@ class TorchvisionFormat(Format):
 
     name = "torchvision"
     title = "torchvision"
-    convention = ModelFacts(
-        eps=1e-6, gelu="none", prefix_rows="own", position=_NO_OTHER, mean=IMAGENET[0], std=IMAGENET[1]
-    ).or_else(ORIGINAL_VIT)
-    fixed = frozenset({"gelu", "prefix_rows", "pool", "norm", "blocks", "position", "pre_logits"})
-    needs_rows = True
+    mark = r"^encoder\.(pos_embedding$|layers\.encoder_layer_)"
+    fixed = ModelFacts(gelu="none").or_else(_FIXED)
+    convention = ModelFacts(eps=1e-6, mean=IMAGENET[0], std=IMAGENET[1])
+    needs = (*_NEEDS, "blocks.0.attn.qkv.bias")
     square = True
-    needs = (*REQUIRED, "blocks.0.attn.qkv.bias")
-    _names = KeyMap(_TORCHVISION)
-
-    def recognise(self, names: Collection[str]) -> bool:
-        """Return True for the names of torchvision's encoder."""
-        return "encoder.pos_embedding" in names or any(
-            name.startswith("encoder.layers.encoder_layer_") for name in names
-        )
+    _table: Table = (
+        ("cls_token", "class_token"),
+        ("pos_embed", "encoder.pos_embedding"),
+        ("patch_embed.proj.{p}", "conv_proj.{p}"),
+        ("blocks.{i}.norm1.{p}", "encoder.layers.encoder_layer_{i}.ln_1.{p}"),
+        ("blocks.{i}.attn.qkv.{p}", "encoder.layers.encoder_layer_{i}.self_attention.in_proj_{p}"),
+        ("blocks.{i}.attn.proj.{p}", "encoder.layers.encoder_layer_{i}.self_attention.out_proj.{p}"),
+        ("blocks.{i}.norm2.{p}", "encoder.layers.encoder_layer_{i}.ln_2.{p}"),
+        ("blocks.{i}.mlp.fc1.{p}", "encoder.layers.encoder_layer_{i}.mlp.0.{p}"),
+        ("blocks.{i}.mlp.fc2.{p}", "encoder.layers.encoder_layer_{i}.mlp.3.{p}"),
+        ("norm.{p}", "encoder.ln.{p}"),
+        ("pre_logits.fc.{p}", "heads.pre_logits.{p}"),
+        ("head.{p}", "heads.head.{p}"),
+    )
+    _before_0_12: Table = (
+        ("blocks.{i}.mlp.fc1.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}"),
+        ("blocks.{i}.mlp.fc2.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}"),
+    )
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename torchvision's tensors to canonical names."""
-        return self._names.to_canonical(state)
+        return Canonical(*_read((*self._table, *self._before_0_12), state))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        return self._names.from_canonical(state, heads, "torchvision")
+        return _written(self._table, state, self.title)
 
 
-def _hugging_face(spelling: Literal["disk", "memory"]) -> list[KeyEntry]:
-    """Return the table of transformers' names in one spelling, without the prefix ``vit.`` or ``deit.``."""
-    if spelling == "disk":
-        block, query, out, mlp = (
-            "encoder.layer.{i}",
-            "attention.attention.{part}",
-            "attention.output.dense",
-            (
-                "intermediate.dense",
-                "output.dense",
-            ),
-        )
-        parts = {"q": "query", "k": "key", "v": "value"}
-    else:
-        block, query, out, mlp = "layers.{i}", "attention.{part}_proj", "attention.o_proj", ("mlp.fc1", "mlp.fc2")
-        parts = {"q": "q", "k": "k", "v": "v"}
-    return [
-        KeyEntry("embeddings.cls_token", "cls_token"),
-        KeyEntry("embeddings.distillation_token", "dist_token"),
-        KeyEntry("embeddings.position_embeddings", "pos_embed"),
-        *pair("embeddings.patch_embeddings.projection.{p}", "patch_embed.proj.{p}"),
-        *pair(f"{block}.layernorm_before.{{p}}", "blocks.{i}.norm1.{p}"),
-        *(
-            entry
-            for ours, theirs in parts.items()
-            for entry in pair(f"{block}.{query.replace('{part}', theirs)}.{{p}}", f"blocks.{{i}}.attn.{ours}.{{p}}")
-        ),
-        *pair(f"{block}.{out}.{{p}}", "blocks.{i}.attn.proj.{p}"),
-        *pair(f"{block}.layernorm_after.{{p}}", "blocks.{i}.norm2.{p}"),
-        *pair(f"{block}.{mlp[0]}.{{p}}", "blocks.{i}.mlp.fc1.{p}"),
-        *pair(f"{block}.{mlp[1]}.{{p}}", "blocks.{i}.mlp.fc2.{p}"),
-        *pair("layernorm.{p}", "norm.{p}"),
-        *pair("pooler.dense.{p}", "pre_logits.fc.{p}"),
-    ]
-
-
-_CLASSIFIERS = {
-    "head": ("cls_classifier", "classifier"),
-    "head_dist": ("distillation_classifier",),
+_HUGGING_FACE: Table = (
+    ("cls_token", "embeddings.cls_token"),
+    ("dist_token", "embeddings.distillation_token"),
+    ("pos_embed", "embeddings.position_embeddings"),
+    ("patch_embed.proj.{p}", "embeddings.patch_embeddings.projection.{p}"),
+    ("norm.{p}", "layernorm.{p}"),
+    ("pre_logits.fc.{p}", "pooler.dense.{p}"),
+)
+_BLOCKS: Mapping[Literal["disk", "memory"], Table] = {
+    "disk": (
+        ("blocks.{i}.norm1.{p}", "encoder.layer.{i}.layernorm_before.{p}"),
+        ("blocks.{i}.attn.q.{p}", "encoder.layer.{i}.attention.attention.query.{p}"),
+        ("blocks.{i}.attn.k.{p}", "encoder.layer.{i}.attention.attention.key.{p}"),
+        ("blocks.{i}.attn.v.{p}", "encoder.layer.{i}.attention.attention.value.{p}"),
+        ("blocks.{i}.attn.proj.{p}", "encoder.layer.{i}.attention.output.dense.{p}"),
+        ("blocks.{i}.norm2.{p}", "encoder.layer.{i}.layernorm_after.{p}"),
+        ("blocks.{i}.mlp.fc1.{p}", "encoder.layer.{i}.intermediate.dense.{p}"),
+        ("blocks.{i}.mlp.fc2.{p}", "encoder.layer.{i}.output.dense.{p}"),
+    ),
+    "memory": (
+        ("blocks.{i}.norm1.{p}", "layers.{i}.layernorm_before.{p}"),
+        ("blocks.{i}.attn.q.{p}", "layers.{i}.attention.q_proj.{p}"),
+        ("blocks.{i}.attn.k.{p}", "layers.{i}.attention.k_proj.{p}"),
+        ("blocks.{i}.attn.v.{p}", "layers.{i}.attention.v_proj.{p}"),
+        ("blocks.{i}.attn.proj.{p}", "layers.{i}.attention.o_proj.{p}"),
+        ("blocks.{i}.norm2.{p}", "layers.{i}.layernorm_after.{p}"),
+        ("blocks.{i}.mlp.fc1.{p}", "layers.{i}.mlp.fc1.{p}"),
+        ("blocks.{i}.mlp.fc2.{p}", "layers.{i}.mlp.fc2.{p}"),
+    ),
 }
+_CLASSIFIERS = {"classifier": "head", "cls_classifier": "head", "distillation_classifier": "head_dist"}
 
 
 class HuggingFaceFormat(Format):
@@ -177,65 +290,50 @@ class HuggingFaceFormat(Format):
 
     name = "hf"
     title = "Hugging Face"
-    convention = ModelFacts(
-        eps=1e-12, gelu="none", prefix_rows="own", position=_NO_OTHER, mean=HALF[0], std=HALF[1]
-    ).or_else(ORIGINAL_VIT)
-    fixed = frozenset({"prefix_rows", "pool", "norm", "blocks", "position"})
-    needs_rows = True
-    needs = REQUIRED
-    spelling: Literal["disk", "memory"] = "disk"
-    _reads = KeyMap([*_hugging_face("disk"), *_hugging_face("memory")[5:]])
-
-    def __init__(self) -> None:
-        self._writes = KeyMap(_hugging_face(self.spelling))
-
-    def recognise(self, names: Collection[str]) -> bool:
-        """Return True for the patch projection's name in transformers."""
-        return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in names)
+    mark = r"embeddings\.patch_embeddings\.projection\.weight$"
+    fixed = _FIXED
+    convention = ModelFacts(eps=1e-12, gelu="none", mean=HALF[0], std=HALF[1])
+    needs = _NEEDS
+    _spelling: Literal["disk", "memory"] = "disk"
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename the tensors, fuse qkv, and drop those that a classifier does not use."""
-        body, dropped = {}, []
+        body: dict[str, Tensor] = {}
         heads: dict[str, Tensor] = {}
-        has_classifier = any(name.rpartition(".")[0].endswith("classifier") for name in state)
+        dropped = []
+        has_classifier = any(name.rpartition(".")[0] in _CLASSIFIERS for name in state)
         for name, value in state.items():
             layer, _, kind = name.rpartition(".")
-            ours = next((ours for ours, theirs in _CLASSIFIERS.items() if layer in theirs), None)
             bare = name.removeprefix("vit.").removeprefix("deit.")
-            if ours:
-                heads[f"{ours}.{kind}"] = value
+            if layer in _CLASSIFIERS:
+                heads[f"{_CLASSIFIERS[layer]}.{kind}"] = value
             elif bare == "embeddings.mask_token" or (has_classifier and bare.startswith("pooler.")):
                 dropped.append(name)  # its classifiers read neither
             else:
                 body[bare] = value
-        canonical = self._reads.to_canonical(body)
-        return Canonical({**fuse_qkv(canonical.state), **heads}, canonical.unknown, tuple(dropped))
+        canonical, unknown = _read((*_HUGGING_FACE, *_BLOCKS["disk"], *_BLOCKS["memory"]), body)
+        return Canonical({**canonical, **heads}, unknown, tuple(dropped))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        has_classifier = "head.weight" in state
-        if has_classifier and "pre_logits.fc.weight" in state:
-            raise WeightsError(
-                f"{self.title}'s classifiers have no pre-logits; drop them and the head that reads them (--head drop "
-                "--pre-logits drop)"
-            )
-        prefix = ("deit." if "dist_token" in state else "vit.") if has_classifier else ""
-        body, out = {}, {}
-        for name, value in split_qkv(state).items():
-            layer, _, kind = name.rpartition(".")
-            if layer == "head":
-                out[f"{'cls_classifier' if 'head_dist.weight' in state else 'classifier'}.{kind}"] = value
-            elif layer == "head_dist":
-                out[f"distillation_classifier.{kind}"] = value
-            else:
-                body[name] = value
-        renamed = self._writes.from_canonical(body, heads, self.title)
-        return {**{prefix + name: value for name, value in renamed.items()}, **out}
+        classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"
+        prefix = ""  # a body without a head has none
+        if "head.weight" in state:
+            prefix = "deit." if "dist_token" in state else "vit."
+            if "pre_logits.fc.weight" in state:
+                raise WeightsError(
+                    f"{self.title}'s classifiers have no pre-logits; drop them and the head that reads them (--head "
+                    "drop --pre-logits drop)"
+                )
+        body = tuple((ours, prefix + theirs) for ours, theirs in (*_HUGGING_FACE, *_BLOCKS[self._spelling]))
+        classifiers = (("head.{p}", classifier + ".{p}"), ("head_dist.{p}", "distillation_classifier.{p}"))
+        return _written((*body, *classifiers), _split(state, *_QKV), self.title)
 
-    def infer_facts(self, state: State) -> ModelFacts:
-        """Return ImageNet's mean and standard deviation for distilled models, and no facts for others."""
+    def usual(self, state: State) -> ModelFacts:
+        """Return ImageNet's mean and standard deviation for distilled models."""
         # DeiT was trained with ImageNet's normalisation; no file states that of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
-        return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
+        pixels = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
+        return pixels.or_else(self.convention)
 
 
 class HuggingFaceMemoryFormat(HuggingFaceFormat):
@@ -243,22 +341,182 @@ class HuggingFaceMemoryFormat(HuggingFaceFormat):
 
     name = "hf-memory"
     title = "Hugging Face, in memory"
-    spelling = "memory"
-
-    def recognise(self, names: Collection[str]) -> bool:
-        """Return True for the names that transformers has in memory since version 5."""
-        return super().recognise(names) and any(name.endswith("layers.0.attention.q_proj.weight") for name in names)
+    mark = r"layers\.0\.attention\.q_proj\.weight$"
+    _spelling = "memory"
 
 
-def _is_timm(names: Collection[str]) -> bool:
-    return "patch_embed.proj.weight" in names or any(_BLOCK.fullmatch(name) for name in names)
+# -- Google -----------------------------------------------------------------------------------------------------------
 
 
-def _fuse_qv_bias(state: State) -> dict[str, Tensor]:
-    """Fuse EVA's separate biases of queries and values into one of ``qkv``; the keys' bias is zero."""
-    out = dict(state)
-    for name in state:
-        if (match := _QUERY_BIAS.fullmatch(name)) and f"{match[1]}.v_bias" in state:
-            query, value = out.pop(name), out.pop(f"{match[1]}.v_bias")
-            out[f"{match[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
-    return out
+def _attention(theirs: str, ours: str) -> Table:
+    parts = (("q", "query"), ("k", "key"), ("v", "value"), ("proj", "out"))
+    return tuple((f"{ours}.{part}.{{p}}", f"{theirs}/{name}/{{kernel}}") for part, name in parts)
+
+
+def _block(attention: int, norm2: int, mlp: int) -> Table:
+    """Return the names of a block; flax numbers parts in order of creation, which differs between the code bases."""
+    ours, theirs = "blocks.{i}", "Transformer/encoderblock_{i}"
+    return (
+        (f"{ours}.norm1.{{p}}", f"{theirs}/LayerNorm_0/{{scale}}"),
+        *_attention(f"{theirs}/MultiHeadDotProductAttention_{attention}", f"{ours}.attn"),
+        (f"{ours}.norm2.{{p}}", f"{theirs}/LayerNorm_{norm2}/{{scale}}"),
+        (f"{ours}.mlp.fc1.{{p}}", f"{theirs}/MlpBlock_{mlp}/Dense_0/{{kernel}}"),
+        (f"{ours}.mlp.fc2.{{p}}", f"{theirs}/MlpBlock_{mlp}/Dense_1/{{kernel}}"),
+    )
+
+
+_UNIT, _STAGE = "block{i1}/unit{u1}", "patch_embed.backbone.stages.{i}.blocks.{u}"
+_VIT_JAX: Table = (
+    ("cls_token", "cls"),
+    ("pos_embed", "Transformer/posembed_input/pos_embedding"),
+    ("patch_embed.proj.{p}", "embedding/{kernel}"),
+    *_block(1, 2, 3),
+    ("norm.{p}", "Transformer/encoder_norm/{scale}"),
+    ("pre_logits.fc.{p}", "pre_logits/{kernel}"),
+    ("head.{p}", "head/{kernel}"),
+    ("patch_embed.backbone.stem.conv.{p}", "conv_root/{kernel}"),
+    ("patch_embed.backbone.stem.norm.{p}", "gn_root/{scale}"),
+    (f"{_STAGE}.downsample.conv.{{p}}", f"{_UNIT}/conv_proj/{{kernel}}"),
+    (f"{_STAGE}.downsample.norm.{{p}}", f"{_UNIT}/gn_proj/{{scale}}"),
+    *((f"{_STAGE}.conv{layer}.{{p}}", f"{_UNIT}/conv{layer}/{{kernel}}") for layer in (1, 2, 3)),
+    *((f"{_STAGE}.norm{layer}.{{p}}", f"{_UNIT}/gn{layer}/{{scale}}") for layer in (1, 2, 3)),
+    ("attn_pool.latent", "MAPHead_0/probe"),
+    *_attention("MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"),
+    ("attn_pool.norm.{p}", "MAPHead_0/LayerNorm_0/{scale}"),
+    ("attn_pool.mlp.fc1.{p}", "MAPHead_0/MlpBlock_0/Dense_0/{kernel}"),
+    ("attn_pool.mlp.fc2.{p}", "MAPHead_0/MlpBlock_0/Dense_1/{kernel}"),
+)
+_BIG_VISION: Table = (("pos_embed", "pos_embedding"), *_block(0, 1, 0))
+_STEM, _STEM_ALONE = "patch_embed.backbone.stem.", "patch_embed.backbone."
+_STACKED = "Transformer/encoderblock/"
+_ROOTS = ("opt/target/", "params/img/", "params/", "")
+_OF_QKV = ("query", "key", "value")
+
+
+class GoogleFormat(Format):
+    """Google's original checkpoints, of vit_jax and big_vision, hybrids included; flax's layouts in an ``.npz``.
+
+    Files are written in vit_jax's layout.
+
+    Reference: arXiv:2010.11929, arXiv:2106.10270; github.com/google-research/vision_transformer.
+    """
+
+    name = "google"
+    title = "Google"
+    mark = r"^(opt/target/|params/img/|params/)?embedding/kernel$"
+    convention = ModelFacts(eps=1e-6, gelu="tanh", mean=HALF[0], std=HALF[1])
+    needs = ("pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "blocks.0.attn.qkv.bias", "norm.bias")
+
+    def to_canonical(self, state: State) -> Canonical:
+        """Rename and transpose the weights, and fuse qkv."""
+        inside, outside = _model_of(state)
+        translated = {name: _from_flax(name, value) for name, value in inside.items()}
+        canonical, unknown = _read((*_VIT_JAX, *_BIG_VISION), translated)
+        canonical = _joined(canonical, *_POOLING)
+        if not any(".stages." in name for name in canonical):  # timm has no module "stem" then
+            canonical = {name.replace(_STEM, _STEM_ALONE): value for name, value in canonical.items()}
+        positions = canonical.get("pos_embed")
+        if positions is not None and positions.ndim == 2:
+            canonical["pos_embed"] = positions[None]
+        return Canonical(canonical, unknown, outside)
+
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+        out = _split(_split(state, *_QKV), *_POOLING)
+        if "patch_embed.backbone.conv.weight" in out:
+            out = {name.replace(_STEM_ALONE, _STEM): value for name, value in out.items()}
+        renamed = _written(_VIT_JAX, out, self.title)
+        return {name: _to_flax(name, value, heads) for name, value in renamed.items()}
+
+    def known(self, state: State) -> ModelFacts:
+        """Return heads and rows of prefix tokens, as names and shapes of the tensors show them."""
+        inside, _ = _model_of(state)
+        kernel = next(
+            (value for name, value in inside.items() if re.search(r"encoderblock_.*query/kernel", name)), None
+        )
+        return ModelFacts(
+            heads=int(kernel.shape[-2]) if kernel is not None and kernel.ndim == 3 else None,
+            prefix_rows="none" if "pos_embedding" in inside else "own",
+            pool="cls" if "cls" in inside else None,
+            norm="layernorm",
+        )
+
+    def usual(self, state: State) -> ModelFacts:
+        """Return that big_vision's files without a table of positions use computed ones."""
+        inside, _ = _model_of(state)
+        learned = any(name.endswith("pos_embedding") for name in inside)
+        big_vision = any("MlpBlock_0/" in name and name.startswith("Transformer/") for name in inside)
+        computed = Encoding(type="sincos2d", options={"convention": "big_vision"}) if big_vision else None
+        return ModelFacts(position=Encoding() if learned else computed).or_else(self.convention)
+
+
+def _model_of(state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the tensors of the model, with the blocks that big_vision stacks on axis 0 apart, and the other names."""
+    root = next((root for root in _ROOTS if f"{root}embedding/kernel" in state), "")
+    out: dict[str, Tensor] = {}
+    for name, value in state.items():
+        inside = name.removeprefix(root)
+        if inside.startswith(_STACKED):
+            rest = inside.removeprefix(_STACKED)
+            out |= {f"Transformer/encoderblock_{i}/{rest}": layer.clone() for i, layer in enumerate(value)}
+        elif name.startswith(root):
+            out[inside] = value
+    return out, tuple(name for name in state if not name.startswith(root))
+
+
+def _from_flax(name: str, value: Tensor) -> Tensor:
+    """Return a tensor of flax in torch's layout.
+
+    Raises:
+        WeightsError: if it has an unexpected shape.
+    """
+    layer, kind = name.split("/")[-2:] if "/" in name else ("", name)
+    if kind in ("bias", "scale"):
+        return value.flatten()  # biases by head, and norms of groups, which keep further axes in old versions of flax
+    if kind != "kernel":
+        return value
+    expected = 4 if layer == "embedding" or layer.startswith("conv") else 3 if layer in (*_OF_QKV, "out") else 2
+    if value.ndim != expected:
+        raise WeightsError(f"{name} has the unexpected shape {tuple(value.shape)}; use an unchanged checkpoint")
+    if value.ndim == 4:
+        return value.permute(3, 2, 0, 1).contiguous()
+    matrix = value.flatten(0, 1) if layer == "out" else value.flatten(1)  # (H, K, D), or (D, H, K)
+    return matrix.T.contiguous()
+
+
+def _to_flax(name: str, value: Tensor, heads: int) -> Tensor:
+    """Return a tensor in flax's layout; the inverse of :func:`_from_flax`."""
+    layer, kind = name.split("/")[-2:] if "/" in name else ("", name)
+    if layer.startswith("gn"):
+        return value.view(1, 1, 1, -1)
+    if kind == "bias" and layer in _OF_QKV:
+        return value.reshape(heads, -1)
+    if kind != "kernel":
+        return value
+    if value.ndim == 4:
+        return value.permute(2, 3, 1, 0).contiguous()
+    if layer in _OF_QKV:
+        return value.T.reshape(value.shape[1], heads, -1)
+    return value.T.reshape(heads, -1, len(value)) if layer == "out" else value.T.contiguous()
+
+
+FORMATS: Mapping[str, Format] = {
+    form.name: form
+    for form in (
+        HuggingFaceMemoryFormat(),
+        HuggingFaceFormat(),
+        TorchvisionFormat(),
+        GoogleFormat(),
+        TimmFormat(),
+        DeiTFormat(),
+    )
+}
+"""Format by name, in the order in which they are tried."""
+
+
+# -- what names show --------------------------------------------------------------------------------------------------
+
+
+def depth_of(state: State) -> int | None:
+    """Return the number of blocks in a canonical state; None if it has none."""
+    blocks = [int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))]
+    return max(blocks) + 1 if blocks else None

@@ -7,8 +7,11 @@ opened, even one from the cache.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,37 +22,28 @@ import torch
 from torch import Tensor
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import OptionError, WeightsError, nearest
+from vitlab.errors import OptionError, UserError, WeightsError, nearest
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, digest
 from vitlab.models.vit import ViT
-from vitlab.weights.architecture import NO_HEAD, Architecture, architecture
-from vitlab.weights.config import read_config, read_image_config
-from vitlab.weights.convnets import is_convnet, normalization, open_convnet
+from vitlab.registry import slot
+from vitlab.spec import TrialSpec
+from vitlab.store.files import mapping, read_json
+from vitlab.store.folders import TrialFolder
+from vitlab.weights.architecture import NO_HEAD, Architecture, Inference
+from vitlab.weights.config import names_timm, read_config
+from vitlab.weights.convnets import is_convnet, open_convnet
+from vitlab.weights.facts import IMAGENET, ModelFacts, Values, normalisation, some
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import DeiTFormat, HuggingFaceFormat, HuggingFaceMemoryFormat, TimmFormat, TorchvisionFormat
-from vitlab.weights.from_timm import build_timm, from_timm, names_timm
-from vitlab.weights.google import GoogleFormat
-from vitlab.weights.known import IMAGENET, AssumedFacts, ModelFacts, some
-from vitlab.weights.names import Format
-from vitlab.weights.transfer import drop_head, to_native_rotation
-from vitlab.weights.trials import Native, TrialModel, is_trial_file, load_trial
-
-FORMATS: Mapping[str, Format] = {
-    form.name: form
-    for form in (
-        HuggingFaceMemoryFormat(),
-        HuggingFaceFormat(),
-        TorchvisionFormat(),
-        GoogleFormat(),
-        TimmFormat(),
-        DeiTFormat(),
-    )
-}
-"""Format by name, in the order in which they are tried."""
+from vitlab.weights.formats import FORMATS, Format
+from vitlab.weights.from_timm import build_timm, from_timm
+from vitlab.weights.transfer import drop_head, mismatches, sentence_of, to_native_rotation
 
 HEADER = "vitlab.weights"
 """Key of the facts that tensors do not show, in the header of safetensors files that this package writes."""
+
+TRIAL, TRIAL_DIGEST = "vitlab", "sha256"
+"""Keys of the data's description in a trial's file, and its digest; written by :mod:`vitlab.training.artifacts`."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +53,12 @@ class Checkpoint:
     contents: WeightFile
     form: Format
     state: dict[str, Tensor]
-    unknown: tuple[str, ...]  #: keys that the format does not have
-    dropped: tuple[str, ...]  #: keys that are not part of the model
     known: ModelFacts
-    defaults: ModelFacts = ModelFacts()  # noqa: RUF009  #: defaults by the convention of the format
-    notes: tuple[str, ...] = ()  #: one sentence for each config file that was not read
-    trial: TrialModel | None = None  #: the model, if the file is that of a trial of vitlab
-    whole: Architecture | None = None  #: the architecture, if timm has built the model
-
-    @property
-    def file(self) -> Path:
-        """Path of the weight file."""
-        return self.contents.file
+    usual: ModelFacts = ModelFacts()  # noqa: RUF009  #: by the convention of the format
+    unknown: tuple[str, ...] = ()  #: keys that the format does not have
+    dropped: tuple[str, ...] = ()  #: keys that are not part of the model
+    unread: tuple[str, ...] = ()  #: one sentence for each part of a config file that was not read
+    whole: Architecture | None = None  #: the architecture of a trial's model, or of one that timm has built
 
     @property
     def wrapper_note(self) -> str:
@@ -78,24 +66,27 @@ class Checkpoint:
         names = self.contents.wrappers
         return f"the tensors are under the key {' and '.join(repr(name) for name in names)}" if names else ""
 
+    def notes(self, model: Architecture, removed: tuple[str, ...]) -> tuple[str, ...]:
+        """Return one sentence for each wrapper, assumption and omission."""
+        left_out = (*self.dropped, *removed)
+        omission = f"left out: {some(left_out)}" if left_out else ""
+        notes = [self.wrapper_note, *self.unread, *(f"assumed: {sentence}" for sentence in model.assumed), omission]
+        return tuple(filter(None, notes))
+
     def architecture(self, facts: ModelFacts = ModelFacts(), classes: int | None = None) -> Architecture:  # noqa: B008
         """Return the architecture of these weights; ``facts`` and ``classes`` as in :func:`open_model`.
 
         Raises:
             WeightsError: without the name of the file.
         """
-        merged = self.known.merge(facts, "the file")
-        if self.trial is not None:
-            return self.trial.architecture()
-        if self.whole is not None:
-            if "head.weight" not in self.state and classes is None:
-                raise WeightsError(NO_HEAD)
-            outputs = self.whole.info.classes if classes is None else classes
-            labels = self.whole.info.labels if outputs == self.whole.info.classes else ()
-            return replace(self.whole, info=replace(self.whole.info, classes=outputs, labels=labels))
-        return architecture(
-            self.state, merged, classes, defaults=self.defaults, title=self.form.title, unknown=self.unknown
-        )
+        merged, whole = self.known.merge(facts), self.whole
+        if whole is None:
+            return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture(classes)
+        if "head.weight" not in self.state and classes is None:
+            raise WeightsError(NO_HEAD)
+        if classes is None or classes == whole.info.classes:
+            return whole
+        return replace(whole, info=replace(whole.info, classes=classes, labels=()))
 
 
 class OpenedModel(NamedTuple):
@@ -103,8 +94,8 @@ class OpenedModel(NamedTuple):
 
     model: Model
     info: DataInfo
-    mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
-    std: tuple[float, ...]
+    mean: Values  #: of pixels in [0, 1]
+    std: Values
     notes: tuple[str, ...]  #: one sentence for each assumption, wrapper and omission
 
 
@@ -118,64 +109,103 @@ def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
-    return interpret(read_file(file), form)
+    contents = read_file(file)
+    with naming(file):
+        return interpret(contents, form)
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Put the name of a file before the sentences of errors in its contents."""
+    try:
+        yield
+    except (WeightsError, OptionError) as error:
+        raise WeightsError(f"{file}: {error}") from None
 
 
 def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
-    """Return the checkpoint in the contents of a file; see :func:`open_checkpoint`."""
-    file = contents.file
-    try:
-        if is_trial_file(contents) and form is None:
-            trial = load_trial(contents)
-            state = trial.model.to_canonical(trial.model.state_dict())
-            return Checkpoint(contents, Native(), state, (), (), trial.facts(), trial=trial)
-        if names_timm(contents.config) and form in (None, "timm", "deit"):
-            return _built_by_timm(contents)
-        fmt = _format_of(contents, form)
-        canonical = fmt.to_canonical(contents.tensors)
-        config = read_config(
-            contents.config, contents.preprocessor, canonical.state, str(file.with_name("config.json"))
-        )
-        facts = _header_facts(contents.header).or_else(config.facts)
-        defaults = _wrapper_facts(contents, fmt).or_else(fmt.infer_facts(contents.tensors)).or_else(fmt.convention)
-        if defaults.pool == "cls" and "cls_token" not in canonical.state:
-            defaults = defaults.model_copy(update={"pool": None})
-        fixed = ModelFacts(**{name: getattr(defaults, name) for name in fmt.fixed})
-        facts = facts.or_else(fixed)
-        state = canonical.state
-        if facts.position is not None and facts.heads is not None:
-            state = to_native_rotation(state, facts.position, facts.heads)
-    except WeightsError as error:
-        raise WeightsError(f"{file}: {error}") from None
+    """Return the checkpoint in the contents of a file.
+
+    Raises:
+        WeightsError: without the name of the file.
+    """
+    if TRIAL in contents.header and form is None:
+        model, whole = _load_trial(contents)
+        if not isinstance(model, ViT):
+            raise WeightsError(
+                f"only a ViT can be converted to other formats; this is a {type(model).__name__}. Keep its own file."
+            )
+        return Checkpoint(contents, Format(), model.to_canonical(model.state_dict()), whole.facts(), whole=whole)
+    if names_timm(contents.config) and form in (None, "timm", "deit"):
+        return _built_by_timm(contents)
+    fmt = _format_of(contents, form)
+    canonical = fmt.to_canonical(contents.tensors)
+    config, unread = read_config(contents, canonical.state)
+    known = _header_facts(contents).or_else(config).or_else(fmt.known(contents.tensors))
+    usual = fmt.usual(contents.tensors)
+    if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
+        usual = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]).or_else(usual)
+    state = canonical.state
+    if known.position is not None and known.heads is not None:
+        state = to_native_rotation(state, known.position, known.heads)
     dropped = (*contents.other_keys, *canonical.dropped)
-    return Checkpoint(contents, fmt, state, canonical.unknown, dropped, facts, defaults, config.notes)
+    return Checkpoint(contents, fmt, state, known, usual, canonical.unknown, dropped, tuple(unread))
 
 
 def _built_by_timm(contents: WeightFile) -> Checkpoint:
     """Return a checkpoint whose ``config.json`` names an architecture of timm."""
-    where = str(contents.file.with_name("config.json"))
-    vit = from_timm(build_timm(contents.config, contents.tensors, where))
-    config = read_config(contents.config, contents.preprocessor, vit.state, where)
-    facts = AssumedFacts(config.facts, FORMATS["timm"].convention, "timm")
-    mean, std = facts.normalisation(vit.channels)
-    classes = vit.state["head.weight"].shape[0] if "head.weight" in vit.state else 1
-    labels = config.facts.labels if config.facts.labels and len(config.facts.labels) == classes else ()
-    geometry = ViT.anatomy(DataInfo(image=vit.image, channels=vit.channels, classes=classes), vit.options).geometry
-    whole = Architecture(
-        options=vit.options,
-        info=DataInfo(image=vit.image, channels=vit.channels, classes=classes, labels=labels),
-        heads=vit.options["heads"],
-        grid=geometry.grid,
-        prefix=geometry.prefix,
-        prefix_rows=vit.prefix_rows,
-        mean=mean,
-        std=std,
-        assumed=tuple(facts.assumed),
-    )
-    known = whole.facts()
+    module = build_timm(contents)
+    options, state = from_timm(module)
+    facts, unread = read_config(contents, state)
+    channels, form = module.in_chans, FORMATS["timm"]
+    mean, std, assumed = normalisation(facts, form.usual(state), form.title, channels)
+    classes = len(state["head.weight"]) if "head.weight" in state else 1
+    labels = facts.labels if facts.labels and len(facts.labels) == classes else ()
+    info = DataInfo(image=tuple(module.patch_embed.img_size), channels=channels, classes=classes, labels=labels)
+    whole = Architecture(options, info, mean, std, assumed)
     return Checkpoint(
-        contents, FORMATS["timm"], vit.state, (), contents.other_keys, known, notes=config.notes, whole=whole
+        contents, form, state, whole.facts(), dropped=contents.other_keys, unread=tuple(unread), whole=whole
     )
+
+
+def _load_trial(contents: WeightFile) -> tuple[Model, Architecture]:
+    """Return the model in a trial's file, in evaluation mode on the CPU, and its options and data.
+
+    Raises:
+        WeightsError: if the header is damaged, or the trial's spec is not beside the file or is that of another model.
+    """
+    text = contents.header[TRIAL]
+    of_header = hashlib.sha256(text.encode()).hexdigest()
+    if contents.header.get(TRIAL_DIGEST, of_header) != of_header:
+        raise WeightsError("its header is damaged; copy the file again, or delete its folder and run the study again")
+    folder = TrialFolder(contents.file.parent)
+    trial = read_json(folder.spec, mapping)
+    if trial is None:
+        raise WeightsError(
+            f"these are the weights of a trial, and its {folder.spec.name} is missing beside them; copy both"
+        )
+    result = folder.result()
+    if result is not None and result.outcome.weights not in ("", digest(contents.tensors)):
+        raise WeightsError(
+            "its tensors are not the weights that the trial ended with; copy the file again, or delete its folder and "
+            "run the study again"
+        )
+    try:
+        header = json.loads(text)
+        height, width = header["info"]["image"]
+        info = DataInfo(**{**header["info"], "image": (height, width), "labels": tuple(header["info"]["labels"])})
+        choice = slot("model").resolve(TrialSpec.model_validate(trial["spec"]).model)
+        with torch.random.fork_rng(devices=[]):
+            model = cast(Model, slot("model").build(choice, info))
+        wide = next((value.dtype for value in contents.tensors.values() if value.is_floating_point()), torch.float32)
+        model.to(wide).load_state_dict(contents.tensors)
+        options = {name: value for name, value in choice.plain().items() if name != "type"}
+        return model.eval(), Architecture(options, info, tuple(header["mean"]), tuple(header["std"]))
+    except UserError as error:
+        raise WeightsError(f"the model of {folder.spec} cannot be built: {error}") from None
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        line = " ".join(str(error).split())
+        raise WeightsError(f"{folder.spec} is not the spec of these weights: {line}. Restore it.") from None
 
 
 def open_model(
@@ -184,7 +214,6 @@ def open_model(
     form: str | None = None,
     facts: ModelFacts = ModelFacts(),  # noqa: B008  # it is frozen
     head: Literal["keep", "new"] = "keep",
-    pre_logits: Literal["keep", "drop"] = "keep",
     classes: int | None = None,
     digests: Mapping[str, str] | None = None,
 ) -> OpenedModel:
@@ -196,7 +225,6 @@ def open_model(
         form: the format; by default it is recognised.
         facts: facts that the file may not state, such as the number of heads.
         head: the head in the file, or a new one, of zeros.
-        pre_logits: the hidden layer before the head; it can be dropped only with the head that reads it.
         classes: outputs of a new head; by default those of the old one.
         digests: what the file is expected to be; see :func:`vitlab.weights.files.read_file`.
 
@@ -204,68 +232,57 @@ def open_model(
         WeightsError: one sentence that names the file, and the first keys that are missing, unknown or misshapen.
     """
     contents = read_file(file, digests)
-    if form is None and head == "keep" and is_convnet(contents.tensors) and not is_trial_file(contents):
-        return _convnet(contents, facts)
-    checkpoint = interpret(contents, form)
-    if checkpoint.trial is not None:
-        trial = checkpoint.trial
-        return OpenedModel(trial.model, trial.info, trial.mean, trial.std, ())
-    try:
-        remaining, removed = drop_head(checkpoint.state, head, pre_logits)
+    with naming(file):
+        if TRIAL in contents.header and form is None:
+            trial_model, trial = _load_trial(contents)
+            return OpenedModel(trial_model, trial.info, trial.mean, trial.std, ())
+        if form is None and head == "keep" and is_convnet(contents.tensors):
+            config, _ = read_config(contents, {})
+            opened = open_convnet(contents.tensors, config.merge(facts))
+            return OpenedModel(*opened[:-1], tuple(f"assumed: {sentence}" for sentence in opened[-1]))
+        checkpoint = interpret(contents, form)
+        state, removed = drop_head(checkpoint.state, head, "keep")
         if head == "new" and classes is None:
-            classes = checkpoint.state["head.weight"].shape[0] if "head.weight" in checkpoint.state else 1
-        arch = replace(checkpoint, state=remaining).architecture(facts, classes)
-        model = build(arch)
-        own = model.to_canonical(model.state_dict())
-        fresh = {name: torch.zeros_like(value) for name, value in own.items() if head == "new" and name in NEW_HEAD}
-        state = {**fresh, **remaining}
-        require_match(own, state, checkpoint.unknown)
-        model.load_state_dict(model.from_canonical(state))
-    except (WeightsError, OptionError) as error:
-        raise WeightsError(f"{file}: {error}") from None
-    dropped = (*checkpoint.dropped, *removed)
-    notes = [checkpoint.wrapper_note, *checkpoint.notes, *(f"assumed: {sentence}" for sentence in arch.assumed)]
-    notes.append(f"left out: {some(dropped)}" if dropped else "")
-    return OpenedModel(model.eval(), arch.info, arch.mean, arch.std, tuple(filter(None, notes)))
+            classes = len(checkpoint.state["head.weight"]) if "head.weight" in checkpoint.state else 1
+        arch = replace(checkpoint, state=state).architecture(facts, classes)
+        model = load(arch, state, checkpoint.unknown)
+    return OpenedModel(model.eval(), arch.info, arch.mean, arch.std, checkpoint.notes(arch, removed))
 
 
-def _convnet(contents: WeightFile, stated: ModelFacts) -> OpenedModel:
-    try:
-        config = read_image_config(contents.config, contents.preprocessor, str(contents.file.with_name("config.json")))
-        facts = config.merge(stated, "the file")
-        model, info, sized = open_convnet(contents.tensors, facts)
-        mean, std, custom = normalization(facts, info.channels)
-    except (WeightsError, OptionError) as error:
-        raise WeightsError(f"{contents.file}: {error}") from None
-    return OpenedModel(model, info, mean, std, tuple(f"assumed: {sentence}" for sentence in (*sized, *custom)))
+def load(
+    arch: Architecture,
+    state: Mapping[str, Tensor],
+    unknown: tuple[str, ...] = (),
+    dtype: torch.dtype = torch.float32,
+) -> ViT:
+    """Return the model of an architecture with canonical weights; a head that is not among them has zeros.
 
-
-def build(arch: Architecture) -> ViT:
-    """Build the model of an architecture, with arbitrary values; torch's generator is not advanced."""
-    with torch.random.fork_rng(devices=[]):
-        return ViT(arch.info, **cast(Any, arch.options))
-
-
-def mismatches(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return the names of tensors that ``other`` lacks, has too many, or has in another shape than ``own``, by kind."""
-    return {
-        "missing": [name for name in own if name not in other],
-        "unknown": [name for name in other if name not in own],
-        "of another shape": [name for name in own if name in other and other[name].shape != own[name].shape],
-    }
-
-
-def require_match(own: Mapping[str, Tensor], other: Mapping[str, Tensor], unknown: tuple[str, ...] = ()) -> None:
-    """Check that the state ``other`` has the names and shapes of ``own``.
+    Args:
+        arch: of the model.
+        state: canonical tensors.
+        unknown: names in the file that have no canonical one.
+        dtype: of the model.
 
     Raises:
-        WeightsError: if it cannot.
+        WeightsError: if names or shapes do not fit.
     """
-    faults = mismatches(own, other)
-    faults["unknown"] = [*unknown, *faults["unknown"]]
-    message = [f"{some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names]
-    if message:
-        raise WeightsError(f"these are not the weights of a supported Vision Transformer: {', '.join(message)}")
+    model = arch.build().to(dtype)
+    own = model.to_canonical(model.state_dict())
+    new = NEW_HEAD if "head.weight" not in state else ()
+    complete = {**{name: torch.zeros_like(own[name]) for name in new if name in own}, **state}
+    require_match(own, complete, unknown)
+    model.load_state_dict(model.from_canonical(complete))
+    return model
+
+
+def require_match(own: Mapping[str, Tensor], state: Mapping[str, Tensor], unknown: tuple[str, ...] = ()) -> None:
+    """Check that a state has the names and shapes of ``own``.
+
+    Raises:
+        WeightsError: if it does not.
+    """
+    if faults := mismatches(own, state, unknown):
+        raise WeightsError(f"these are not the weights of a supported Vision Transformer: {sentence_of(faults)}")
 
 
 NEW_HEAD = ("head.weight", "head.bias")  #: canonical names of a new head's tensors
@@ -278,28 +295,34 @@ def _format_of(contents: WeightFile, name: str | None) -> Format:
         if recognised is None:
             raise WeightsError(f"unknown format; supported: {', '.join(FORMATS)}. Its first keys are {some(names)}.")
         return recognised
-    if name not in FORMATS:
-        raise WeightsError(f"no format called '{name}'.{nearest(name, FORMATS)} Allowed: {', '.join(FORMATS)}")
-    if not FORMATS[name].recognise(names):
+    form = format_named(name)
+    if not form.recognise(names):
         other = f"; it looks like {recognised.name}" if recognised else ""
         raise WeightsError(f"the file is not in the format {name}{other}; its first keys are {some(names)}")
+    return form
+
+
+def format_named(name: str) -> Format:
+    """Return a format.
+
+    Raises:
+        WeightsError: if there is none of this name.
+    """
+    if name not in FORMATS:
+        raise WeightsError(f"no format called '{name}'.{nearest(name, FORMATS)} Allowed: {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
-def _header_facts(header: Mapping[str, str]) -> ModelFacts:
-    if HEADER not in header:
-        return ModelFacts()
+def _header_facts(contents: WeightFile) -> ModelFacts:
     try:
-        return ModelFacts.model_validate_json(header[HEADER])
-    except ValueError:
+        header = json.loads(contents.header.get(HEADER, "{}"))
+        # Files of earlier versions state more.
+        return ModelFacts.model_validate({name: header[name] for name in ModelFacts.model_fields if name in header})
+    except (ValueError, TypeError):
         raise WeightsError(f"its header is damaged under the key {HEADER}; convert the file again") from None
 
 
-def _wrapper_facts(contents: WeightFile, form: Format) -> ModelFacts:
-    """Return DeiT's normalisation for its own checkpoints: timm's names, wrapped in 'model'."""
-    if form.name == "timm" and contents.wrappers[:1] == ("model",):
-        return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1])
-    return ModelFacts()
+# -- weights that torchvision publishes -------------------------------------------------------------------------------
 
 
 def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
@@ -313,11 +336,10 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
         WeightsError: if there are none of this name, they cannot be downloaded, differ from the published or
             planned ones, or are those of an unsupported network.
     """
-    weights = _published_weights(name)
-    digest = digest_of(name)
-    if planned is not None and digest != planned:
+    weights, published = _published_weights(name), digest_of(name)
+    if planned is not None and published != planned:
         raise WeightsError(
-            f"{name}: the installed torchvision publishes other weights (SHA-256 {digest}...) than the plan names "
+            f"{name}: the installed torchvision publishes other weights (SHA-256 {published}...) than the plan names "
             f"({planned}...). Install the version of torchvision that the study was planned with, or plan it again."
         )
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
@@ -331,7 +353,7 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
     facts = ModelFacts(
         image=(side, side), mean=tuple(sees.mean), std=tuple(sees.std), labels=tuple(weights.meta["categories"])
     )
-    return open_model(file, facts=facts, digests=None if digest is None else {file.name: digest})
+    return open_model(file, facts=facts, digests=None if published is None else {file.name: published})
 
 
 def digest_of(name: str) -> str | None:
@@ -340,12 +362,9 @@ def digest_of(name: str) -> str | None:
     Raises:
         WeightsError: if there are none of this name.
     """
-    match = _DIGEST.search(Path(urlparse(_published_weights(name).url).path).name)
+    # torch.hub's convention for the names of files.
+    match = re.search(r"-([0-9a-f]{8,64})\.", Path(urlparse(_published_weights(name).url).path).name)
     return match[1] if match else None
-
-
-_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.")
-"""The beginning of a digest in a file name, in torch.hub's convention."""
 
 
 @cache

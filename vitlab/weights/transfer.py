@@ -11,7 +11,7 @@ D width, P tokens before the patches, N patches, L tables of positions, H heads,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,15 +23,17 @@ from vitlab.components.attention import SOFTMAX
 from vitlab.components.position import Position, Resampling, choices_of, encodings
 from vitlab.components.position.additive import Learned
 from vitlab.components.position.combined import Together
-from vitlab.components.position.contract import resample_grid
 from vitlab.errors import WeightsError
-from vitlab.geometry import Geometry, Pair
+from vitlab.geometry import Geometry
 from vitlab.models.contract import Model, head_names
 from vitlab.registry import ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
-from vitlab.weights.known import Encoding, some
-from vitlab.weights.names import State
+from vitlab.weights.facts import Encoding, some
+from vitlab.weights.formats import State
+
+Options = Mapping[str, Any]
+"""Options of a component by path; its type has the empty path."""
 
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 HEAD = ("head.", "head_dist.")
@@ -50,29 +52,45 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
         WeightsError: if a tensor other than a new head's has no counterpart of its shape.
     """
     _require_comparable(model, source, how)
-    state: State = source.state_dict()
-    excluded = set() if how.head == "keep" else head_names(source)
+    state, own = source.state_dict(), model.state_dict()
+    keeps = how.head == "keep"
+    excluded = set() if keeps else head_names(source)
     body = {name: value for name, value in state.items() if name not in excluded}
-    own = model.state_dict()
     incoming = model.from_canonical(source.to_canonical(_fit(model, source, body, own, how)))
-    required = set(own) - (set() if how.head == "keep" else head_names(model))
-    faults = {
-        "missing": sorted(required - set(incoming)),
-        "unknown to this model": sorted(set(incoming) - set(own)),
-        "of another shape": sorted(
-            name for name in required & set(incoming) if incoming[name].shape != own[name].shape
-        ),
-    }
-    sentences = [
-        f"{some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names
-    ]
-    if sentences:
-        hint = "; set init_from.head: new to leave out the stored head" if how.head == "keep" else ""
-        raise WeightsError(f"these weights do not fit this model: {', '.join(sentences)}{hint}")
+    required = own.keys() - (set() if keeps else head_names(model))
+    faults = mismatches({name: value for name, value in own.items() if name in required}, incoming)
+    if faults:
+        hint = "; set init_from.head: new to leave out the stored head" if keeps else ""
+        raise WeightsError(f"these weights do not fit this model: {sentence_of(faults)}{hint}")
     model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
         model.freeze(head_names(model))
-    return _option_differences(model, source, how)
+    return [
+        f"{option} is {here}, and in the model that the weights were trained in it is {there}"
+        for option, here, there in option_differences(model, source, head=keeps)
+    ]
+
+
+def mismatches(own: State, other: State, unknown: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the names of tensors that ``other`` lacks, has too many, or has in another shape than ``own``, by kind.
+
+    Args:
+        own: a model's state.
+        other: another one.
+        unknown: further names in the file of ``other``.
+    """
+    faults = {
+        "missing": [name for name in own if name not in other],
+        "unknown": [*unknown, *(name for name in other if name not in own)],
+        "of another shape": [name for name in own if name in other and other[name].shape != own[name].shape],
+    }
+    return {kind: names for kind, names in faults.items() if names}
+
+
+def sentence_of(faults: Mapping[str, Sequence[str]]) -> str:
+    """Return the names of :func:`mismatches` in a sentence."""
+    parts = (f"{some(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in faults.items())
+    return ", ".join(parts)
 
 
 def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
@@ -93,31 +111,44 @@ def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
         )
 
 
-def _option_differences(model: Model, source: Model, how: InitFrom) -> list[str]:
-    """Return a sentence for each option, such as a norm's epsilon, that differs from the source's."""
-    rows = []
+def option_differences(model: Model, source: Model, *, head: bool = True) -> list[tuple[str, str, str]]:
+    """Return the options, such as a norm's epsilon, in which two models compute differently, and the value in each.
+
+    Differences that names and shapes of tensors show are left out.
+
+    Args:
+        model: the first model.
+        source: the second one.
+        head: whether heads are compared.
+    """
+    blocks: dict[tuple[str, str, str], dict[int, None]] = {}
     depth = 0
     for path, choice in model.component_choices.items():
-        if path not in source.component_choices or (path == "head" and how.head != "keep"):
+        if path not in source.component_choices or (path == "head" and not head):
             continue
-        mine, theirs = (dict(options_of(each.component_choices[path])) for each in (model, source))
-        block, name = -1, path
+        mine, theirs = (dict(options_of(each)) for each in (choice, source.component_choices[path]))
+        name, block = OPTIONS.get(path, path), -1  # a part outside of blocks
         if path.startswith("blocks."):
             _, number, *rest = path.split(".")
-            block, name = int(number), ".".join(rest) or "block"
+            block, name = int(number), rest[-1].rstrip("12") if rest else "block"
+            name = "attention" if name == "attn" else name
             depth = max(depth, block + 1)
-        rows += [
-            (block, f"{name}{option}", format_value(mine.get(option)), format_value(theirs.get(option)))
-            for option in differing_options(mine, theirs)
-            if not (choice.slot == "position" and option.endswith(".prefix_rows"))  # these are converted
-        ]
+        for option in _differing(mine, theirs):
+            if option.endswith(".prefix_rows"):
+                continue  # the table of positions has a row more or less
+            if path == "head" and option == ".approximate" and mine.get(".pool") != "map":
+                continue  # the MLP is one of attention pooling
+            one, other = (format_value(each.get(option)) for each in (mine, theirs))
+            blocks.setdefault((f"{name}{option}", one, other), {})[block] = None
     one, other = _parametrization(model), _parametrization(source)
     if one != other and _base_width(model) != _base_width(source):  # the scale of attention depends on it
-        rows.append((-1, "parametrization", one, other))
-    return [
-        f"{option} is {here}, and in the model that the weights were trained in it is {there}"
-        for option, here, there in group_by_block(rows, depth)
-    ]
+        blocks["parametrization", one, other] = {-1: None}
+    rows = []
+    for (option, one, other), which in blocks.items():
+        listed = ", ".join(map(str, which))
+        of = "" if [*which] in ([-1], [*range(depth)]) else f" of block{'s' if len(which) > 1 else ''} {listed}"
+        rows.append((f"{option}{of}", one, other))
+    return rows
 
 
 def _base_width(model: Model) -> int | None:
@@ -206,17 +237,6 @@ def _convert_rows(
     return torch.cat([rows_LPD, grid_LND], 1)
 
 
-def resample_positions(state: State, old: Pair, new: Pair, how: Resampling) -> dict[str, Tensor]:
-    """Resample learned positions from the grid ``old`` to ``new``; the rows of prefix tokens stay as they are."""
-    out = dict(state)
-    if "pos_embed" in state and old != new:
-        rows_TD = state["pos_embed"][0]
-        prefix = len(rows_TD) - old[0] * old[1]
-        grid_ND = resample_grid(rows_TD[prefix:].reshape(*old, -1), new, how).flatten(0, 1)
-        out["pos_embed"] = torch.cat([rows_TD[:prefix], grid_ND])[None]
-    return out
-
-
 def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str, Tensor]:
     """Reorder the channels of queries and keys to the order of vitlab's ``rope2d``.
 
@@ -249,29 +269,6 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str
             parts_3HK = value.reshape(3, heads, 2 * pairs, *value.shape[1:])
             turned_2HK = parts_3HK[:2].index_select(2, order_K)
             out[name] = torch.cat([turned_2HK, parts_3HK[2:]]).flatten(0, 2)
-    return out
-
-
-def convert_prefix_rows(state: State, prefix: Sequence[str], old: str, new: str) -> dict[str, Tensor]:
-    """Add or remove the position rows of the tokens before the patches, without changing the sums.
-
-    A removed row is added to its token; an added row is zero.
-
-    Args:
-        state: canonical tensors.
-        prefix: names of these tokens, in order.
-        old: ``own`` or ``none``, in ``state``.
-        new: ``own`` or ``none``, in the result.
-    """
-    out = dict(state)
-    if "pos_embed" not in state or not prefix or old == new:
-        return out
-    table = state["pos_embed"]
-    if new == "own":
-        out["pos_embed"] = torch.cat([table.new_zeros(1, len(prefix), table.shape[2]), table], 1)
-        return out
-    _add_rows_to_tokens(out, table, prefix)
-    out["pos_embed"] = table[:, len(prefix) :].contiguous()
     return out
 
 
@@ -318,6 +315,9 @@ def select_classes(state: State, file: Path) -> dict[str, Tensor]:
     return {**state, **{name: value[indices] for name, value in heads.items()}}
 
 
+OPTIONS = {"patch_embed": "patch", "norm_pre": "stem_norm", "norm": "final_norm", "fc_norm": "final_norm"}
+"""Options of the model by the paths of the parts that they decide, where the names differ."""
+
 TRAINED_BY = ("drop", "proj_drop", "weights", "output")
 """Options of components that do not affect what a trained model computes."""
 
@@ -343,37 +343,15 @@ def options_of(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, An
             yield f"{path}.{name}", value
 
 
-def differing_options(one: Mapping[str, Any], other: Mapping[str, Any], shapes: bool = False) -> Iterator[str]:
-    """Yield the options that differ; of components of different types, only the types.
-
-    Args:
-        one: path to value.
-        other: path to value.
-        shapes: whether :data:`SHAPES` count.
-    """
-    options = []
-    for option in one.keys() | other.keys():
-        equal = option in one and option in other and _plain(one[option]) == _plain(other[option])
-        if not equal and (shapes or option.rpartition(".")[2] not in SHAPES):
-            options.append(option)
-    for option in sorted(options):
-        if not any(option != above and option.startswith(f"{above}.") for above in options):
-            yield option
-
-
-def group_by_block(differences: Iterable[tuple[int, str, str, str]], depth: int) -> Iterator[tuple[str, str, str]]:
-    """Yield each difference once, with all blocks that have it.
-
-    Args:
-        differences: block (-1 outside of blocks), option, and its two values.
-        depth: number of blocks.
-    """
-    blocks: dict[tuple[str, str, str], list[int]] = {}
-    for block, *difference in differences:
-        option, one, other = difference
-        blocks.setdefault((option, one, other), []).append(block)
-    for (option, one, other), which in blocks.items():
-        yield f"{option}{'' if which in ([-1], [*range(depth)]) else _of(which)}", one, other
+def _differing(one: Options, other: Options) -> list[str]:
+    """Return the options that differ; of components of different types, only the types."""
+    names = [
+        name
+        for name in sorted(one.keys() | other.keys())
+        if name.rpartition(".")[2] not in SHAPES
+        and (name not in one or name not in other or _plain(one[name]) != _plain(other[name]))
+    ]
+    return [name for name in names if not any(name.startswith(f"{above}.") for above in names)]
 
 
 def format_value(value: Any) -> str:
@@ -390,7 +368,3 @@ def format_value(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _of(blocks: list[int]) -> str:
-    return f" of block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"

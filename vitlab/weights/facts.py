@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,6 +12,8 @@ from vitlab.geometry import Pair
 from vitlab.spec.choice import Frozen
 
 Side = Annotated[int, Field(gt=0)]
+Values = tuple[float, ...]
+"""One value per channel."""
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of torchvision's and DeiT's normalisation."""
@@ -22,10 +23,13 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 MAX_NAMES = 5  #: in a sentence
 
 
+EncodingType = Literal["none", "rope2d", "rope2d_mixed", "sincos2d"]
+
+
 class Encoding(Frozen):
     """A position encoding that no tensor shows, and the layout of the channels that it rotates."""
 
-    type: Literal["none", "rope2d", "rope2d_mixed", "sincos2d"]
+    type: EncodingType = "none"
     options: Mapping[str, Any] = {}  #: of the position encoding
     axes: Literal["xy", "ij"] = "xy"  #: whether the first half of the channel pairs turns with the column or the row
     pairs: Literal["interleaved", "halves"] = "interleaved"  #: channels 2i and 2i + 1, or i and i + K/2
@@ -42,24 +46,21 @@ class ModelFacts(Frozen):
     norm: Literal["layernorm", "rmsnorm"] | None = None
     eps: Annotated[float, Field(gt=0)] | None = None  #: of the norms
     gelu: Literal["none", "tanh"] | None = None  #: the approximation the MLPs compute
-    blocks: Literal["pre_norm"] | None = None  #: norms before attention and MLP
     position: Encoding | None = None  #: beside learned rows
-    pre_logits: Literal["tanh"] | None = None  #: activation of the hidden layer before the head
-    mean: tuple[float, ...] | None = None  #: per channel, of pixels in [0, 1]
-    std: tuple[float, ...] | None = None
+    mean: Values | None = None  #: of pixels in [0, 1]
+    std: Values | None = None
     labels: tuple[str, ...] | None = None  #: names of the classes
+
+    def known(self) -> dict[str, Any]:
+        """Return the facts that are known, by name."""
+        return {name: value for name, value in self if value is not None}
 
     def or_else(self, other: ModelFacts) -> ModelFacts:
         """Return these facts, with those of ``other`` for the unknown ones."""
-        values = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
-        return other.model_copy(update=values)
+        return other.model_copy(update=self.known())
 
-    def merge(self, other: ModelFacts, place: str) -> ModelFacts:
-        """Return the facts of a caller, with these for the ones it does not state.
-
-        Args:
-            other: the caller's facts.
-            place: the source of these facts, for the error.
+    def merge(self, other: ModelFacts) -> ModelFacts:
+        """Return the facts that a caller states, with these, of a file, for the ones that it does not state.
 
         Raises:
             WeightsError: if the two contradict each other.
@@ -68,52 +69,31 @@ class ModelFacts(Frozen):
             own, theirs = getattr(self, name), getattr(other, name)
             if None not in (own, theirs) and own != theirs:
                 raise WeightsError(
-                    f"{place} says {name} {plain(own)}, and {plain(theirs)} was given; give {plain(own)}"
+                    f"the file says {name} {plain(own)}, and {plain(theirs)} was given; give {plain(own)}"
                 )
         return other.or_else(self)
 
 
-@dataclass
-class AssumedFacts:
-    """Known facts of a model, defaults for the others, and a sentence for each default that was used."""
+def normalisation(
+    known: ModelFacts, usual: ModelFacts, title: str, channels: int
+) -> tuple[Values, Values, tuple[str, ...]]:
+    """Return mean and standard deviation per channel, and a sentence if they are assumed.
 
-    known: ModelFacts
-    defaults: ModelFacts
-    title: str
-    assumed: list[str] = field(default_factory=list)
-
-    def of(self, name: str, sentence: Callable[[Any], str]) -> Any:
-        """Return the fact ``name``; a default is recorded as an assumption, in the words of ``sentence``."""
-        value = getattr(self.known, name)
-        if value is None:
-            value = getattr(self.defaults, name)
-            if value is not None:
-                self.assumed.append(sentence(value))
-        return value
-
-    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and standard deviation per channel; defaults of RGB do not apply to other numbers of channels."""
-        mean, std = self.known.mean, self.known.std
-        if mean is not None and std is not None:
-            if len(mean) == len(std) == channels:
-                return mean, std
-            if len(mean) == len(std) == 1:
-                return mean * channels, std * channels
-        mean, std = self.defaults.mean, self.defaults.std
-        if self.known.mean is None and mean is not None and std is not None and len(mean) == len(std) == channels:
-            whose = "DeiT" if mean == IMAGENET[0] and self.title not in ("DeiT", "torchvision") else self.title
-            numbers = (" ".join(f"{value:g}" for value in values) for values in (mean, std))
-            self.assumed.append(
-                "pixels normalised by mean {} and std {}, as is the custom of {}".format(*numbers, whose)
-            )
-            return mean, std
-        half = HALF[0][:1] * channels
-        self.assumed.append(f"pixels of {channels} channels normalised by mean 0.5 and std 0.5")
-        return half, half
-
-
-ORIGINAL_VIT = ModelFacts(pool="cls", norm="layernorm", blocks="pre_norm", pre_logits="tanh")
-"""What Google's code, torchvision and transformers share, unless a file states otherwise (arXiv:2010.11929)."""
+    The usual values of RGB do not apply to other numbers of channels.
+    """
+    if known.mean is not None and known.std is not None:
+        sizes = {len(known.mean), len(known.std)}
+        if sizes == {channels}:
+            return known.mean, known.std, ()
+        if sizes == {1}:
+            return known.mean * channels, known.std * channels, ()
+    if known.mean is None and usual.mean is not None and usual.std is not None and len(usual.mean) == channels:
+        whose = "DeiT" if usual.mean == IMAGENET[0] and title not in ("DeiT", "torchvision") else title
+        mean, std = (" ".join(f"{value:g}" for value in values) for values in (usual.mean, usual.std))
+        sentence = f"pixels normalised by mean {mean} and std {std}, as is the custom of {whose}"
+        return usual.mean, usual.std, (sentence,)
+    half = (0.5,) * channels
+    return half, half, (f"pixels of {channels} channels normalised by mean 0.5 and std 0.5",)
 
 
 def some(names: Iterable[str]) -> str:

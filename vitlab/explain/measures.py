@@ -1,0 +1,228 @@
+"""Numbers of a model's attention, tokens and parameters, without gradients.
+
+The rollout is the contribution of each patch to a token through all blocks (Abnar & Zuidema, arXiv:2005.00928).  With
+the residual connection as half of each block, the map of block l becomes A'_l = rows of (A_l + I) scaled to sum to 1,
+and the rollout is A'_L ... A'_2 A'_1.
+
+The distance between two patches is the distance between their origins; each query patch averages it with its attention
+weights, and the queries are averaged (arXiv:2010.11929, Figure 7 (right) and appendix D.7).
+
+Linear CKA says how alike the features of two models are, whatever their basis and scale: two sets of features of the
+same images are alike if the same pairs of images are close in both.  The similarity is the HSIC of the two matrices of
+inner products, divided by the root of the HSIC of each with itself.  HSIC is estimated without bias from batches, over
+which it is summed (arXiv:1905.00414; batches: arXiv:2010.15327, section 3; the estimator: Song et al., "Feature
+Selection via Dependence Maximization", JMLR 2012).
+
+B images or batches, L blocks, H heads, T tokens of which P stand before the patches, N patches, D width, C channels,
+K components; in CKA, N images of a batch, X features, R sets of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitlab.explain.capture import recorded_tokens
+from vitlab.geometry import Geometry
+from vitlab.models.vit import ViT
+
+Fusion = Literal["mean", "max", "min"]
+MIN_BATCH = 4  #: images that the unbiased estimator of CKA needs
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+    """Return the rollout over all blocks, float64 (B, T, T); every row sums to 1.
+
+    Args:
+        maps_LBHTT: one (B, H, T, T) per block, first block first.
+        fusion: reduction over the heads of a block.
+        discard: share of the smallest weights of each image's map that is set to 0, in [0, 1).  An empty row keeps its
+            residual connection.
+    """
+    fuse: Any = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion]
+    eye_TT = torch.eye(maps_LBHTT[0].shape[-1], dtype=torch.float64, device=maps_LBHTT[0].device)
+    rolled_BTT = eye_TT
+    for maps_BHTT in maps_LBHTT:
+        step_BTT = _without_smallest(fuse(maps_BHTT.double(), dim=1), discard) + eye_TT
+        rolled_BTT = step_BTT / step_BTT.sum(-1, keepdim=True) @ rolled_BTT
+    return rolled_BTT
+
+
+def to_patches(rolled_BTT: Tensor, geometry: Geometry, reads: Collection[str] | None) -> dict[str, Tensor]:
+    """Return the contribution of each patch to the output: ``{token: (B, rows, columns)}``, without prefix columns.
+
+    There is one map for each prefix token that the head reads; if there is none, ``mean`` over all patch rows.
+
+    Args:
+        rolled_BTT: a rollout, or the maps of one block.
+        geometry: the model's sizes.
+        reads: the ``reads`` of the model's head; None: the class and the distillation token, if they exist.
+    """
+    prefix = len(geometry.prefix)
+    tokens = ("class", "distillation") if reads is None else reads
+    rows_BN = {name: rolled_BTT[:, row, prefix:] for row, name in enumerate(geometry.prefix) if name in tokens}
+    if not rows_BN:
+        rows_BN = {"mean": rolled_BTT[:, prefix:, prefix:].mean(1)}
+    return {name: map_BN.reshape(-1, *geometry.grid) for name, map_BN in rows_BN.items()}
+
+
+def _without_smallest(fused_BTT: Tensor, share: float) -> Tensor:
+    """Set the smallest weights of each image to 0; each image has its own threshold."""
+    flat_BX = fused_BTT.flatten(1)
+    count = int(flat_BX.shape[1] * share)
+    if not count:
+        return fused_BTT
+    smallest_BK = flat_BX.topk(count, dim=1, largest=False).indices
+    return flat_BX.scatter(1, smallest_BK, 0.0).view_as(fused_BTT)
+
+
+def patch_distances(geometry: Geometry) -> Tensor:
+    """Return the Euclidean distances between the origins of patches, in pixels of the image, float64 (N, N)."""
+    rows, columns = geometry.grid
+    step_y, step_x = geometry.image[0] / rows, geometry.image[1] / columns
+    y_N = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns) * step_y
+    x_N = torch.arange(columns, dtype=torch.float64).repeat(rows) * step_x
+    return torch.hypot(y_N[:, None] - y_N, x_N[:, None] - x_N)
+
+
+def attention_distance(maps_BHTT: Tensor, geometry: Geometry) -> Tensor:
+    """Return the mean attention distance of each head, in pixels, float64 (B, H).
+
+    As in the authors' code, attention to prefix tokens counts as no distance.
+
+    Args:
+        maps_BHTT: attention weights of one block.
+        geometry: the model's sizes.
+    """
+    prefix = len(geometry.prefix)
+    weights_BHNN = maps_BHTT[:, :, prefix:, prefix:].double()
+    return (weights_BHNN * patch_distances(geometry).to(weights_BHNN.device)).sum(-1).mean(-1)
+
+
+# -- parameters and tokens --------------------------------------------------------------------------------------------
+
+
+class Components(NamedTuple):
+    """Principal components of patch filters."""
+
+    filters_KCHW: Tensor  #: float64, orthonormal when flattened, strongest first
+    share_K: Tensor  #: share of the variance each explains
+
+
+def filter_components(weight_DCHW: Tensor, count: int = 28) -> Components:
+    """Return the first principal components of the patch embedding's filters.
+
+    Reference: arXiv:2010.11929, Figure 7 (left), which shows the first 28 of ViT-L/32.
+
+    Args:
+        weight_DCHW: the kernel of the patch embedding.
+        count: number of components; at most the number of filters or pixels.
+    """
+    flat_DX = weight_DCHW.detach().double().flatten(1)
+    centred_DX = flat_DX - flat_DX.mean(0)
+    _, singular, basis = torch.linalg.svd(centred_DX, full_matrices=False)
+    count = min(count, basis.shape[0])
+    share = singular.square() / singular.square().sum().clamp_min(1e-300)
+    return Components(basis[:count].unflatten(1, weight_DCHW.shape[1:]), share[:count])
+
+
+def position_similarity(table_ND: Tensor, geometry: Geometry) -> Tensor:
+    """Return the cosine similarity of each patch's position with all others, (rows, columns, rows, columns).
+
+    Reference: arXiv:2010.11929, Figure 7 (centre).
+    """
+    unit_ND = torch.nn.functional.normalize(table_ND.detach().double(), dim=-1)
+    return (unit_ND @ unit_ND.T).view(*geometry.grid, *geometry.grid)
+
+
+def token_cosine(tokens_LBTD: Sequence[Tensor], geometry: Geometry) -> Tensor:
+    """Return the cosine of the class and the distillation token at each depth, averaged over images, (L,).
+
+    Reference: Touvron et al., arXiv:2012.12877, section 4: 0.06 at the input, 0.93 after the last block.
+    """
+    first, second = geometry.prefix.index("class"), geometry.prefix.index("distillation")
+    cosines = [
+        torch.nn.functional.cosine_similarity(tokens_BTD[:, first].double(), tokens_BTD[:, second].double(), dim=-1)
+        for tokens_BTD in tokens_LBTD
+    ]
+    return torch.stack([cosine_B.mean() for cosine_B in cosines])
+
+
+class Norms(NamedTuple):
+    """Norms of the patch tokens of one depth."""
+
+    norms_BN: Tensor
+    outliers: float  #: share of patch tokens beyond the threshold
+    threshold: float
+    ratio: float  #: largest norm over the median
+
+
+def token_norms(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
+    """Return norms of patch tokens, and the share of outliers by the threshold median + 10 x MAD.
+
+    Darcet et al. (arXiv:2309.16588) use a fixed norm that was chosen by eye for one model (150 for DINOv2-g).  Norms of
+    other models differ, so the threshold here depends on the median and the median absolute deviation (MAD).  If more
+    than half of the tokens are equal, such as those of a blank border without positions, it is the mean deviation.
+    """
+    norms_BN = tokens_BTD[:, len(geometry.prefix) :].double().norm(dim=-1)
+    median = norms_BN.median()
+    away_BN = (norms_BN - median).abs()
+    spread = torch.where(away_BN.median() > 1e-6 * median, away_BN.median(), away_BN.mean())
+    threshold = float(median + 10.0 * spread)
+    outliers = float((norms_BN > threshold).double().mean())
+    return Norms(norms_BN, outliers, threshold, float(norms_BN.max() / median))
+
+
+# -- similarity of features ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def grams_of_blocks(model: ViT, batches: Iterable[Tensor]) -> list[Tensor]:
+    """Return the :func:`centred_gram` (B, N, N) of all tokens after each block; the model keeps its mode.
+
+    Args:
+        model: the model.
+        batches: its inputs, each (N, C, H, W).
+    """
+    grams: list[list[Tensor]] = []
+    training = model.training
+    model.eval()
+    try:
+        for x_NCHW in batches:
+            with recorded_tokens(model, lambda x_NTD: centred_gram(x_NTD.flatten(1))) as recorded:
+                model(x_NCHW)
+            grams.append(recorded[1:])
+    finally:
+        model.train(training)
+    return [torch.stack(of_block) for of_block in zip(*grams, strict=True)]
+
+
+def centred_gram(x_NX: Tensor) -> Tensor:
+    """Return the inner products of images, centred without bias, float64 (N, N).
+
+    The inner product of two such matrices is N (N - 3) times the unbiased estimate of HSIC.
+    """
+    x_NX = x_NX.double()
+    count = len(x_NX)
+    gram_NN = (x_NX @ x_NX.T).fill_diagonal_(0)
+    sum_N = gram_NN.sum(0)
+    offset_N = (sum_N - sum_N.sum() / (2 * (count - 1))) / (count - 2)
+    return (gram_NN - offset_N[:, None] - offset_N).fill_diagonal_(0)
+
+
+def linear_cka(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """Return the CKA of every two sets of features, one of each, float64; not a number where features are constant.
+
+    Args:
+        first: centred inner products (B, N, N) of each set.
+        second: those of the other sets, for the same batches.
+    """
+    first_RX, second_RX = (torch.stack([gram_BNN.flatten() for gram_BNN in grams]) for grams in (first, second))
+    norms_RR = torch.outer(torch.linalg.vector_norm(first_RX, dim=1), torch.linalg.vector_norm(second_RX, dim=1))
+    return first_RX @ second_RX.T / norms_RR
