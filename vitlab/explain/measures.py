@@ -157,7 +157,7 @@ def token_cosine(tokens_LBTD: Sequence[Tensor], geometry: Geometry) -> Tensor:
 class Norms(NamedTuple):
     """Norms of the patch tokens of one depth."""
 
-    norms_BN: Tensor
+    median: float
     outliers: float  #: share of patch tokens beyond the threshold
     threshold: float
     ratio: float  #: largest norm over the median
@@ -176,7 +176,7 @@ def token_norms(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
     spread = torch.where(away_BN.median() > 1e-6 * median, away_BN.median(), away_BN.mean())
     threshold = float(median + 10.0 * spread)
     outliers = float((norms_BN > threshold).double().mean())
-    return Norms(norms_BN, outliers, threshold, float(norms_BN.max() / median))
+    return Norms(float(median), outliers, threshold, float(norms_BN.max() / median))
 
 
 # -- similarity of features ------------------------------------------------------------------------------------------

@@ -128,13 +128,8 @@ def explain(
 
     norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
     depth = range(len(norms))
-    tables["norms"] = {
-        "depth": depth,
-        "median": [float(norm.norms_BN.median()) for norm in norms],
-        "ratio": [norm.ratio for norm in norms],
-        "threshold": [norm.threshold for norm in norms],
-        "outliers": [norm.outliers for norm in norms],
-    }
+    columns = ("median", "ratio", "threshold", "outliers")
+    tables["norms"] = {"depth": depth, **{name: [getattr(norm, name) for norm in norms] for name in columns}}
     figures["norms"] = pictures.curve(
         np.array(tables["norms"]["ratio"]), ylabel="norm of patch tokens, largest over median"
     )

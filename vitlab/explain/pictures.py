@@ -43,7 +43,7 @@ def attention_overlay(
         truth: the true label, marked among the predictions; None where it is not known.
     """
     widths = [1, 1, 1, *([0.9] if predictions else [])]
-    figure = Figure(figsize=(11.5 * sum(widths) / 3.9, 3.3), layout="constrained")
+    figure = _figure(11.5 * sum(widths) / 3.9, 3.3)
     first, middle, right, *others = figure.subplots(1, len(widths), width_ratios=widths)
     _show(first, image_HWC, "image")
     _show(middle, image_HWC, title)
@@ -145,7 +145,7 @@ def add_caption(figure: Figure, text: str) -> None:
 def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
     """Draw the attention of a query, a row for each block and a column for each head; each map on its own scale."""
     blocks, heads = len(maps_LHYX), len(maps_LHYX[0])
-    figure = Figure(figsize=(1.2 * heads + 0.8, 1.25 * blocks + 0.5), layout="constrained")
+    figure = _figure(1.2 * heads + 0.8, 1.25 * blocks + 0.5)
     axes = figure.subplots(blocks, heads, squeeze=False)
     for (block, head), axis in np.ndenumerate(axes):
         axis.imshow(maps_LHYX[block][head], cmap=HEAT)
@@ -160,7 +160,7 @@ def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
 
 def distances(distance_LH: Array, *, largest: float) -> Figure:
     """Draw the mean attention distance of every head against depth."""
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    figure = _figure(5.5, 3.6)
     axis = figure.subplots()
     depth = np.arange(1, len(distance_LH) + 1)
     axis.plot(depth, distance_LH, "o", ms=4, color=SERIES[0], alpha=0.6)
@@ -175,7 +175,7 @@ def filters(filters_KCHW: Array, share_K: Array) -> Figure:
     """Draw the principal components of the patch filters, as RGB for three channels; each on its own scale."""
     columns = min(7, len(filters_KCHW))
     rows = -(-len(filters_KCHW) // columns)
-    figure = Figure(figsize=(1.1 * columns, 1.25 * rows + 0.4), layout="constrained")
+    figure = _figure(1.1 * columns, 1.25 * rows + 0.4)
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for axis in axes:
         axis.set_axis_off()
@@ -191,7 +191,7 @@ def filters(filters_KCHW: Array, share_K: Array) -> Figure:
 def position_grids(similarity_YXYX: Array) -> Figure:
     """Draw, for each patch, the cosine similarity of its position with all others."""
     rows, columns = similarity_YXYX.shape[:2]
-    figure = Figure(figsize=(0.75 * columns + 1, 0.75 * rows + 0.6), layout="constrained")
+    figure = _figure(0.75 * columns + 1, 0.75 * rows + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False)
     for place, axis in np.ndenumerate(axes):
         picture = axis.imshow(similarity_YXYX[place], cmap=HEADS, vmin=-1, vmax=1)
@@ -203,7 +203,7 @@ def position_grids(similarity_YXYX: Array) -> Figure:
 
 def curve(values: Array, *, ylabel: str) -> Figure:
     """Draw numbers by depth; depth 0 is before the first block."""
-    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    figure = _figure(5.5, 3.4)
     axis = figure.subplots()
     axis.plot(values, "o-", ms=4)
     axis.set(xlabel="depth, blocks", ylabel="\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
@@ -214,7 +214,7 @@ def curve(values: Array, *, ylabel: str) -> Figure:
 
 def similarities(matrices: Sequence[tuple[str, str, Array]]) -> Figure:
     """Draw matrices of similarities in [0, 1] side by side, each with the names of its rows and columns."""
-    figure = Figure(figsize=(3.1 * len(matrices) + 0.8, 3.4), layout="constrained")
+    figure = _figure(3.1 * len(matrices) + 0.8, 3.4)
     axes = figure.subplots(1, len(matrices), squeeze=False)[0]
     for axis, (rows, columns, values_LM) in zip(axes, matrices, strict=True):
         depth, width = values_LM.shape
@@ -228,11 +228,15 @@ def similarities(matrices: Sequence[tuple[str, str, Array]]) -> Figure:
     return figure
 
 
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def _panels(count: int, margin: float) -> tuple[Figure, list[Any]]:
     """Return a figure of some pictures in the fewest rows, with as few empty places as possible."""
     rows = -(-count // COLUMNS)
     columns = -(-count // rows)
-    figure = Figure(figsize=(2.3 * columns + margin, 2.8 * rows + 0.5), layout="constrained")
+    figure = _figure(2.3 * columns + margin, 2.8 * rows + 0.5)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in axes[count:]:
         axis.set_visible(False)

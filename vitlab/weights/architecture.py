@@ -89,10 +89,6 @@ class Architecture:
             return ViT(self.info, **self.options)
 
 
-NO_HEAD = (
-    "these weights have no head (head.weight); use weights with one, or start a training from them with "
-    "init_from.head: new"
-)
 _GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
 _GELU = {"none": "computed exactly", "tanh": "approximated by tanh"}
 _STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
@@ -117,11 +113,8 @@ class Inference:
     unknown: Collection[str] = ()  #: names in the file that have no canonical one
     assumed: list[str] = field(default_factory=list)
 
-    def architecture(self, classes: int | None = None) -> Architecture:
-        """Return the model that the tensors belong to.
-
-        Args:
-            classes: outputs of a new head; by default those of the head among the tensors.
+    def architecture(self) -> Architecture:
+        """Return the model that the tensors belong to; a head that is not among them has one output.
 
         Raises:
             WeightsError: if they belong to no Vision Transformer, or a fact without a default is unknown.
@@ -145,7 +138,7 @@ class Inference:
         heads = self._heads(dim, f"{first}attn.q_norm.weight")
         grid, rows = self._grid(len(prefix) + registers, pixels)
         final = "fc_norm" if "fc_norm.weight" in state else "norm"
-        head, outputs = self._head(prefix, registers, final, classes)
+        head, outputs = self._head(prefix, registers, final)
         eps = self._fact("eps", "norms of eps {:g}, the default of " + self.title)
         norm = self._norm(first + norm1, eps, known.norm)
         if norm["type"] == "rmsnorm" and known.norm is None:
@@ -332,12 +325,11 @@ class Inference:
         gelu = self._fact("gelu", f"GELU {sentence}, as is the custom of {self.title}")
         return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu or "none"}
 
-    def _head(self, prefix: tuple[str, ...], registers: int, final: str, classes: int | None) -> tuple[Options, int]:
+    def _head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
         """Return the options of the head, and its number of outputs."""
-        state, headless = self.state, "head.weight" not in self.state
-        if headless and classes is None:
-            raise WeightsError(NO_HEAD)
-        outputs = classes or 0 if headless else self._shape("head.weight", 2)[0]
+        state = self.state
+        has_head = "head.weight" in state
+        outputs = self._shape("head.weight", 2)[0] if has_head else 1
         if "head_dist.weight" in state:
             return {"type": "distilled"}, outputs
         stated = self.known.pool
@@ -355,7 +347,7 @@ class Inference:
         elif stated is None:
             options["pool"] = "cls"
             sentence = "the head reads the class token"
-        if stated is None and sentence and not headless:
+        if stated is None and sentence and has_head:
             self.assumed.append(sentence)
         if "pre_logits.fc.weight" in state:
             options |= {"type": "mlp", "representation_size": self._shape("pre_logits.fc.weight", 2)[0]}

@@ -64,7 +64,7 @@ def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts(
     checkpoint = open_checkpoint(file, form)
     with naming(file):
         has_head = "head.weight" in checkpoint.state
-        architecture = checkpoint.architecture(facts, None if has_head else 1)
+        architecture = checkpoint.architecture(facts, "keep" if has_head else "new")
         own = _canonical(architecture.skeleton(), has_head)
     return Inspection(checkpoint, architecture, mismatches(own, checkpoint.state, checkpoint.unknown))
 
@@ -121,7 +121,7 @@ def convert(
             state = select_classes(state, classes)
         has_head = "head.weight" in state
         old, state = _with_norm_on_tokens(
-            replace(checkpoint, state=state).architecture(facts, None if has_head else 1), state
+            replace(checkpoint, state=state).architecture(facts, "keep" if has_head else "new"), state
         )
         new = _with_rows(_for_grid(old, image, grid), state, library)
         # The two models differ in nothing but their positions.
@@ -219,7 +219,7 @@ def _verify_round_trip(
     stated = ModelFacts(pool=library.known(tensors).pool).or_else(model.facts()).model_copy(update={"position": None})
     try:
         checkpoint = interpret(contents, library.name)
-        again = checkpoint.architecture(stated, None if has_head else 1).skeleton()
+        again = checkpoint.architecture(stated, "keep" if has_head else "new").skeleton()
         differences = [
             f"{option} is {own}, and the file holds {other}"
             for option, own, other in option_differences(model.skeleton(), again, head=has_head)

@@ -168,6 +168,8 @@ class TimmFormat(Format):
     def to_canonical(self, state: State) -> Canonical:
         """Rename DeiT III's gammas, fuse the biases of q and v, and take the two halves of a gated MLP apart."""
         out = {_GAMMA.sub(r"\1.ls\2.gamma", name): value for name, value in state.items()}
+        if "rope.freqs" in out:
+            out["position.freqs"] = out.pop("rope.freqs")
         for match in filter(None, map(_GATED.fullmatch, state)):
             back = state.get(f"{match[1]}.fc2.weight")
             if back is not None and back.ndim == 2 and len(state[match[0]]) == 2 * back.shape[1]:

@@ -30,14 +30,14 @@ from vitlab.registry import slot
 from vitlab.spec import TrialSpec
 from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder
-from vitlab.weights.architecture import NO_HEAD, Architecture, Inference
+from vitlab.weights.architecture import Architecture, Inference
 from vitlab.weights.config import names_timm, read_config
 from vitlab.weights.convnets import is_convnet, open_convnet
 from vitlab.weights.facts import IMAGENET, ModelFacts, Values, normalisation, some
 from vitlab.weights.files import WeightFile, read_file
 from vitlab.weights.formats import FORMATS, Format
 from vitlab.weights.from_timm import build_timm, from_timm
-from vitlab.weights.transfer import drop_head, mismatches, sentence_of, to_native_rotation
+from vitlab.weights.transfer import HEAD, drop_head, mismatches, sentence_of
 
 HEADER = "vitlab.weights"
 """Key of the facts that tensors do not show, in the header of safetensors files that this package writes."""
@@ -73,20 +73,27 @@ class Checkpoint:
         notes = [self.wrapper_note, *self.unread, *(f"assumed: {sentence}" for sentence in model.assumed), omission]
         return tuple(filter(None, notes))
 
-    def architecture(self, facts: ModelFacts = ModelFacts(), classes: int | None = None) -> Architecture:  # noqa: B008
-        """Return the architecture of these weights; ``facts`` and ``classes`` as in :func:`open_model`.
+    def architecture(
+        self,
+        facts: ModelFacts = ModelFacts(),  # noqa: B008  # it is frozen
+        head: Literal["keep", "new"] = "keep",
+    ) -> Architecture:
+        """Return the architecture of these weights; ``facts`` and ``head`` as in :func:`open_model`.
 
         Raises:
             WeightsError: without the name of the file.
         """
+        if head == "keep" and "head.weight" not in self.state:
+            raise WeightsError(
+                "these weights have no head (head.weight); use weights with one, or start a training from them with "
+                "init_from.head: new"
+            )
         merged, whole = self.known.merge(facts), self.whole
-        if whole is None:
-            return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture(classes)
-        if "head.weight" not in self.state and classes is None:
-            raise WeightsError(NO_HEAD)
-        if classes is None or classes == whole.info.classes:
-            return whole
-        return replace(whole, info=replace(whole.info, classes=classes, labels=()))
+        if whole is not None:
+            classes = len(self.state["head.weight"]) if "head.weight" in self.state else 1
+            same = classes == whole.info.classes
+            return whole if same else replace(whole, info=replace(whole.info, classes=classes, labels=()))
+        return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture()
 
 
 class OpenedModel(NamedTuple):
@@ -145,11 +152,8 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
     usual = fmt.usual(contents.tensors)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
         usual = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]).or_else(usual)
-    state = canonical.state
-    if known.position is not None and known.heads is not None:
-        state = to_native_rotation(state, known.position, known.heads)
     dropped = (*contents.other_keys, *canonical.dropped)
-    return Checkpoint(contents, fmt, state, known, usual, canonical.unknown, dropped, tuple(unread))
+    return Checkpoint(contents, fmt, canonical.state, known, usual, canonical.unknown, dropped, tuple(unread))
 
 
 def _built_by_timm(contents: WeightFile) -> Checkpoint:
@@ -214,7 +218,6 @@ def open_model(
     form: str | None = None,
     facts: ModelFacts = ModelFacts(),  # noqa: B008  # it is frozen
     head: Literal["keep", "new"] = "keep",
-    classes: int | None = None,
     digests: Mapping[str, str] | None = None,
 ) -> OpenedModel:
     """Build the model that a file of weights belongs to, and load them.
@@ -225,7 +228,6 @@ def open_model(
         form: the format; by default it is recognised.
         facts: facts that the file may not state, such as the number of heads.
         head: the head in the file, or a new one, of zeros.
-        classes: outputs of a new head; by default those of the old one.
         digests: what the file is expected to be; see :func:`vitlab.weights.files.read_file`.
 
     Raises:
@@ -242,9 +244,7 @@ def open_model(
             return OpenedModel(*opened[:-1], tuple(f"assumed: {sentence}" for sentence in opened[-1]))
         checkpoint = interpret(contents, form)
         state, removed = drop_head(checkpoint.state, head, "keep")
-        if head == "new" and classes is None:
-            classes = len(checkpoint.state["head.weight"]) if "head.weight" in checkpoint.state else 1
-        arch = replace(checkpoint, state=state).architecture(facts, classes)
+        arch = replace(checkpoint, state=state).architecture(facts, head)
         model = load(arch, state, checkpoint.unknown)
     return OpenedModel(model.eval(), arch.info, arch.mean, arch.std, checkpoint.notes(arch, removed))
 
@@ -268,8 +268,9 @@ def load(
     """
     model = arch.build().to(dtype)
     own = model.to_canonical(model.state_dict())
-    new = NEW_HEAD if "head.weight" not in state else ()
-    complete = {**{name: torch.zeros_like(own[name]) for name in new if name in own}, **state}
+    complete = dict(state)
+    if "head.weight" not in state:
+        complete |= {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(HEAD)}
     require_match(own, complete, unknown)
     model.load_state_dict(model.from_canonical(complete))
     return model
@@ -283,9 +284,6 @@ def require_match(own: Mapping[str, Tensor], state: Mapping[str, Tensor], unknow
     """
     if faults := mismatches(own, state, unknown):
         raise WeightsError(f"these are not the weights of a supported Vision Transformer: {sentence_of(faults)}")
-
-
-NEW_HEAD = ("head.weight", "head.bias")  #: canonical names of a new head's tensors
 
 
 def _format_of(contents: WeightFile, name: str | None) -> Format:

@@ -37,7 +37,7 @@ Options = Mapping[str, Any]
 
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 HEAD = ("head.", "head_dist.")
-PRE_LOGITS = "pre_logits."
+PRE_LOGITS = ("pre_logits.",)
 _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
 _NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")
 
@@ -240,8 +240,8 @@ def _convert_rows(
 def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str, Tensor]:
     """Reorder the channels of queries and keys to the order of vitlab's ``rope2d``.
 
-    A product of queries and keys does not depend on the order of their channels, so the
-    function stays the same: pair i becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
+    A product of queries and keys does not depend on the order of their channels, so the function stays the same: pair i
+    becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
 
     Args:
         state: canonical tensors.
@@ -249,16 +249,11 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str
         heads: number of heads.
     """
     out = dict(state)
-    if "rope.freqs" in out and encoding.type == "rope2d_mixed":
-        freqs = out.pop("rope.freqs")
-        out["position.freqs"] = freqs.flip(0) if encoding.axes == "ij" else freqs
+    if encoding.type == "rope2d_mixed" and encoding.axes == "ij":
+        out["position.freqs"] = state["position.freqs"].flip(0)
+    if encoding.type != "rope2d" or (encoding.axes == "xy" and encoding.pairs == "interleaved"):
         return out
-    weight = state.get("blocks.0.attn.qkv.weight")
-    if encoding.type != "rope2d" or weight is None or weight.shape[0] % (12 * heads):
-        return out
-    if encoding.axes == "xy" and encoding.pairs == "interleaved":
-        return out
-    pairs = weight.shape[0] // (6 * heads)
+    pairs = len(state["blocks.0.attn.qkv.weight"]) // (6 * heads)
     order_Q = torch.arange(pairs) if encoding.axes == "xy" else torch.arange(pairs).roll(pairs // 2)
     channel = {"interleaved": (2 * order_Q, 2 * order_Q + 1), "halves": (order_Q, order_Q + pairs)}[encoding.pairs]
     order_K = torch.stack(channel, 1).flatten()
@@ -266,9 +261,8 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str
         if _NORMED.fullmatch(name):
             out[name] = value[order_K]
         elif _QKV.fullmatch(name):
-            parts_3HK = value.reshape(3, heads, 2 * pairs, *value.shape[1:])
-            turned_2HK = parts_3HK[:2].index_select(2, order_K)
-            out[name] = torch.cat([turned_2HK, parts_3HK[2:]]).flatten(0, 2)
+            query_and_key, values = value.reshape(3, heads, 2 * pairs, *value.shape[1:]).tensor_split((2,))
+            out[name] = torch.cat([query_and_key.index_select(2, order_K), values]).flatten(0, 2)
     return out
 
 
@@ -280,13 +274,10 @@ def drop_head(
     Raises:
         WeightsError: if the pre-logits are dropped and the head that reads them is not.
     """
-    prefixes = HEAD if head == "new" else ()
-    if pre_logits == "drop":
-        reads = any(name.startswith(PRE_LOGITS) for name in state) and "head.weight" in state
-        if reads and head == "keep":
-            raise WeightsError("the head reads the pre-logits; keep both, or drop both (--head drop --pre-logits drop)")
-        prefixes = (*prefixes, PRE_LOGITS)
-    dropped = tuple(name for name in state if name.startswith(prefixes)) if prefixes else ()
+    prefixes = (*(HEAD if head == "new" else ()), *(PRE_LOGITS if pre_logits == "drop" else ()))
+    dropped = tuple(name for name in state if name.startswith(prefixes))
+    if head == "keep" and dropped and "head.weight" in state:
+        raise WeightsError("the head reads the pre-logits; keep both, or drop both (--head drop --pre-logits drop)")
     return {name: value for name, value in state.items() if name not in dropped}, dropped
 
 
