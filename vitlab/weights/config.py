@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from vitlab.errors import WeightsError
 from vitlab.geometry import Pair
-from vitlab.weights.facts import Encoding, ModelFacts, plain, some
+from vitlab.weights.facts import Encoding, ModelFacts, some
 from vitlab.weights.files import Json, WeightFile
 from vitlab.weights.formats import State, depth_of
 
@@ -144,24 +144,14 @@ def _transformers(config: Json, state: State, where: str) -> Config:
         raise WeightsError(f"{where}: pooler_act is {pooler}, and vitlab supports tanh alone; use other weights")
     if act not in _ACTIVATIONS:
         raise WeightsError(f"{where}: hidden_act is {act}; supported: {', '.join(_ACTIVATIONS)}. Use other weights.")
-    kernel, hidden = state.get("patch_embed.proj.weight"), state.get("blocks.0.mlp.fc1.weight")
-    if kernel is not None and hidden is not None and kernel.ndim == 4:
-        width, channels, *patch = kernel.shape
-        actual = {
-            "hidden_size": width,
-            "num_hidden_layers": depth_of(state),
-            "intermediate_size": len(hidden),
-            "num_channels": channels,
-            "patch_size": _pair(patch),
-        }
-        # A config of other weights states heads and norms that no tensor contradicts.
-        for key, size in actual.items():
-            stated = _pair(config.get(key)) if key == "patch_size" else config.get(key)
-            if stated not in (None, size):
-                raise WeightsError(
-                    f"{where} says {key} {plain(stated)}, and the tensors beside it have {plain(size)}; use the "
-                    "config.json of these weights"
-                )
+    # A config of other weights states heads and norms that no tensor contradicts.
+    norm = state.get("blocks.0.norm1.weight")
+    for key, size in (("hidden_size", None if norm is None else len(norm)), ("num_hidden_layers", depth_of(state))):
+        if None not in (config.get(key), size) and config[key] != size:
+            raise WeightsError(
+                f"{where} says {key} {config[key]}, and the tensors beside it have {size}; use the config.json of "
+                "these weights"
+            )
     labels = [str(label) for _, label in sorted(config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
     has_names = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
     facts = ModelFacts(

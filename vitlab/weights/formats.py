@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class Format:
     fixed: ClassVar[ModelFacts] = ModelFacts()  #: facts of every file
     convention: ClassVar[ModelFacts] = ModelFacts()  #: facts that are assumed unless a file states others
     mark: ClassVar[str] = "$"  #: a pattern of names that only this format has
+    table: ClassVar[Table] = ()  #: names that are read and written
+    further: ClassVar[Table] = ()  #: names that are read, never written
     needs: ClassVar[tuple[str, ...]] = ()  #: canonical names that are required
     square: ClassVar[bool] = False  #: whether images and patches must be square
 
@@ -53,7 +55,7 @@ class Format:
 
     def to_canonical(self, state: State) -> Canonical:
         """Convert this format's names and shapes to canonical ones."""
-        return Canonical(dict(state))
+        return Canonical(*_read((*self.table, *self.further), state))
 
     def from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         """Convert canonical names and shapes to this format's.
@@ -69,7 +71,7 @@ class Format:
         return self._from_canonical(state, heads)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        return dict(state)
+        return _written(self.table, state, self.title)
 
     def known(self, state: State) -> ModelFacts:
         """Return the facts that names and shapes in this format show, and canonical ones do not."""
@@ -181,6 +183,9 @@ class TimmFormat(Format):
                 out[f"{match[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
         return Canonical(out)
 
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+        return dict(state)
+
 
 class DeiTFormat(TimmFormat):
     """The checkpoints of DeiT and DeiT III: timm's names; layer scales of DeiT III are ``gamma_1``, ``gamma_2``.
@@ -224,7 +229,7 @@ class TorchvisionFormat(Format):
     convention = ModelFacts(eps=1e-6, mean=IMAGENET[0], std=IMAGENET[1])
     needs = (*_NEEDS, "blocks.0.attn.qkv.bias")
     square = True
-    _table: Table = (
+    table = (
         ("cls_token", "class_token"),
         ("pos_embed", "encoder.pos_embedding"),
         ("patch_embed.proj.{p}", "conv_proj.{p}"),
@@ -238,17 +243,11 @@ class TorchvisionFormat(Format):
         ("pre_logits.fc.{p}", "heads.pre_logits.{p}"),
         ("head.{p}", "heads.head.{p}"),
     )
-    _before_0_12: Table = (
+    # Before version 0.12.
+    further = (
         ("blocks.{i}.mlp.fc1.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}"),
         ("blocks.{i}.mlp.fc2.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}"),
     )
-
-    def to_canonical(self, state: State) -> Canonical:
-        """Rename torchvision's tensors to canonical names."""
-        return Canonical(*_read((*self._table, *self._before_0_12), state))
-
-    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        return _written(self._table, state, self.title)
 
 
 _HUGGING_FACE: Table = (
@@ -259,28 +258,26 @@ _HUGGING_FACE: Table = (
     ("norm.{p}", "layernorm.{p}"),
     ("pre_logits.fc.{p}", "pooler.dense.{p}"),
 )
-_BLOCKS: Mapping[Literal["disk", "memory"], Table] = {
-    "disk": (
-        ("blocks.{i}.norm1.{p}", "encoder.layer.{i}.layernorm_before.{p}"),
-        ("blocks.{i}.attn.q.{p}", "encoder.layer.{i}.attention.attention.query.{p}"),
-        ("blocks.{i}.attn.k.{p}", "encoder.layer.{i}.attention.attention.key.{p}"),
-        ("blocks.{i}.attn.v.{p}", "encoder.layer.{i}.attention.attention.value.{p}"),
-        ("blocks.{i}.attn.proj.{p}", "encoder.layer.{i}.attention.output.dense.{p}"),
-        ("blocks.{i}.norm2.{p}", "encoder.layer.{i}.layernorm_after.{p}"),
-        ("blocks.{i}.mlp.fc1.{p}", "encoder.layer.{i}.intermediate.dense.{p}"),
-        ("blocks.{i}.mlp.fc2.{p}", "encoder.layer.{i}.output.dense.{p}"),
-    ),
-    "memory": (
-        ("blocks.{i}.norm1.{p}", "layers.{i}.layernorm_before.{p}"),
-        ("blocks.{i}.attn.q.{p}", "layers.{i}.attention.q_proj.{p}"),
-        ("blocks.{i}.attn.k.{p}", "layers.{i}.attention.k_proj.{p}"),
-        ("blocks.{i}.attn.v.{p}", "layers.{i}.attention.v_proj.{p}"),
-        ("blocks.{i}.attn.proj.{p}", "layers.{i}.attention.o_proj.{p}"),
-        ("blocks.{i}.norm2.{p}", "layers.{i}.layernorm_after.{p}"),
-        ("blocks.{i}.mlp.fc1.{p}", "layers.{i}.mlp.fc1.{p}"),
-        ("blocks.{i}.mlp.fc2.{p}", "layers.{i}.mlp.fc2.{p}"),
-    ),
-}
+_ON_DISK: Table = (
+    ("blocks.{i}.norm1.{p}", "encoder.layer.{i}.layernorm_before.{p}"),
+    ("blocks.{i}.attn.q.{p}", "encoder.layer.{i}.attention.attention.query.{p}"),
+    ("blocks.{i}.attn.k.{p}", "encoder.layer.{i}.attention.attention.key.{p}"),
+    ("blocks.{i}.attn.v.{p}", "encoder.layer.{i}.attention.attention.value.{p}"),
+    ("blocks.{i}.attn.proj.{p}", "encoder.layer.{i}.attention.output.dense.{p}"),
+    ("blocks.{i}.norm2.{p}", "encoder.layer.{i}.layernorm_after.{p}"),
+    ("blocks.{i}.mlp.fc1.{p}", "encoder.layer.{i}.intermediate.dense.{p}"),
+    ("blocks.{i}.mlp.fc2.{p}", "encoder.layer.{i}.output.dense.{p}"),
+)
+_IN_MEMORY: Table = (
+    ("blocks.{i}.norm1.{p}", "layers.{i}.layernorm_before.{p}"),
+    ("blocks.{i}.attn.q.{p}", "layers.{i}.attention.q_proj.{p}"),
+    ("blocks.{i}.attn.k.{p}", "layers.{i}.attention.k_proj.{p}"),
+    ("blocks.{i}.attn.v.{p}", "layers.{i}.attention.v_proj.{p}"),
+    ("blocks.{i}.attn.proj.{p}", "layers.{i}.attention.o_proj.{p}"),
+    ("blocks.{i}.norm2.{p}", "layers.{i}.layernorm_after.{p}"),
+    ("blocks.{i}.mlp.fc1.{p}", "layers.{i}.mlp.fc1.{p}"),
+    ("blocks.{i}.mlp.fc2.{p}", "layers.{i}.mlp.fc2.{p}"),
+)
 _CLASSIFIERS = {"classifier": "head", "cls_classifier": "head", "distillation_classifier": "head_dist"}
 
 
@@ -296,7 +293,8 @@ class HuggingFaceFormat(Format):
     fixed = _FIXED
     convention = ModelFacts(eps=1e-12, gelu="none", mean=HALF[0], std=HALF[1])
     needs = _NEEDS
-    _spelling: Literal["disk", "memory"] = "disk"
+    table = (*_HUGGING_FACE, *_ON_DISK)
+    further = _IN_MEMORY
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename the tensors, fuse qkv, and drop those that a classifier does not use."""
@@ -313,7 +311,7 @@ class HuggingFaceFormat(Format):
                 dropped.append(name)  # its classifiers read neither
             else:
                 body[bare] = value
-        canonical, unknown = _read((*_HUGGING_FACE, *_BLOCKS["disk"], *_BLOCKS["memory"]), body)
+        canonical, unknown = _read((*self.table, *self.further), body)
         return Canonical({**canonical, **heads}, unknown, tuple(dropped))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
@@ -326,7 +324,7 @@ class HuggingFaceFormat(Format):
                     f"{self.title}'s classifiers have no pre-logits; drop them and the head that reads them (--head "
                     "drop --pre-logits drop)"
                 )
-        body = tuple((ours, prefix + theirs) for ours, theirs in (*_HUGGING_FACE, *_BLOCKS[self._spelling]))
+        body = tuple((ours, prefix + theirs) for ours, theirs in self.table)
         classifiers = (("head.{p}", classifier + ".{p}"), ("head_dist.{p}", "distillation_classifier.{p}"))
         return _written((*body, *classifiers), _split(state, *_QKV), self.title)
 
@@ -344,7 +342,8 @@ class HuggingFaceMemoryFormat(HuggingFaceFormat):
     name = "hf-memory"
     title = "Hugging Face, in memory"
     mark = r"layers\.0\.attention\.q_proj\.weight$"
-    _spelling = "memory"
+    table = (*_HUGGING_FACE, *_IN_MEMORY)
+    further = _ON_DISK
 
 
 # -- Google -----------------------------------------------------------------------------------------------------------
@@ -407,13 +406,15 @@ class GoogleFormat(Format):
     title = "Google"
     mark = r"^(opt/target/|params/img/|params/)?embedding/kernel$"
     convention = ModelFacts(eps=1e-6, gelu="tanh", mean=HALF[0], std=HALF[1])
+    table = _VIT_JAX
+    further = _BIG_VISION
     needs = ("pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "blocks.0.attn.qkv.bias", "norm.bias")
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename and transpose the weights, and fuse qkv."""
         inside, outside = _model_of(state)
         translated = {name: _from_flax(name, value) for name, value in inside.items()}
-        canonical, unknown = _read((*_VIT_JAX, *_BIG_VISION), translated)
+        canonical, unknown = _read((*self.table, *self.further), translated)
         canonical = _joined(canonical, *_POOLING)
         if not any(".stages." in name for name in canonical):  # timm has no module "stem" then
             canonical = {name.replace(_STEM, _STEM_ALONE): value for name, value in canonical.items()}
@@ -426,7 +427,7 @@ class GoogleFormat(Format):
         out = _split(_split(state, *_QKV), *_POOLING)
         if "patch_embed.backbone.conv.weight" in out:
             out = {name.replace(_STEM_ALONE, _STEM): value for name, value in out.items()}
-        renamed = _written(_VIT_JAX, out, self.title)
+        renamed = _written(self.table, out, self.title)
         return {name: _to_flax(name, value, heads) for name, value in renamed.items()}
 
     def known(self, state: State) -> ModelFacts:
