@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -91,7 +92,7 @@ class Architecture:
 
 _GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
 _GELU = {"none": "computed exactly", "tanh": "approximated by tanh"}
-_STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
+_STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.\d+\.conv1\.weight")
 _CANONICAL = re.compile(
     r"(cls_token|dist_token|reg_token|pos_embed|position\.freqs|attn_pool\..+)|"
     r"(patch_embed\.(proj|norm)|norm|fc_norm|head|head_dist|pre_logits\.fc)\.(weight|bias)|"
@@ -210,9 +211,7 @@ class Inference:
             if "patch_embed.norm.weight" in self.state:
                 patch["norm"] = "layernorm"
             return dim, channels, (height, width), patch, (height, width)
-        stages: dict[int, int] = {}
-        for stage, block in (map(int, match.groups()) for match in map(_STAGE.fullmatch, self.state) if match):
-            stages[stage] = max(stages.get(stage, 0), block + 1)
+        stages = Counter(match[1] for match in map(_STAGE.fullmatch, self.state) if match)  # one name a block
         layers = [stages[stage] for stage in sorted(stages)]
         out, channels, *_ = self._shape(stem, 4)
         stride = 4 * 2 ** max(len(layers) - 1, 0)

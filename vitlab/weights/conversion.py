@@ -183,7 +183,7 @@ def _for_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Archi
 
 def _with_rows(model: Architecture, state: State, library: Format) -> Architecture:
     """Return the architecture with rows of positions for prefix tokens if the library requires them, or without."""
-    rows = library.known(library.from_canonical(state, model.geometry.heads)).prefix_rows
+    rows = library.facts(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
     if rows is None or "learned" not in model.encodings:
         return model
     position = [{**part, "prefix_rows": rows} if kind == "learned" else part for kind, part in model.encodings.items()]
@@ -216,7 +216,8 @@ def _verify_round_trip(
     read_beside = [beside.get(file) or read_json(file) or {} for file in files_of(target)[1:]]
     contents = WeightFile(target, container_of(target), dict(tensors), (), (), {}, *read_beside)
     # The head's pooling, where the format fixes it, and positions that no tensor shows are read from the file itself.
-    stated = ModelFacts(pool=library.known(tensors).pool).or_else(model.facts()).model_copy(update={"position": None})
+    fixed, _ = library.facts(tensors)
+    stated = ModelFacts(pool=fixed.pool).or_else(model.facts()).model_copy(update={"position": None})
     try:
         checkpoint = interpret(contents, library.name)
         again = checkpoint.architecture(stated, "keep" if has_head else "new").skeleton()

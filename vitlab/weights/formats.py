@@ -73,13 +73,9 @@ class Format:
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         return _written(self.table, state, self.title)
 
-    def known(self, state: State) -> ModelFacts:
-        """Return the facts that names and shapes in this format show, and canonical ones do not."""
-        return self.fixed
-
-    def usual(self, state: State) -> ModelFacts:
-        """Return the facts to assume unless a file states others."""
-        return self.convention
+    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+        """Return the facts that names and shapes show, and facts to assume unless a file states others."""
+        return self.fixed, self.convention
 
 
 # -- translation of names -------------------------------------------------------------------------------------------
@@ -208,9 +204,9 @@ class DeiTFormat(TimmFormat):
             raise WeightsError(f"{self.title} has no tensor for {some(parallel)}; use another format")
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
 
-    def known(self, state: State) -> ModelFacts:
+    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return that prefix tokens have no rows of positions in DeiT III, which has layer scales, and else do."""
-        return ModelFacts(prefix_rows="none" if any(map(_GAMMA.fullmatch, state)) else "own")
+        return ModelFacts(prefix_rows="none" if any(map(_GAMMA.fullmatch, state)) else "own"), self.convention
 
 
 # -- torchvision and Hugging Face -------------------------------------------------------------------------------------
@@ -328,12 +324,12 @@ class HuggingFaceFormat(Format):
         classifiers = (("head.{p}", classifier + ".{p}"), ("head_dist.{p}", "distillation_classifier.{p}"))
         return _written((*body, *classifiers), _split(state, *_QKV), self.title)
 
-    def usual(self, state: State) -> ModelFacts:
+    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return ImageNet's mean and standard deviation for distilled models."""
         # DeiT was trained with ImageNet's normalisation; no file states that of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
         pixels = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
-        return pixels.or_else(self.convention)
+        return self.fixed, pixels.or_else(self.convention)
 
 
 class HuggingFaceMemoryFormat(HuggingFaceFormat):
@@ -430,26 +426,22 @@ class GoogleFormat(Format):
         renamed = _written(self.table, out, self.title)
         return {name: _to_flax(name, value, heads) for name, value in renamed.items()}
 
-    def known(self, state: State) -> ModelFacts:
-        """Return heads and rows of prefix tokens, as names and shapes of the tensors show them."""
+    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+        """Return heads and rows of prefix tokens, and that big_vision's files without positions use computed ones."""
         inside, _ = _model_of(state)
         kernel = next(
             (value for name, value in inside.items() if re.search(r"encoderblock_.*query/kernel", name)), None
         )
-        return ModelFacts(
+        known = ModelFacts(
             heads=int(kernel.shape[-2]) if kernel is not None and kernel.ndim == 3 else None,
             prefix_rows="none" if "pos_embedding" in inside else "own",
             pool="cls" if "cls" in inside else None,
             norm="layernorm",
         )
-
-    def usual(self, state: State) -> ModelFacts:
-        """Return that big_vision's files without a table of positions use computed ones."""
-        inside, _ = _model_of(state)
         learned = any(name.endswith("pos_embedding") for name in inside)
         big_vision = any("MlpBlock_0/" in name and name.startswith("Transformer/") for name in inside)
         computed = Encoding(type="sincos2d", options={"convention": "big_vision"}) if big_vision else None
-        return ModelFacts(position=Encoding() if learned else computed).or_else(self.convention)
+        return known, ModelFacts(position=Encoding() if learned else computed).or_else(self.convention)
 
 
 def _model_of(state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -148,8 +148,8 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
     fmt = _format_of(contents, form)
     canonical = fmt.to_canonical(contents.tensors)
     config, unread = read_config(contents, canonical.state)
-    known = _header_facts(contents).or_else(config).or_else(fmt.known(contents.tensors))
-    usual = fmt.usual(contents.tensors)
+    fixed, usual = fmt.facts(contents.tensors)
+    known = _header_facts(contents).or_else(config).or_else(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
         usual = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]).or_else(usual)
     dropped = (*contents.other_keys, *canonical.dropped)
@@ -162,7 +162,7 @@ def _built_by_timm(contents: WeightFile) -> Checkpoint:
     options, state = from_timm(module)
     facts, unread = read_config(contents, state)
     channels, form = module.in_chans, FORMATS["timm"]
-    mean, std, assumed = normalisation(facts, form.usual(state), form.title, channels)
+    mean, std, assumed = normalisation(facts, form.convention, form.title, channels)
     classes = len(state["head.weight"]) if "head.weight" in state else 1
     labels = facts.labels if facts.labels and len(facts.labels) == classes else ()
     info = DataInfo(image=tuple(module.patch_embed.img_size), channels=channels, classes=classes, labels=labels)

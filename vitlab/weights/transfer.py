@@ -32,9 +32,6 @@ from vitlab.spec.trial import InitFrom
 from vitlab.weights.facts import Encoding, some
 from vitlab.weights.formats import State
 
-Options = Mapping[str, Any]
-"""Options of a component by path; its type has the empty path."""
-
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 HEAD = ("head.", "head_dist.")
 PRE_LOGITS = ("pre_logits.",)
@@ -126,7 +123,10 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
     for path, choice in model.component_choices.items():
         if path not in source.component_choices or (path == "head" and not head):
             continue
-        mine, theirs = (dict(options_of(each)) for each in (choice, source.component_choices[path]))
+        mine, theirs = (
+            {option: format_value(value) for option, value in options_of(each)}
+            for each in (choice, source.component_choices[path])
+        )
         name, block = OPTIONS.get(path, path), -1  # a part outside of blocks
         if path.startswith("blocks."):
             _, number, *rest = path.split(".")
@@ -138,8 +138,8 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
                 continue  # the table of positions has a row more or less
             if path == "head" and option == ".approximate" and mine.get(".pool") != "map":
                 continue  # the MLP is one of attention pooling
-            one, other = (format_value(each.get(option)) for each in (mine, theirs))
-            blocks.setdefault((f"{name}{option}", one, other), {})[block] = None
+            values = mine.get(option, "none"), theirs.get(option, "none")
+            blocks.setdefault((f"{name}{option}", *values), {})[block] = None
     one, other = _parametrization(model), _parametrization(source)
     if one != other and _base_width(model) != _base_width(source):  # the scale of attention depends on it
         blocks["parametrization", one, other] = {-1: None}
@@ -334,13 +334,12 @@ def options_of(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, An
             yield f"{path}.{name}", value
 
 
-def _differing(one: Options, other: Options) -> list[str]:
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the options that differ; of components of different types, only the types."""
     names = [
         name
         for name in sorted(one.keys() | other.keys())
-        if name.rpartition(".")[2] not in SHAPES
-        and (name not in one or name not in other or _plain(one[name]) != _plain(other[name]))
+        if name.rpartition(".")[2] not in SHAPES and one.get(name) != other.get(name)
     ]
     return [name for name in names if not any(name.startswith(f"{above}.") for above in names)]
 
@@ -350,12 +349,6 @@ def format_value(value: Any) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
-        case float():
-            return f"{value:g}"
         case list() | tuple():
             return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
