@@ -165,7 +165,7 @@ class Timm(Model):
         return super().no_weight_decay() | {NET + name for name, _ in self.net.named_parameters() if name in exempt}
 
     def layer_of(self, name: str) -> int:
-        """Return timm's layer of a parameter; a buffer has that of the parameters beside it."""
+        """Return timm's layer of a parameter; a buffer has the layer of the parameters beside it."""
         path = name.removeprefix(NET)
         while path not in self._layers and path:
             path = path.rpartition(".")[0]

@@ -75,7 +75,7 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
 @click.option(
     "--classes",
     type=click.Path(path_type=Path),
-    help="File with one index a line: the outputs of the head to keep, such as those of ImageNet-1k in a head of 21k.",
+    help="File with one index a line: the outputs of the head to keep, such as ImageNet-1k's in a head of 21k.",
 )
 @_heads
 @_source_grid

@@ -168,7 +168,7 @@ def token_norms(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
 
     Darcet et al. (arXiv:2309.16588) use a fixed norm that was chosen by eye for one model (150 for DINOv2-g).  Norms of
     other models differ, so the threshold here depends on the median and the median absolute deviation (MAD).  If more
-    than half of the tokens are equal, such as those of a blank border without positions, it is the mean deviation.
+    than half of the tokens are equal, such as the tokens of a blank border without positions, it is the mean deviation.
     """
     norms_BN = tokens_BTD[:, len(geometry.prefix) :].double().norm(dim=-1)
     median = norms_BN.median()
@@ -221,7 +221,7 @@ def linear_cka(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
 
     Args:
         first: centred inner products (B, N, N) of each set.
-        second: those of the other sets, for the same batches.
+        second: the same of the other sets, for the same batches.
     """
     first_RX, second_RX = (torch.stack([gram_BNN.flatten() for gram_BNN in grams]) for grams in (first, second))
     norms_RR = torch.outer(torch.linalg.vector_norm(first_RX, dim=1), torch.linalg.vector_norm(second_RX, dim=1))

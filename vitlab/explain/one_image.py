@@ -31,7 +31,7 @@ Table = Mapping[str, Any]
 """Columns by name."""
 
 Head = Literal["trained", "untrained"]
-"""Whether a model's head was trained; that of a model trained without labels was not."""
+"""Whether a model's head was trained; the head of a model trained without labels was not."""
 
 Label = str | NDArray[np.int64] | None
 """The true class of an image, or of each of its pixels, (H, W); None if it is not known."""

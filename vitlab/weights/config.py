@@ -116,7 +116,7 @@ _KEYS = key_set(
     finetuning_task gradient_checkpointing attn_implementation _attn_implementation _attn_implementation_autoset
     """
 )
-"""Keys of these models, then those of every model of transformers, which do not affect what these compute."""
+"""Keys of these models, then keys of every model of transformers, which do not affect what these compute."""
 
 _PREPROCESSOR_KEYS = key_set(
     """

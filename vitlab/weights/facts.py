@@ -56,7 +56,7 @@ class ModelFacts(Frozen):
         return {name: value for name, value in self if value is not None}
 
     def or_else(self, other: ModelFacts) -> ModelFacts:
-        """Return these facts, with those of ``other`` for the unknown ones."""
+        """Return these facts, and the facts in ``other`` where they are unknown."""
         return other.model_copy(update=self.known())
 
     def merge(self, other: ModelFacts) -> ModelFacts:

@@ -326,7 +326,7 @@ class HuggingFaceFormat(Format):
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return ImageNet's mean and standard deviation for distilled models."""
-        # DeiT was trained with ImageNet's normalisation; no file states that of transformers' own class.
+        # DeiT was trained with ImageNet's normalisation; no file states the one of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
         pixels = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
         return self.fixed, pixels.or_else(self.convention)

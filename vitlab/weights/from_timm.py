@@ -57,11 +57,11 @@ def timm_module() -> Any:
 def build_timm(contents: WeightFile) -> Any:
     """Return the model that a ``config.json`` of timm describes, with the tensors as timm's own filter reads them.
 
-    The size of images, the number of their channels and of classes are those of the file, so that timm resamples and
+    The size of images, the number of their channels and of classes are the file's, so that timm resamples and
     drops nothing.
 
     Raises:
-        WeightsError: if timm does not have the architecture, or the tensors are not those of it.
+        WeightsError: if timm does not have the architecture, or the tensors do not belong to it.
     """
     config, tensors, where = contents.config, contents.tensors, contents.file.with_name("config.json")
     timm, pretrained = timm_module(), pretrained_config(config)
@@ -92,7 +92,7 @@ def build_timm(contents: WeightFile) -> Any:
     overlay = {"state_dict": dict(tensors), "num_classes": classes, "first_conv": None, "custom_load": False}
     try:
         with torch.device("meta"):
-            # Refuses parts that the ViT lacks before values are read, and before timm fetches those of a backbone.
+            # Refuses parts that the ViT lacks before values are read, and before timm fetches a backbone's values.
             from_timm(timm.create_model(name, **arguments))
         with torch.random.fork_rng(devices=[]):
             model = timm.create_model(

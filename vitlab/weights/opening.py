@@ -107,7 +107,7 @@ class OpenedModel(NamedTuple):
 
 
 def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
-    """Read a file of weights in any of :data:`FORMATS`, or that of a trial, whose ``spec.json`` stands beside it.
+    """Read a file of weights in any of :data:`FORMATS`, or a trial's file, whose ``spec.json`` stands beside it.
 
     Args:
         file: a ``.safetensors``, ``.pth``, ``.pt``, ``.bin`` or ``.npz``.
@@ -176,7 +176,7 @@ def _load_trial(contents: WeightFile) -> tuple[Model, Architecture]:
     """Return the model in a trial's file, in evaluation mode on the CPU, and its options and data.
 
     Raises:
-        WeightsError: if the header is damaged, or the trial's spec is not beside the file or is that of another model.
+        WeightsError: if the header is damaged, or the trial's spec is not beside the file or is another model's.
     """
     text = contents.header[TRIAL]
     of_header = hashlib.sha256(text.encode()).hexdigest()
@@ -332,7 +332,7 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
 
     Raises:
         WeightsError: if there are none of this name, they cannot be downloaded, differ from the published or
-            planned ones, or are those of an unsupported network.
+            planned ones, or belong to an unsupported network.
     """
     weights, published = _published_weights(name), digest_of(name)
     if planned is not None and published != planned:

@@ -226,7 +226,7 @@ def _convert_rows(
 ) -> Tensor:
     """Return the model's table of positions.
 
-    Rows of shared tokens are the source's, or zero; those of other tokens are the initial ones.
+    Rows of shared tokens are the source's, or zero; rows of other tokens are the initial ones.
     """
     grid_LND = fitted_LTD[:, -mine.patches :]
     if new.prefix_rows == "none":
@@ -282,7 +282,7 @@ def drop_head(
 
 
 def select_classes(state: State, file: Path) -> dict[str, Tensor]:
-    """Return the state with the rows of its heads that a file names, such as those of ImageNet-1k in a head of 21k.
+    """Return the state with the rows of its heads that a file names, such as the rows of ImageNet-1k in a head of 21k.
 
     Args:
         state: canonical tensors.
