@@ -42,6 +42,7 @@ FILES = {
 """A file of each format; all but Google's hold in their header, or beside them, what tensors do not show."""
 
 EPS = {"type": "layernorm", "eps": 1e-3}
+MUP = {"parametrization": "mup", "base_width": 8}
 RMS = {"type": "rmsnorm", "eps": 1e-5}
 TANH = {"type": "gelu", "approximate": "tanh"}
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -264,6 +265,8 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
             "norm.affine is scale, and timm has scale_and_shift",
         ),
         ({"final_norm": "dyt"}, "timm", "final_norm is dyt, and timm has layernorm"),
+        (MUP, "timm", "parametrization is mup with base_width 8, and timm has standard"),
+        (MUP, "hf", "parametrization is mup with base_width 8, and the file holds standard"),
     ],
 )
 def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentence: str, tmp_path: Path) -> None:

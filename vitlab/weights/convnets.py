@@ -30,6 +30,13 @@ BLOCKS: Mapping[tuple[str, tuple[int, ...]], type[ResNet]] = {
 SIZE = 224
 """Default image side, in pixels, of networks with the stem of ImageNet."""
 
+STEMS = (
+    {"conv1.weight", "layer1.0.conv1.weight"},
+    {"stem.0.weight"},
+    {"stem.conv.weight", "s1.b1.conv1.conv.weight"},
+)
+"""Names that only ResNets, torchvision's RegNets and timm's RegNets have."""
+
 _TIMM_NAMES = {
     "stem.conv": "stem.0",
     "stem.bn": "stem.1",
@@ -50,8 +57,7 @@ _TIMM_NAMES = {
 
 def is_convnet(tensors: Mapping[str, Tensor]) -> bool:
     """Return True for the weights of a ResNet or a RegNet, under the names of torchvision or timm."""
-    firsts = ("layer1.0.conv1.weight", "stem.0.weight", "s1.b1.conv1.conv.weight")
-    return any(name in tensors for name in firsts)
+    return any(stem <= tensors.keys() for stem in STEMS)
 
 
 def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Model, DataInfo, Values, Values, list[str]]:

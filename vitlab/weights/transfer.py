@@ -26,7 +26,7 @@ from vitlab.components.position.combined import Together
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 from vitlab.models.contract import Model, head_names
-from vitlab.registry import ResolvedChoice
+from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.facts import Encoding, some
@@ -326,7 +326,7 @@ def options_of(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, An
         for part in choices_of(choice):
             yield from options_of(part, f"{path}.{part.type.rpartition(':')[2]}")
         return
-    yield path, "softmax" if choice.component in SOFTMAX else choice.type.rpartition(":")[2]
+    yield path, "softmax" if choice.component in SOFTMAX else choice.type.removeprefix(f"{BUILT_IN}:")
     for name, value in choice.options.items():
         if isinstance(value, ResolvedChoice):
             yield from options_of(value, f"{path}.{name}")
