@@ -397,6 +397,14 @@ def test_selected_outputs_of_a_head_equal_those_of_the_whole_head(tmp_path: Path
         torch.testing.assert_close(part(x_BCHW), whole(x_BCHW)[:, rows], rtol=0, atol=1e-6)
         ours = open_model(tmp_path / "b.safetensors").model
         torch.testing.assert_close(ours.logits_by_head(ours(x_BCHW))[""], part(x_BCHW))
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    safetensors.torch.save_file(whole.state_dict(), hub / "model.safetensors")
+    described = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000, "model_args": sizes}
+    write_json(hub / "config.json", {**described, "pretrained_cfg": {"input_size": [3, 16, 16]}})
+    convert(hub / "model.safetensors", tmp_path / "e.safetensors", "timm", classes=indices)
+    selected = safetensors.torch.load_file(tmp_path / "e.safetensors")
+    assert all(torch.equal(selected[name], value) for name, value in part.state_dict().items())
     for text, message in (
         ("0\n1000\n", r"names output 1000, and the head has 1,000 outputs"),
         ("a\n", "no file of ind"),

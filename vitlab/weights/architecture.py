@@ -275,7 +275,8 @@ class Inference:
                 "given for these weights (--source-grid, --grid of vitlab explain, or config.json)."
             )
         said = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
-        square = {kind: math.isqrt(count) for kind, count in patches.items() if count > 0 and _is_square(count)}
+        square = {kind: math.isqrt(count) for kind, count in patches.items() if count > 0}
+        square = {kind: side for kind, side in square.items() if side**2 == patches[kind]}
         if len(square) != 1:
             sides = " or ".join(f"{side}x{side}" for side in square.values())
             raise WeightsError(
@@ -309,10 +310,10 @@ class Inference:
             parts.append({"type": encoding.type, **encoding.options})
         return parts or "none"
 
-    def _norm(self, name: str, eps: float | None, kind: str | None = None) -> Options:
+    def _norm(self, name: str, eps: float, kind: str | None = None) -> Options:
         """Return the options of the norm ``name``; a norm without a shift is RMSNorm unless its kind is known."""
         kind = kind or ("layernorm" if f"{name}.bias" in self.state else "rmsnorm")
-        return {"type": kind} if eps is None else {"type": kind, "eps": eps}
+        return {"type": kind, "eps": eps}
 
     def _mlp(self, name: str, dim: int) -> Options:
         gated = f"{name}.fc1_g.weight" in self.state
@@ -322,7 +323,7 @@ class Inference:
             return {"type": "swiglu", "ratio": ratio_of(hidden, dim)}
         sentence = _GELU.get(str(self.usual.gelu), "")
         gelu = self._fact("gelu", f"GELU {sentence}, as is the custom of {self.title}")
-        return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu or "none"}
+        return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu}
 
     def _head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
         """Return the options of the head, and its number of outputs."""
@@ -338,7 +339,7 @@ class Inference:
         options: Options = {"type": "linear", "pool": stated}
         sentence = ""
         if "attn_pool.latent" in state:
-            options |= {"pool": "map", "approximate": self.known.gelu or self.usual.gelu or "none"}
+            options |= {"pool": "map", "approximate": self.known.gelu or self.usual.gelu}
             sentence = "attention pooling reads the patches alone" if before else ""
         elif stated is None and (final == "fc_norm" or "class" not in prefix):
             options["pool"] = "gap"
@@ -351,10 +352,6 @@ class Inference:
         if "pre_logits.fc.weight" in state:
             options |= {"type": "mlp", "representation_size": self._shape("pre_logits.fc.weight", 2)[0]}
         return options, outputs
-
-
-def _is_square(count: int) -> bool:
-    return math.isqrt(count) ** 2 == count
 
 
 def ratio_of(hidden: int, dim: int) -> float:
