@@ -22,7 +22,7 @@ from vitlab.engines import batch_last, batch_last_kernels, batch_last_support
 from vitlab.geometry import DataInfo
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
-from vitlab.testing.engines import check_engines
+from vitlab.testing.training import check_batch_last
 
 INFO = DataInfo(image=(8, 8), channels=1, classes=3)
 
@@ -309,14 +309,14 @@ def test_it_is_for_processors_and_full_precision() -> None:
 def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """In what is told here, and in a part that computes another thing where its memory lies otherwise."""
     explicit, rms = slot("attention").resolve("explicit"), slot("norm").resolve("rmsnorm")
-    check_engines("explicit", explicit)
-    check_engines("rmsnorm", rms)
+    check_batch_last(explicit, image_size=8, patch_size=4)
+    check_batch_last(rms, image_size=8, patch_size=4)
     with monkeypatch.context() as patched:
         products = batch_last_kernels.over_channels
         patched.setattr(batch_last_kernels, "over_channels", lambda a, b: products(0.5 * a, b))
-        with pytest.raises(AssertionError, match="explicit: in a ViT, by engine batch_last, its view '' differs"):
-            check_engines("explicit", explicit)
+        with pytest.raises(AssertionError, match="in a ViT, by engine batch_last: a training ends with another"):
+            check_batch_last(explicit, image_size=8, patch_size=4)
     plain = rms.component.forward  # type: ignore[attr-defined]
     monkeypatch.setattr(rms.component, "forward", lambda self, x: plain(self, x) * (1 if x.is_contiguous() else 1.001))
-    with pytest.raises(AssertionError, match="rmsnorm: in a ViT, by engine batch_last"):
-        check_engines("rmsnorm", rms)
+    with pytest.raises(AssertionError, match="in a ViT, by engine batch_last"):
+        check_batch_last(rms, image_size=8, patch_size=4)

@@ -471,7 +471,7 @@ class Blends(Brighter):
         (Averages, "changes an image differently beside other images"),
         (Floats, "returns torch.float64"),
         (InPlace, "changes its argument"),
-        (Blends, r"masks have the labels \[50, 100, 150\], which no mask had"),
+        (Blends, r"masks: there are labels \[50, 100, 150\], which no mask had"),
     ],
 )
 def test_bad_augmentation_is_caught(cls: type[Augment], sentence: str) -> None:

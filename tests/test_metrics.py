@@ -453,7 +453,7 @@ class Columns(Right):
     [
         (MeanOfBatches, r"in batches of \(1, 22, 17\), and .* in one of 40"),
         (InOrder, "with the images in another order"),
-        (Percent, r"is [\d.]+, and its bounds are 0 and 1"),
+        (Percent, r"is [\d.]+ where .*, and its bounds are 0 and 1"),
         (OtherWay, "has the goal max, and is 0 where predictions are right, 1 where they are wrong"),
         (Random, "in batches of|a second time|has the goal max"),
         (Writes, "changes the logits or the labels"),

@@ -214,9 +214,9 @@ class Unwritten(Good):
         (Draws, "draws random numbers in evaluation"),
         (Counts, "tokens differs between two equal calls in evaluation"),
         (Drops, "declares vmap_safe, and draws from torch's generator in training"),
-        (Unwritten, "the options of mlp 'bad' are written as JSON and read again: TypeError"),
+        (Unwritten, "mlp 'bad': its options are written as JSON and read again: TypeError"),
         (Transposes, r"on a square grid and a class token: tokens has shape \(3, 16, 17\); expected \(3, 17, 16\)"),
-        (Widens, r"\(bfloat16\): tokens is torch.float32 for an input of torch.bfloat16"),
+        (Widens, r"in bfloat16: tokens is torch.float32 for an input of torch.bfloat16"),
         (Divides, "tokens has values that are not finite"),
         (Roots, "gradient of fc.weight is not finite"),
         (Forgets, "parameter idle receives no gradient"),
@@ -406,7 +406,7 @@ def test_unimportable_component_is_caught() -> None:
         """A class in a function, which workers cannot import."""
 
     mlp.register("local")(Local)
-    with pytest.raises(AssertionError, match=r"mlp 'local' (is pickled by reference|must be found again)"):
+    with pytest.raises(AssertionError, match=r"mlp 'local': (is pickled by reference|must be found again)"):
         testing.check_component("mlp", "local")
 
 

@@ -22,18 +22,15 @@ import json
 import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
-from pydantic.errors import PydanticInvalidForJsonSchema
-
 from vitlab import registry
-from vitlab.errors import BrokenComponent, OptionError, VitlabError
 from vitlab.geometry import Geometry
 from vitlab.spec import Choice
-from vitlab.testing.assertions import during, expect
+from vitlab.testing.assertions import about
 from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
 from vitlab.testing.metrics import check_metric
@@ -46,23 +43,18 @@ if TYPE_CHECKING:
     from pytest import MarkDecorator
 
 
-def check_tracker(who: str, choice: registry.ResolvedChoice) -> None:
+def check_tracker(choice: registry.ResolvedChoice) -> None:
     """Check that a tracker of journals delivers every point once, also if a delivery is interrupted."""
     from vitlab.trackers import Replay
     from vitlab.trackers.contract_test import rehearse
 
     if not issubclass(choice.component, Replay):
         return  # where another tracker stores its points is not known here
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            rehearse(lambda plan, store, run: registry.slot("tracker").build(choice, plan, store, run), Path(folder))
-        except AssertionError as error:
-            raise AssertionError(f"{who} does not deliver journals as required: {error}") from None
-        except Exception as error:
-            raise AssertionError(f"{who} is handed journals: {error!r}") from error
+    with tempfile.TemporaryDirectory() as folder, about("is handed journals"):
+        rehearse(lambda plan, store, run: registry.slot("tracker").build(choice, plan, store, run), Path(folder))
 
 
-CHECKS: Mapping[str, Callable[[str, registry.ResolvedChoice], None]] = {
+CHECKS: Mapping[str, Callable[[registry.ResolvedChoice], None]] = {
     **dict.fromkeys(("patch", "position", "block", "attention", "mlp", "norm", "head"), check_part),
     "init": check_scheme,
     "model": check_model,
@@ -180,49 +172,53 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
         unittest.SkipTest: with the reason, if a component cannot be used here, such as an executor without its cluster
             or a data set without its files; pytest reports the test as skipped.
     """
+    if not __debug__:
+        raise SkipTest("python -O removes the assertions that this test consists of")
     component_slot, name = registry.slot(slot), Choice.of(choice).type
-    who = f"{slot} '{name}'"
-    with during(f"{who} is looked up", BrokenComponent, VitlabError):
+    with about(f"{slot} '{name}'"):
         cls, _ = component_slot.find(name)
-    required = _check_form(who, slot, name, cls)
-    if required and isinstance(choice, str):
-        raise SkipTest(f"{who} needs {required[0]}: give its options, as in {{'type': '{name}', '{required[0]}': ...}}")
-    with during(f"{who} with its default options" if isinstance(choice, str) else who, OptionError):
-        configured = component_slot.resolve(choice)
-    CHECKS[slot](who, configured)
+        with about("its options"):
+            options = component_slot.options(cls).model_fields
+        required = [option for option, field in options.items() if field.is_required()]
+        _check_declaration(slot, name, cls, options, required)
+        if required and isinstance(choice, str):
+            raise SkipTest(f"needs {required[0]}: give its options, as in {{'type': '{name}', '{required[0]}': ...}}")
+        CHECKS[slot](component_slot.resolve(choice))
 
 
-def _check_form(who: str, slot: str, name: str, cls: type) -> list[str]:
-    """Check what can be seen without building a component, and return its options without a default."""
-    with during(f"the options of {who} are read", BrokenComponent, TypeError, NameError):
-        options = registry.slot(slot).options(cls).model_fields
-    missing = [option for option, field in options.items() if field.is_required()]
+def _check_declaration(slot: str, name: str, cls: type, options: Collection[str], required: Sequence[str]) -> None:
+    """Check what can be seen without building a component.
+
+    Args:
+        slot: of the component.
+        name: of the component.
+        cls: its class.
+        options: its options.
+        required: options without a default.
+    """
     if CHECKS[slot] is check_part:
-        sizes = sorted(set(options) & set(Geometry.__dataclass_fields__))
-        expect(
-            not sizes, f"{who} has the option {', '.join(sizes)}: remove it, it is a size of the model; read it from g"
-        )
-    if slot not in NEEDS_OPTIONS:
-        expect(not missing, f"{who}: option {', '.join(missing)} needs a default, so that the bare name can be used")
-    if not missing:
-        _check_json(who, registry.slot(slot), name)
-    expect(bool((cls.__doc__ or "").strip()), f"{who} needs a docstring: its first line is what vitlab list prints")
-    expect(not (cls.__doc__ or "").startswith("\n"), f"{who}: the docstring begins with one sentence, not a new line")
+        sizes = ", ".join(sorted(set(options) & set(Geometry.__dataclass_fields__)))
+        assert not sizes, f"has the option {sizes}: remove it, it is a size of the model; read it from g"
+    assert slot in NEEDS_OPTIONS or not required, (
+        f"option {', '.join(required)} needs a default, so that the bare name can be used"
+    )
+    if not required:
+        _check_json(registry.slot(slot), name)
+    doc = cls.__doc__ or ""
+    assert doc.strip(), "needs a docstring: its first line is what vitlab list prints"
+    assert not doc.startswith("\n"), "the docstring begins with one sentence, not a new line"
     if slot in ("position", "attention") and name.rpartition(":")[2] != "none":
         docs = [base.__doc__ or "" for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]
-        expect(any("Reference:" in doc for doc in docs), f"{who}: add the paper to the docstring: 'Reference: arXiv:…'")
-    with during(f"{who} is pickled by reference", pickle.PicklingError, AttributeError):
-        expect(pickle.loads(pickle.dumps(cls)) is cls, f"{who} must be found again under its module and name")
-    return missing
+        assert any("Reference:" in doc for doc in docs), "add the paper to the docstring: 'Reference: arXiv:…'"
+    with about("is pickled by reference, in which form workers receive it"):
+        assert pickle.loads(pickle.dumps(cls)) is cls, "must be found again under its module and name"
 
 
-def _check_json(who: str, component_slot: registry.Slot[Any], name: str) -> None:
+def _check_json(component_slot: registry.Slot[Any], name: str) -> None:
     """Check that the default options survive JSON, in which a worker receives its trial."""
-    with during(f"{who} with its default options", OptionError):
-        plain = component_slot.resolve(name).plain()
-    sentence = f"the options of {who} are written as JSON and read again"
-    with during(sentence, TypeError, ValueError, OptionError):
+    plain = component_slot.resolve(name).plain()
+    with about("its options are written as JSON and read again"):
         again = component_slot.resolve(json.loads(json.dumps(plain))).plain()
-    expect(again == plain, f"{sentence}: {again} is not {plain}")
-    with during(f"the options of {who} are described by 'vitlab schema'", PydanticInvalidForJsonSchema):
+        assert again == plain, f"{again} is not {plain}"
+    with about("its options are described by 'vitlab schema'"):
         component_slot.options(component_slot.find(name)[0]).model_json_schema()

@@ -1,4 +1,7 @@
-"""Assertions of the contract tests: sentences, another device, and gradients compared with finite differences."""
+"""What the contract tests share: places of failures, equal states, another device, gradients by finite differences.
+
+A check is an ``assert`` whose message is a sentence; the blocks around it say what the sentence is about.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import SkipTest
 
 import torch
 from torch import Tensor, nn
@@ -17,30 +21,36 @@ from torch.utils._pytree import tree_leaves
 from vitlab.errors import VitlabError
 
 
-def expect(holds: bool, sentence: str) -> None:
-    """Raise AssertionError with ``sentence`` unless ``holds``."""
-    if not holds:
-        raise AssertionError(sentence)
-
-
 @contextmanager
-def during(what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Re-raise exceptions of the block as AssertionErrors that start with ``what`` was being done."""
+def about(what: str) -> Iterator[None]:
+    """Begin the sentence of a failed assertion with what it is about; other exceptions become assertions, too."""
     try:
         yield
-    except AssertionError:
+    except (AssertionError, SkipTest) as error:
+        error.args = (f"{what}: {error}",)  # the same exception, whose traceback leads to the check
         raise
-    except kinds as error:
-        raise AssertionError(f"{what}: {error}" if isinstance(error, VitlabError) else f"{what}: {error!r}") from error
+    except Exception as error:
+        raise AssertionError(f"{what}: {error if isinstance(error, VitlabError) else repr(error)}") from error
+
+
+def checked_reason(reason: str | None) -> str | None:
+    """Return what ``incompatibility`` or ``missing`` returns: a sentence or None."""
+    assert reason is None or reason.strip(), "incompatibility must return a sentence or None"
+    return reason
+
+
+def equal_states(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return whether two state dicts have equal names and values, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 ONE_DEVICE = "create tensors on the device of the input, and register constant ones as buffers"
 
 
 @contextmanager
-def on_another_device(who: str) -> Iterator[None]:
+def on_another_device() -> Iterator[None]:
     """Raise AssertionErrors where the block mixes tensors of the CPU with tensors of the meta device, like a GPU."""
-    with during(f"{who}: moved to another device and run there; {ONE_DEVICE}", Exception), _OneDevice():  # type: ignore[no-untyped-call]
+    with about(f"moved to another device and run there; {ONE_DEVICE}"), _OneDevice():  # type: ignore[no-untyped-call]
         yield
 
 
@@ -60,11 +70,10 @@ class _OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def check_gradient(who: str, part: nn.Module, x: Tensor) -> None:
+def check_gradient(part: nn.Module, x: Tensor) -> None:
     """Check the gradients of the input and of each parameter against finite differences, in float64.
 
     Args:
-        who: name of the component in failure messages.
         part: deterministic module from the input to named tensors.
         x: input.
 
@@ -87,6 +96,6 @@ def check_gradient(who: str, part: nn.Module, x: Tensor) -> None:
             found = re.search(r"with respect to input (\d+)", str(error))
             name = names[int(found[1])].removeprefix("part.") if found else "the input"
             raise AssertionError(
-                f"{who}: the gradient of {name} differs from finite differences; if that is intended, set "
+                f"the gradient of {name} differs from finite differences; if that is intended, set "
                 "exact_gradient = False"
             ) from error

@@ -19,17 +19,16 @@ from vitlab.data.datasets import Dataset, Images
 from vitlab.data.datasets.base import SPLITS
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.pixels import VOID
-from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.testing.assertions import during, expect
+from vitlab.testing.assertions import about, checked_reason
 
 B, SIDE = 6, 16
 MOST_SHARED = 0.01
 """Largest share of test images that may be training images, too: published sets have a few."""
 
 
-def check_dataset(who: str, choice: ResolvedChoice) -> None:
+def check_dataset(choice: ResolvedChoice) -> None:
     """Check that both splits are what ``info`` says, the same at every reading, and disjoint.
 
     Raises:
@@ -37,69 +36,63 @@ def check_dataset(who: str, choice: ResolvedChoice) -> None:
         SkipTest: if its files are not here.
     """
     dataset: Dataset = slot("dataset").build(choice)
-    if (reason := dataset.missing()) is not None:
-        expect(bool(reason.strip()), f"{who}: missing must return a sentence or None")
-        raise SkipTest(f"{who}: {reason}")
-    with during(f"{who}: info", Exception):
+    if (reason := checked_reason(dataset.missing())) is not None:
+        raise SkipTest(reason)
+    with about("info"):
         info = dataset.info()
-    expect(isinstance(info, DataInfo), f"{who}: info returns {info!r}; it is a DataInfo")
-    expect(bool(info.identity), f"{who}: info has no identity, and its files are here; give a digest of their content")
-    train, test = (_read(who, dataset, split) for split in SPLITS)
+    assert isinstance(info, DataInfo), f"info returns {info!r}; it is a DataInfo"
+    assert info.identity, "info has no identity, and its files are here; give a digest of their content"
+    train, test = (_read(dataset, split) for split in SPLITS)
     for split, images in zip(SPLITS, (train, test), strict=True):
-        expect(len(images.x_NCHW) > 0, f"{who}: split {split} has no images")
-        _check_images(f"{who}: split {split}", images, info)
-        again = _read(who, slot("dataset").build(choice), split)
-        expect(
-            torch.equal(images.x_NCHW, again.x_NCHW) and torch.equal(images.y_N, again.y_N),
-            f"{who}: split {split} differs at the second reading; draw from vitlab.plugin.noise, keyed by the split",
+        with about(f"split {split}"):
+            _check_images(images, info)
+        again = _read(slot("dataset").build(choice), split)
+        assert torch.equal(images.x_NCHW, again.x_NCHW) and torch.equal(images.y_N, again.y_N), (
+            f"split {split} differs at the second reading; draw from vitlab.plugin.noise, keyed by the split"
         )
-    expect(dataset.info() == info, f"{who}: info differs after the images have been read")
+    assert dataset.info() == info, "info differs after the images have been read"
     known = set(map(_hash, train.x_NCHW))
     shared = sum(_hash(x_CHW) in known for x_CHW in test.x_NCHW)
-    expect(
-        shared <= MOST_SHARED * len(test.x_NCHW),
-        f"{who}: {shared} of {len(test.x_NCHW)} test images are training images, too; the splits must not share images",
+    assert shared <= MOST_SHARED * len(test.x_NCHW), (
+        f"{shared} of {len(test.x_NCHW)} test images are training images, too; the splits must not share images"
     )
     pictures = dataset.pictures("train")
-    _check_rows(who, dataset, len(train.x_NCHW) if pictures is None else len(pictures))
+    _check_rows(dataset, len(train.x_NCHW) if pictures is None else len(pictures))
 
 
-def check_augment(who: str, choice: ResolvedChoice) -> None:
+def check_augment(choice: ResolvedChoice) -> None:
     """Check that an image's change depends on the key and the image's identity alone, and keeps shape and dtype."""
     augment: Augment = slot("augment").build(choice)
     generator = torch.Generator().manual_seed(0)
     x_BCHW = torch.randint(0, 256, (B, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     id_B = torch.tensor([3, 1000, 7, 2**40, 0, 12])
-    changed_BCHW = _check_keyed(who, augment, x_BCHW / 255 if augment.normalized else x_BCHW, id_B)
-    expect(bool(changed_BCHW.float().isfinite().all()), f"{who}: images have values that are not finite")
+    changed_BCHW = _check_keyed(augment, x_BCHW / 255 if augment.normalized else x_BCHW, id_B)
+    assert changed_BCHW.float().isfinite().all(), "images have values that are not finite"
     y_BHW = torch.randint(0, 4, (B, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     try:
         augment.masks(y_BHW, noise.key(0), id_B)
     except NotImplementedError:
         pass  # a study of segmentation refuses it
     else:
-        masks_BHW = _check_keyed(f"{who}: masks", augment.masks, y_BHW, id_B)
-        foreign = sorted(set(masks_BHW.flatten().tolist()) - {0, 1, 2, 3, VOID})
-        expect(
-            not foreign, f"{who}: masks have the labels {foreign}, which no mask had; move labels by nearest neighbour"
-        )
+        with about("masks"):
+            masks_BHW = _check_keyed(augment.masks, y_BHW, id_B)
+            foreign = sorted(set(masks_BHW.flatten().tolist()) - {0, 1, 2, 3, VOID})
+            assert not foreign, f"there are labels {foreign}, which no mask had; move labels by nearest neighbour"
     if augment.of_picture:
         boxes = augment.boxes(noise.key(0), id_B, 20, 30)
         inside = (boxes.top_B >= 0) & (boxes.left_B >= 0) & (boxes.height_B > 0) & (boxes.width_B > 0)
         inside &= (boxes.top_B + boxes.height_B <= 20) & (boxes.left_B + boxes.width_B <= 30)
-        expect(bool(inside.all()), f"{who}: boxes leave the picture")
+        assert inside.all(), "boxes leave the picture"
         alone = augment.boxes(noise.key(0), id_B[2:3], 20, 30)
         same = all(torch.equal(one, other[2:3]) for one, other in zip(alone, boxes, strict=True))
-        expect(same, f"{who}: the box of a picture depends on the other pictures of its batch")
+        assert same, "the box of a picture depends on the other pictures of its batch"
 
 
-def _check_keyed(
-    who: str, change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: Tensor, id_B: Tensor
-) -> Tensor:
+def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: Tensor, id_B: Tensor) -> Tensor:
     """Check a change of images or masks, and return them changed."""
     key = noise.key(0, "contract")
     before = x_BCHW.clone()
-    with torch.random.fork_rng([]), during(who, Exception):
+    with torch.random.fork_rng([]):
         state = torch.manual_seed(0).get_state()
         y_BCHW = change(x_BCHW, key, id_B)
         draws = not torch.equal(state, torch.get_rng_state())
@@ -108,20 +101,19 @@ def _check_keyed(
         reversed_BCHW = change(x_BCHW[order_B], key, id_B[order_B])
         alone_BCHW = change(x_BCHW[2:3], key, id_B[2:3])
     keyed = "draw from vitlab.plugin.noise with the key and the identities"
-    expect(not draws, f"{who} draws from torch's generator; {keyed}")
-    expect(torch.equal(x_BCHW, before), f"{who} changes its argument; return new images")
-    expect(
-        y_BCHW.shape == x_BCHW.shape and y_BCHW.dtype == x_BCHW.dtype,
-        f"{who} returns {y_BCHW.dtype} {tuple(y_BCHW.shape)} for {x_BCHW.dtype} {tuple(x_BCHW.shape)}; keep both",
+    assert not draws, f"draws from torch's generator; {keyed}"
+    assert torch.equal(x_BCHW, before), "changes its argument; return new images"
+    assert y_BCHW.shape == x_BCHW.shape and y_BCHW.dtype == x_BCHW.dtype, (
+        f"returns {y_BCHW.dtype} {tuple(y_BCHW.shape)} for {x_BCHW.dtype} {tuple(x_BCHW.shape)}; keep both"
     )
-    expect(torch.equal(y_BCHW, again_BCHW), f"{who} differs between two calls with one key; {keyed}")
+    assert torch.equal(y_BCHW, again_BCHW), f"differs between two calls with one key; {keyed}"
     composed = torch.equal(reversed_BCHW[order_B], y_BCHW) and torch.equal(alone_BCHW, y_BCHW[2:3])
-    expect(composed, f"{who} changes an image differently beside other images; {keyed}")
+    assert composed, f"changes an image differently beside other images; {keyed}"
     return y_BCHW
 
 
-def _read(who: str, dataset: Dataset, split: Any) -> Images:
-    with during(f"{who}: read('{split}')", Exception):
+def _read(dataset: Dataset, split: Any) -> Images:
+    with about(f"read('{split}')"):
         pictures = dataset.pictures(split)
         return dataset.read(split) if pictures is None else _decoded(pictures)
 
@@ -132,39 +124,36 @@ def _decoded(pictures: Pictures) -> Images:
     return Images(torch.stack([pictures.image(index) for index in chosen]), pictures.y_N[list(chosen)])
 
 
-def _check_images(who: str, images: Images, info: DataInfo) -> None:
+def _check_images(images: Images, info: DataInfo) -> None:
     x_NCHW, y_N = images
-    expect(x_NCHW.dtype == torch.uint8, f"{who}: images are {x_NCHW.dtype}; they are torch.uint8, from 0 to 255")
+    assert len(x_NCHW) > 0, "has no images"
+    assert x_NCHW.dtype == torch.uint8, f"images are {x_NCHW.dtype}; they are torch.uint8, from 0 to 255"
     shape, expected = tuple(x_NCHW.shape[1:]), (info.channels, *info.image)
-    expect(shape == expected, f"{who}: images have shape {shape}, and info says {expected}")
+    assert shape == expected, f"images have shape {shape}, and info says {expected}"
     pixels = info.task == "segmentation"
     dtype, axes = (torch.uint8, (len(x_NCHW), *info.image)) if pixels else (torch.int64, (len(x_NCHW),))
-    expect(
-        y_N.dtype == dtype and tuple(y_N.shape) == axes,
-        f"{who}: labels are {y_N.dtype} {tuple(y_N.shape)}; they are {dtype} {axes}",
+    assert y_N.dtype == dtype and tuple(y_N.shape) == axes, (
+        f"labels are {y_N.dtype} {tuple(y_N.shape)}; they are {dtype} {axes}"
     )
     labels = set(y_N.flatten().tolist()) - ({VOID} if pixels else set())
     outside = sorted(labels - set(range(info.classes)))
-    expect(
-        bool(labels) and not outside,
-        f"{who}: there are labels {outside[:5]}, and info says {info.classes} classes; labels are 0 to "
-        f"{info.classes - 1}",
+    assert labels and not outside, (
+        f"there are labels {outside[:5]}, and info says {info.classes} classes; labels are 0 to {info.classes - 1}"
     )
 
 
-def _check_rows(who: str, dataset: Dataset, count: int) -> None:
+def _check_rows(dataset: Dataset, count: int) -> None:
     """Check the groups and the authors' validation images among ``count`` training images."""
-    with during(f"{who}: groups and held_out", DataError):
+    with about("groups and held_out"):
         groups, held_out = dataset.groups(), dataset.held_out()
     if groups is not None:
-        expect(
-            groups.dtype == torch.int64 and tuple(groups.shape) == (count,),
-            f"{who}: groups is {groups.dtype} {tuple(groups.shape)}; it is torch.int64 {(count,)}",
+        assert groups.dtype == torch.int64 and tuple(groups.shape) == (count,), (
+            f"groups is {groups.dtype} {tuple(groups.shape)}; it is torch.int64 {(count,)}"
         )
     if held_out is not None:
         rows: Sequence[int] = held_out.tolist()
         fits = len(set(rows)) == len(rows) < count and all(0 <= row < count for row in rows)
-        expect(fits, f"{who}: held_out has {len(rows)} indices; they are different ones of {count} training images")
+        assert fits, f"held_out has {len(rows)} indices; they are different ones of {count} training images"
 
 
 def _hash(x_CHW: Tensor) -> bytes:

@@ -11,9 +11,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
 from unittest import SkipTest
 
 from vitlab.errors import UserError
@@ -25,7 +24,7 @@ from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import is_alive, kill
 from vitlab.store.result import Ending
-from vitlab.testing.assertions import expect
+from vitlab.testing.assertions import about
 
 START_S = 180.0  #: time limit for a worker to start: torch may come from a slow file system
 END_S = 15.0  #: time limit for the report of a job that was killed or stopped
@@ -42,7 +41,7 @@ seeds: 4
 """
 
 
-def check_executor(who: str, choice: ResolvedChoice) -> None:
+def check_executor(choice: ResolvedChoice) -> None:
     """Check that an executor runs, reports and stops jobs as :class:`vitlab.executors.Executor` requires.
 
     Raises:
@@ -58,12 +57,12 @@ def check_executor(who: str, choice: ResolvedChoice) -> None:
             )
             for name, trial in zip(("train", "raise", "kill", "stop"), trials, strict=True)
         }
-        driver = _Driver(who, choice)
+        driver = _Driver(choice)
         try:
             if driver.executor.in_driver:
                 _check_in_driver(driver, work)
             else:
-                _check_workers(driver, work, lambda: _Driver(who, choice))
+                _check_workers(driver, work, lambda: _Driver(choice))
         finally:
             driver.clean_up(work.values())
 
@@ -78,56 +77,48 @@ def _trials(folder: Path) -> tuple[Trial, ...]:
     return tuple(planned.trial for planned in plan.trials)
 
 
+def _calling(method: str) -> AbstractContextManager[None]:
+    return about(f"{method} raises an exception, which ends the run")
+
+
 class _Driver:
     """An executor, the jobs it has, and assertions on each of its calls."""
 
-    def __init__(self, who: str, choice: ResolvedChoice) -> None:
-        self.who = who
+    def __init__(self, choice: ResolvedChoice) -> None:
         run = RunSpec(workers=2, device="cpu")
         try:
             self.executor: Executor = slot("executor").build(choice, run)
         except UserError as error:
-            raise SkipTest(f"{who} cannot be used here: {error}") from error
-        except Exception as error:
-            raise AssertionError(f"{who} is built for {run}: {error!r}") from error
+            raise SkipTest(f"cannot be used here: {error}") from error
         self.executor.runner = jobs.__name__  # of this instance alone
         self.running: dict[Path, Job] = {}
-        self.slots = self.call("slots", lambda: self.executor.slots)
-        expect(
-            isinstance(self.slots, int) and 1 <= self.slots <= 2,
-            f"{who}: slots is {self.slots!r} for run.workers 2; it is at least 1 and at most run.workers",
+        with _calling("slots"):
+            self.slots = self.executor.slots
+        assert isinstance(self.slots, int) and 1 <= self.slots <= 2, (
+            f"slots is {self.slots!r} for run.workers 2; it is at least 1 and at most run.workers"
         )
-
-    def call(self, what: str, function: Callable[[], Any]) -> Any:
-        try:
-            return function()
-        except Exception as error:
-            raise AssertionError(f"{self.who}: {what} raises {error!r}; an exception ends the run") from error
 
     def submit(self, job: Job) -> None:
         self.running[job.folder] = job
-        self.call("submit", lambda: self.executor.submit(job))
+        with _calling("submit"):
+            self.executor.submit(job)
 
     def poll(self, timeout_s: float) -> list[JobEnd]:
         """Return the ended jobs; each of them was running until now."""
-        ends: list[JobEnd] = self.call("poll", lambda: self.executor.poll(timeout_s))
+        with _calling("poll"):
+            ends = self.executor.poll(timeout_s)
         for end in ends:
-            expect(isinstance(end, JobEnd), f"{self.who}: poll returns {end!r}; it returns a list of JobEnd")
-            expect(
-                end.job.folder in self.running,
-                f"{self.who}: poll reports the end of job '{end.job.name}' twice, the second time as {end.ending!r}; "
-                "every submitted job ends exactly once",
+            assert end.job.folder in self.running, (
+                f"poll reports the end of job '{end.job.name}' twice, the second time as {end.ending!r}; "
+                "every submitted job ends exactly once"
             )
             del self.running[end.job.folder]
-            expect(
-                end.ending in tuple(Ending), f"{self.who}: a job ended as {end.ending!r}; it is one of {list(Ending)}"
-            )
-            expect(
-                end.ending in (Ending.DONE, Ending.STOPPED) or bool(end.detail.strip()),
-                f"{self.who}: job '{end.job.name}' ended as {end.ending} without a detail; give one sentence",
+            assert end.ending in tuple(Ending), f"a job ended as {end.ending!r}; it is one of {list(Ending)}"
+            assert end.ending in (Ending.DONE, Ending.STOPPED) or end.detail.strip(), (
+                f"job '{end.job.name}' ended as {end.ending} without a detail; give one sentence"
             )
         locked = sum(TrialFolder(job.folder).is_locked() for job in self.running.values())
-        expect(locked <= self.slots, f"{self.who}: {locked} jobs run at a time, and slots is {self.slots}")
+        assert locked <= self.slots, f"{locked} jobs run at a time, and slots is {self.slots}"
         return ends
 
     def end_of(self, job: Job, ending: Ending, rule: str, patience_s: float = START_S) -> JobEnd:
@@ -135,15 +126,14 @@ class _Driver:
         deadline = time.monotonic() + patience_s
         ends: list[JobEnd] = []
         while not ends:
-            expect(
-                time.monotonic() < deadline,
-                f"{self.who}: poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_log(job)}",
+            assert time.monotonic() < deadline, (
+                f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_log(job)}"
             )
             ends = self.poll(0.2)
         for end in ends:
-            what = f"{self.who}: job '{end.job.name}' ended as {end.ending}" + (end.detail and f" ({end.detail})")
-            expect(end.job.folder == job.folder, f"{what}, although it was still running; only '{job.name}' had ended")
-            expect(end.ending == ending, f"{what}; {rule}{_log(job)}")
+            what = f"job '{end.job.name}' ended as {end.ending}" + (end.detail and f" ({end.detail})")
+            assert end.job.folder == job.folder, f"{what}, although it was still running; only '{job.name}' had ended"
+            assert end.ending == ending, f"{what}; {rule}{_log(job)}"
         return ends[0]
 
     def expect_no_end(self) -> None:
@@ -157,13 +147,12 @@ class _Driver:
         while line not in (text := _text(job)):
             for end in self.poll(0.2):
                 raise AssertionError(
-                    f"{self.who}: job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
+                    f"job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
                     f"itself; workers run self.runner, and report what attempt returned{_log(end.job)}"
                 )
-            expect(
-                time.monotonic() < deadline,
-                f"{self.who}: job '{job.name}' has not printed '{line}' to log.txt in job.folder within {START_S:g} s; "
-                "workers append their output there",
+            assert time.monotonic() < deadline, (
+                f"job '{job.name}' has not printed '{line}' to log.txt in job.folder within {START_S:g} s; "
+                "workers append their output there"
             )
         return _processes(text)[-1]
 
@@ -176,8 +165,8 @@ class _Driver:
 
 
 def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[], _Driver]) -> None:
-    who, killed, stopped = driver.who, work["kill"], work["stop"]
-    expect(driver.poll(0.0) == [], f"{who}: poll reports ends before a job was submitted")
+    killed, stopped = work["kill"], work["stop"]
+    assert driver.poll(0.0) == [], "poll reports ends before a job was submitted"
     driver.submit(killed)
     if driver.slots > 1:
         driver.submit(stopped)
@@ -193,16 +182,14 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
         driver.submit(stopped)
     driver.process_of(stopped, jobs.WAITS)
     _cancel(driver)
-    expect(
-        TrialFolder(stopped.folder).checkpoint.is_dir(),
-        f"{who}: there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s",
+    assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
+        "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
     )
     driver = again()
     driver.submit(work["raise"])
     end = driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
-    expect(
-        jobs.FAILURE in end.detail,
-        f"{who}: the detail of a job that ended as error is '{end.detail}'; return the detail of attempt",
+    assert jobs.FAILURE in end.detail, (
+        f"the detail of a job that ended as error is '{end.detail}'; return the detail of attempt"
     )
     _check_done(driver, Job((JobTrial("train", stopped.folder, stopped.trials[0].trial),), stopped.settings))
 
@@ -216,41 +203,38 @@ def _check_timeout(driver: _Driver) -> None:
     timer.daemon = True
     timer.start()
     began = time.monotonic()
-    ends = driver.call("poll", lambda: driver.executor.poll(TIMEOUT_S))
+    with _calling("poll"):
+        ends = driver.executor.poll(TIMEOUT_S)
     took = time.monotonic() - began
     timer.cancel()
-    expect(
-        TIMEOUT_S / 2 <= took <= TIMEOUT_S + LATE_S,
-        f"{driver.who}: poll({TIMEOUT_S:g}) took {took:.2g} s, and no job ended; it waits up to timeout_s for the "
-        "first end, and no longer",
+    assert TIMEOUT_S / 2 <= took <= TIMEOUT_S + LATE_S, (
+        f"poll({TIMEOUT_S:g}) took {took:.2g} s, and no job ended; it waits up to timeout_s for the "
+        "first end, and no longer"
     )
-    expect(ends == [], f"{driver.who}: poll reports {ends}, and no job has ended")
+    assert ends == [], f"poll reports {ends}, and no job has ended"
 
 
 def _cancel(driver: _Driver) -> None:
     """Cancel an executor, and check that its jobs end as stopped and leave no process."""
     cancelled = list(driver.running.values())
-    driver.call("cancel", lambda: driver.executor.cancel(GRACE_S))
+    with _calling("cancel"):
+        driver.executor.cancel(GRACE_S)
     deadline = time.monotonic() + END_S
     while driver.running:
         for end in driver.poll(0.2):
-            expect(
-                end.ending == Ending.STOPPED,
-                f"{driver.who}: job '{end.job.name}' ended as {end.ending} ({end.detail}) after cancel; a job that "
-                f"writes a checkpoint within grace_s ends as stopped{_log(end.job)}",
+            assert end.ending == Ending.STOPPED, (
+                f"job '{end.job.name}' ended as {end.ending} ({end.detail}) after cancel; a job that "
+                f"writes a checkpoint within grace_s ends as stopped{_log(end.job)}"
             )
         names = ", ".join(job.name for job in driver.running.values())
-        expect(
-            time.monotonic() < deadline,
-            f"{driver.who}: poll reports no end of job '{names}' within "
-            f"{END_S:g} s of cancel; cancel stops every job, and poll then reports their endings",
+        assert time.monotonic() < deadline, (
+            f"poll reports no end of job '{names}' within "
+            f"{END_S:g} s of cancel; cancel stops every job, and poll then reports their endings"
         )
     for name in [name for job in cancelled for name in _processes(_text(job))]:
         while is_alive(name):
-            expect(
-                time.monotonic() < deadline,
-                f"{driver.who}: process {name.split('/')[1]} of a job still runs {END_S:g} s after cancel; "
-                "cancel leaves no process",
+            assert time.monotonic() < deadline, (
+                f"process {name.split('/')[1]} of a job still runs {END_S:g} s after cancel; cancel leaves no process"
             )
             time.sleep(0.02)
     driver.expect_no_end()
@@ -260,10 +244,8 @@ def _check_done(driver: _Driver, job: Job) -> None:
     """Check that a job ends once as done, with its result in the store."""
     driver.submit(job)
     driver.end_of(job, Ending.DONE, "a job whose trial has a result ends as done")
-    expect(
-        TrialFolder(job.folder).done(),
-        f"{driver.who}: job '{job.name}' ended as done, and its trial has no result in the store; report what attempt "
-        "returned",
+    assert TrialFolder(job.folder).done(), (
+        f"job '{job.name}' ended as done, and its trial has no result in the store; report what attempt returned"
     )
     driver.expect_no_end()
 
@@ -271,7 +253,8 @@ def _check_done(driver: _Driver, job: Job) -> None:
 def _check_in_driver(driver: _Driver, work: Mapping[str, Job]) -> None:
     """Check an executor whose ``poll`` runs the jobs in this process."""
     driver.submit(work["stop"])
-    driver.call("cancel", lambda: driver.executor.cancel(GRACE_S))
+    with _calling("cancel"):
+        driver.executor.cancel(GRACE_S)
     driver.end_of(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
     driver.submit(work["raise"])
     driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.testing.assertions import during, expect
+from vitlab.testing.assertions import about, checked_reason
 from vitlab.training.metrics import declaration_fault
 from vitlab.training.metrics.features import Features
 
@@ -25,69 +25,60 @@ CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
 """Batch sizes of three passes over one split."""
 
 
-def check_metric(who: str, choice: ResolvedChoice) -> None:
+def check_metric(choice: ResolvedChoice) -> None:
     """Check a metric for each of its tasks, on random, correct and wrong predictions."""
     cls: Any = choice.component
     sentence = declaration_fault(cls)
-    expect(sentence is None, f"{who}: {sentence}")
+    assert sentence is None, sentence
     low, high = cls.bounds
     name = slot("metric").build(choice).name or choice.type.rpartition(":")[2]
-    expect(bool(re.fullmatch(r"\w+", name)), f"{who} is called '{name}' in results; a name is letters, digits and _")
+    assert re.fullmatch(r"\w+", name), f"is called '{name}' in results; a name is letters, digits and _"
     for task in cls.tasks:
         data = DataInfo(image=(4, 4), channels=1, classes=K, task=task)
-        reason = cls.incompatibility(data, choice.options)
-        if reason is None and cls.reads == "features":
-            _check_features(f"{who} of {task}", choice)
-        elif reason is None:
-            level = slot("metric").build(choice).chance(data)
-            expect(level is None or low <= level <= high, f"{who}: chance gives {level!r}, outside of {cls.bounds}")
-            _check_on(f"{who} of {task}", choice, task)
-        else:
-            expect(bool(reason.strip()), f"{who}: incompatibility must return a sentence or None")
+        with about(f"of {task}"):
+            if checked_reason(cls.incompatibility(data, choice.options)) is not None:
+                continue
+            if cls.reads == "features":
+                _check_features(choice)
+            else:
+                level = slot("metric").build(choice).chance(data)
+                assert level is None or low <= level <= high, f"chance gives {level!r}, outside of {cls.bounds}"
+                _check_predictions(choice, task)
 
 
-def _check_on(who: str, choice: ResolvedChoice, task: str) -> None:
+def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     cls: Any = choice.component
     target = _targets(task)
     one_hot = torch.nn.functional.one_hot(target.clamp(min=0), K).movedim(-1, 1).float()
     generator = torch.Generator().manual_seed(1)
     random = torch.randn(one_hot.shape, generator=generator) + one_hot
     predictions = {"random": random, "right": 20 * one_hot, "wrong": 20 * one_hot.roll(1, 1)}
-    values = {kind: _evaluate(who, choice, logits, target, CUTS[0]) for kind, logits in predictions.items()}
-    low, high = cls.bounds
+    values = {kind: _evaluate(choice, logits, target) for kind, logits in predictions.items()}
     for kind, value in values.items():
-        expect(math.isfinite(value), f"{who} is {value} where predictions are {kind}")
-        expect(low - 1e-6 <= value <= high + 1e-6, f"{who} is {value:g}, and its bounds are {low:g} and {high:g}")
+        _check_bounds(cls, value, f"predictions are {kind}")
     sign = 1 if cls.goal == "max" else -1
     best = max(values, key=lambda kind: sign * values[kind])
-    expect(
-        sign * (values["right"] - values["wrong"]) > 0 and values["right"] == values[best],
-        f"{who} has the goal {cls.goal}, and is {values['right']:g} where predictions are right, {values['wrong']:g} "
-        f"where they are wrong and {values['random']:g} in between",
+    assert sign * (values["right"] - values["wrong"]) > 0 and values["right"] == values[best], (
+        f"has the goal {cls.goal}, and is {values['right']:g} where predictions are right, {values['wrong']:g} "
+        f"where they are wrong and {values['random']:g} in between"
     )
     reference = values["random"]
     for cuts in CUTS[1:]:
-        value = _evaluate(who, choice, random, target, cuts)
-        expect(_close(value, reference), f"{who} is {value:g} in batches of {cuts}, and {reference:g} in one of {N}")
-    repeated = _evaluate(who, choice, random, target, CUTS[0])
-    expect(repeated == reference, f"{who} is {repeated!r} a second time, and was {reference!r}")
-    reversed_value = _evaluate(who, choice, random.flip(0), target.flip(0), CUTS[0])
-    expect(
-        _close(reversed_value, reference),
-        f"{who} is {reversed_value:g} with the images in another order, and was {reference:g}",
-    )
-    wide = _evaluate(who, choice, random.double(), target, CUTS[0])
-    expect(
-        _close(wide, reference, 1e-4),
-        f"{who} is {wide:g} of logits in float64, and {reference:g} of the same in float32",
-    )
+        value = _evaluate(choice, random, target, cuts)
+        assert _close(value, reference), f"is {value:g} in batches of {cuts}, and {reference:g} in one of {N}"
+    repeated = _evaluate(choice, random, target)
+    assert repeated == reference, f"is {repeated!r} a second time, and was {reference!r}"
+    value = _evaluate(choice, random.flip(0), target.flip(0))
+    assert _close(value, reference), f"is {value:g} with the images in another order, and was {reference:g}"
+    value = _evaluate(choice, random.double(), target)
+    assert _close(value, reference, 1e-4), f"is {value:g} of logits in float64, and {reference:g} of them in float32"
     if task == "segmentation":
-        hidden = torch.where((target == IGNORED)[:, None], random.flip(1), random)
-        value = _evaluate(who, choice, hidden, target, CUTS[0])
-        expect(_close(value, reference), f"{who} depends on predictions where there is no label; ignore these")
+        unlabelled = (target == IGNORED)[:, None]
+        value = _evaluate(choice, torch.where(unlabelled, random.flip(1), random), target)
+        assert _close(value, reference), "depends on predictions where there is no label; ignore these"
 
 
-def _check_features(who: str, choice: ResolvedChoice) -> None:
+def _check_features(choice: ResolvedChoice) -> None:
     """Check a metric of features on random ones and on those that tell the classes apart."""
     cls: Any = choice.component
     metric: Any = slot("metric").build(choice)
@@ -96,16 +87,20 @@ def _check_features(who: str, choice: ResolvedChoice) -> None:
     random_ND = torch.randn(N, 2 * K, generator=generator, dtype=torch.float64)
     apart_ND = torch.nn.functional.one_hot(label_N, 2 * K) + 0.01 * random_ND
     for kind, x_ND in (("random", random_ND), ("apart", apart_ND)):
-        images = Features(x_ND, label_N)
-        with during(f"{who}: of_features", Exception):
-            value = float(metric.of_features(images, images if cls.needs_train else None))
-            order_N = torch.randperm(N, generator=generator)
-            again = Features(x_ND[order_N], label_N[order_N])
-            other = float(metric.of_features(again, again if cls.needs_train else None))
-        low, high = cls.bounds
-        expect(math.isfinite(value), f"{who} is {value} where features are {kind}")
-        expect(low - 1e-6 <= value <= high + 1e-6, f"{who} is {value:g}, and its bounds are {low:g} and {high:g}")
-        expect(_close(value, other), f"{who} is {other:g} with the images in another order, and was {value:g} before")
+        with about("of_features"):
+            value, reordered = (
+                float(metric.of_features(images, images if cls.needs_train else None))
+                for order_N in (torch.arange(N), torch.randperm(N, generator=generator))
+                for images in [Features(x_ND[order_N], label_N[order_N])]
+            )
+        _check_bounds(cls, value, f"features are {kind}")
+        assert _close(value, reordered), f"is {reordered:g} with the images in another order, and was {value:g} before"
+
+
+def _check_bounds(cls: Any, value: float, where: str) -> None:
+    low, high = cls.bounds
+    assert math.isfinite(value), f"is {value} where {where}"
+    assert low - 1e-6 <= value <= high + 1e-6, f"is {value:g} where {where}, and its bounds are {low:g} and {high:g}"
 
 
 def _targets(task: str) -> Tensor:
@@ -119,19 +114,19 @@ def _targets(task: str) -> Tensor:
     return target_NHW
 
 
-def _evaluate(who: str, choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequence[int]) -> float:
+def _evaluate(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequence[int] = CUTS[0]) -> float:
     """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
     inputs, labels = logits.clone(), target.clone()
-    with during(f"{who}: rows of batches of {tuple(cuts)}", Exception):
+    with about(f"rows of batches of {tuple(cuts)}"):
         parts = zip(torch.split(inputs, list(cuts)), torch.split(labels, list(cuts)), strict=True)
         rows_N = torch.cat([metric.rows(*part) for part in parts])
-    expect(torch.equal(inputs, logits) and torch.equal(labels, target), f"{who} changes the logits or the labels")
-    with during(f"{who}: value", Exception):
+    assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes the logits or the labels"
+    with about("value"):
         value = float(metric.value(rows_N))
         column_N = metric.column(rows_N)
     shape = None if column_N is None else tuple(column_N.shape)
-    expect(shape in (None, (N,)), f"{who}: column has shape {shape}; it is one value per image, {(N,)}, or None")
+    assert shape in (None, (N,)), f"column has shape {shape}; it is one value per image, {(N,)}, or None"
     return value
 
 

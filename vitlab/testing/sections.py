@@ -15,12 +15,12 @@ from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.spec import STREAMS, Analysis, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Ending, Outcome, TrialResult
-from vitlab.testing.assertions import during, expect
+from vitlab.testing.assertions import about
 
 WIDTHS = (7.2, 3.6)  #: inches of a page and of a phone
 
 
-def check_section(who: str, choice: registry.ResolvedChoice) -> None:
+def check_section(choice: registry.ResolvedChoice) -> None:
     """Check that the rows of a section survive JSON, that its columns are equally long, and that figures are drawn."""
     from vitlab.report import collect
     from vitlab.report.document import Report
@@ -29,21 +29,21 @@ def check_section(who: str, choice: registry.ResolvedChoice) -> None:
     with TemporaryDirectory() as folder:
         for plan, store in _studies(Path(folder)):
             state = "with results" if store.trial(plan.trials[0].trial.key, "").done() else "without a result"
-            with during(f"{who} is part of a report {state}", Exception):
+            with about(f"is part of a report {state}"):
                 content = collect(plan, store)
                 doc = json.loads(json.dumps(content.report.to_json()))
                 again = Report.from_json(doc)
-            expect(again.to_json() == content.report.to_json(), f"{who}: rows {state} change when JSON is read again")
+            assert again.to_json() == content.report.to_json(), f"rows {state} change when JSON is read again"
             rows = content.report.sections.get(name, ())
-            with during(f"{who} is rendered {state}", Exception):
+            with about(f"is rendered {state}"):
                 table = part.table(rows, again)
                 figures = [part.figure(rows, content.findings, width) for width in WIDTHS]
             lengths = {len(column.cells) for column in table.columns} if table else set()
-            expect(len(lengths) < 2, f"{who}: columns {state} have {sorted(lengths)} cells; give each one per row")
-            expect(table is None or bool(table.caption), f"{who}: a table needs a caption")
+            assert len(lengths) < 2, f"columns {state} have {sorted(lengths)} cells; give each one per row"
+            assert table is None or bool(table.caption), "a table needs a caption"
             drawn = [figure for figure in figures if figure is not None]
-            expect(len(drawn) in (0, 2), f"{who}: a figure is drawn in one of two widths; draw it in both or neither")
-            expect(all(figure.caption for figure in drawn), f"{who}: a figure needs a caption")
+            assert len(drawn) in (0, 2), "a figure is drawn in one of two widths; draw it in both or neither"
+            assert all(figure.caption for figure in drawn), "a figure needs a caption"
 
 
 def _studies(root: Path) -> Iterator[tuple[Plan, Store]]:

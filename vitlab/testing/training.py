@@ -1,4 +1,4 @@
-"""Contract tests of what trains a model: optimizers, schedules, losses and objectives.
+"""Contract tests of what trains a model: optimizers, schedules, losses, objectives and engines.
 
 B images, K classes, H and W pixels.
 """
@@ -20,14 +20,15 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import Engine
+from vitlab.engines import BatchLast, Engine
+from vitlab.errors import GeometryError, OptionError
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.testing.assertions import during, expect
+from vitlab.testing.assertions import about, equal_states
 from vitlab.training import checkpoint
 from vitlab.training.loop import Training
-from vitlab.training.losses import Loss, Value
+from vitlab.training.losses import Loss
 from vitlab.training.objective import Objective
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
 
@@ -46,7 +47,7 @@ DATA = {
 MODEL = {"type": "vit", "patch_size": 2, "dim": 8, "depth": 1, "heads": 2}
 
 
-def check_optimizer(who: str, choice: ResolvedChoice) -> None:
+def check_optimizer(choice: ResolvedChoice) -> None:
     """Check that trainings repeat and resume bit for bit, and that rate and weight decay are those of the groups.
 
     Raises:
@@ -54,116 +55,109 @@ def check_optimizer(who: str, choice: ResolvedChoice) -> None:
         SkipTest: if a package that it needs is not installed.
     """
     built: Optimizer = slot("optimizer").build(choice)
-    reason = built.incompatibility(_train().model_dump())
-    if reason is not None:
-        raise SkipTest(f"{who}: {reason}")
+    if reason := built.incompatibility(TrainSpec(steps=STEPS).model_dump()):
+        raise SkipTest(reason)
     for attribute in ("lr", "weight_decay"):
         value = getattr(built, attribute, None)
-        expect(isinstance(value, int | float), f"{who}: its attribute {attribute} is {value!r}; it is a number")
-    check_training(who, optimizer=choice.plain())
-    moved = _moved(who, choice, rate=0.0)
-    expect(
-        not moved,
-        f"{who}: steps at rate 0 move {_some(moved)}; read the rate from group['lr'], which a training sets before "
-        "every step",
+        assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; it is a number"
+    check_training(optimizer=choice.plain())
+    moved = _moved(choice, rate=0.0)
+    assert not moved, (
+        f"steps at rate 0 move {_some(moved)}; read the rate from group['lr'], which a training sets before every step"
     )
-    expect(bool(_moved(who, choice, rate=RATE)), f"{who}: steps at rate {RATE:g} move no weight")
-    # Without gradients, what moves is what decays.
-    groups = decay_groups(_model(), 0.5)
-    exempt = {name for group in groups if not group["weight_decay"] for name, _ in group["params"]}
+    assert _moved(choice, rate=RATE), f"steps at rate {RATE:g} move no weight"
+    groups = decay_groups(_training({}).model, 0.5)
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
-    for weight_decay in (0.5, 0.0):
-        moved = _moved(who, choice, rate=RATE, weight_decay=weight_decay, scale=0.0)
-        wrong = moved & (exempt if weight_decay else exempt | decaying)
-        expect(
-            not wrong,
-            f"{who}: {_some(wrong)} shrinks without a gradient, and the weight_decay of its group is 0; read it from "
-            "group['weight_decay']",
+    for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
+        # Without gradients, what moves is what decays.
+        moved = _moved(choice, rate=RATE, weight_decay=weight_decay, scale=0.0)
+        assert moved <= expected, (
+            f"{_some(moved - expected)} shrinks without a gradient, and the weight_decay of its group is 0; read it "
+            "from group['weight_decay']"
         )
-        still = decaying - moved if weight_decay else set()
-        expect(
-            not still,
-            f"{who}: {_some(still)} does not shrink without a gradient, and the weight_decay of its group is "
-            f"{weight_decay:g}; read it from group['weight_decay']",
+        assert expected <= moved, (
+            f"{_some(expected - moved)} does not shrink without a gradient, and the weight_decay of its group is "
+            f"{weight_decay:g}; read it from group['weight_decay']"
         )
 
 
-def check_training(who: str, **fields: Any) -> None:
+def check_training(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
-    with _scrambled(0), during(f"{who}: trains a small ViT", Exception):
+    with _scrambled(0), about("trains a small ViT"):
         whole = _trained(_training(fields), STEPS)
     with _scrambled(1):
         again = _trained(_training(fields), STEPS)
-    expect(
-        _same(whole, again),
-        f"{who}: two equal trainings end with other weights; draw from vitlab.plugin.noise, and keep nothing outside "
-        "of the instance",
+    assert equal_states(whole, again), (
+        "two equal trainings end with other weights; draw from vitlab.plugin.noise, and keep nothing outside of the "
+        "instance"
     )
     with tempfile.TemporaryDirectory() as folder, _scrambled(2):
-        first = _training(fields, Path(folder))
+        first, second = _training(fields, folder=Path(folder)), _training(fields)
         _trained(first, STEPS // 2)
-        with during(f"{who}: its state is written to a checkpoint and read again", Exception):
+        with about("its state is written to a checkpoint and read again"):
             first.save()
             state = checkpoint.load(Path(folder))
             assert state is not None
-            second = _training(fields)
             second.load(state)
         resumed = _trained(second, STEPS - STEPS // 2)
-    expect(
-        _same(whole, resumed),
-        f"{who}: a training that was interrupted after {STEPS // 2} steps ends with other weights; keep what steps "
-        "change in the state that state_dict returns",
+    assert equal_states(whole, resumed), (
+        f"a training that was interrupted after {STEPS // 2} steps ends with other weights; keep what steps change in "
+        "the state that state_dict returns"
     )
 
 
-def check_schedule(who: str, choice: ResolvedChoice) -> None:
+def check_schedule(choice: ResolvedChoice) -> None:
     """Check that factors are positive numbers that depend on the step and the length alone, for every warm-up."""
-    configured = [choice]
-    if "warmup" in choice.options and isinstance(choice.options["warmup"], float):
-        options = {**choice.plain()}
-        configured = [slot("schedule").resolve({**options, "warmup": warmup}) for warmup in (0.0, 0.1, 0.5, 1.0)]
-    for each in configured:
+    configured = {"": choice}
+    if isinstance(choice.options.get("warmup"), float):
+        configured = {
+            f"with warmup {warmup}: ": slot("schedule").resolve({**choice.plain(), "warmup": warmup})
+            for warmup in (0.0, 0.1, 0.5, 1.0)
+        }
+    for what, each in configured.items():
         schedule: Schedule = slot("schedule").build(each)
         for steps in (1, 2, 7, 100):
-            what = f"{who} with warmup {each.options['warmup']}" if "warmup" in each.options else who
-            with during(f"{what}: factor in a training of {steps} steps", Exception):
+            with about(f"{what}factor in a training of {steps} steps"):
                 factors = [schedule.factor(step, steps) for step in range(steps)]
                 backwards = [schedule.factor(step, steps) for step in reversed(range(steps))]
             for step, factor in enumerate(factors):
-                expect(
-                    isinstance(factor, int | float) and math.isfinite(factor) and factor > 0,
-                    f"{what}: the factor of step {step} of {steps} is {factor!r}; it is a number above 0",
+                assert isinstance(factor, int | float) and math.isfinite(factor) and factor > 0, (
+                    f"{what}the factor of step {step} of {steps} is {factor!r}; it is a number above 0"
                 )
-            expect(
-                factors == backwards[::-1],
-                f"{what}: factors depend on the order of the calls; a resumed training begins in between",
+            assert factors == backwards[::-1], (
+                f"{what}factors depend on the order of the calls; a resumed training begins in between"
             )
 
 
-def check_loss(who: str, choice: ResolvedChoice) -> None:
+def check_loss(choice: ResolvedChoice) -> None:
     """Check that a loss is a mean over images, for indices, and for class shares and pixels if it takes them."""
     generator = torch.Generator().manual_seed(0)
     logits_BK = torch.randn(B, K, generator=generator, dtype=torch.float64)
     target_B = torch.arange(B) % K
     loss: Loss = slot("loss").build(choice)
-    with during(f"{who}: of class indices", Exception):
-        loss({"": logits_BK}, target_B)
-    _check_mean(who, loss, logits_BK, target_B)
-    right = float(loss({"": 8.0 * torch.nn.functional.one_hot(target_B, K).double()}, target_B).total)
-    wrong = float(loss({"": 8.0 * torch.nn.functional.one_hot(target_B.roll(1), K).double()}, target_B).total)
-    expect(right < wrong, f"{who} is {right:g} of right predictions and {wrong:g} of wrong ones; it is minimised")
+    with about("of class indices"):
+        _check_mean(loss, logits_BK, target_B)
+    right, wrong = (
+        float(loss({"": 8.0 * torch.nn.functional.one_hot(predicted_B, K).double()}, target_B).total)
+        for predicted_B in (target_B, target_B.roll(1))
+    )
+    assert right < wrong, f"is {right:g} of right predictions and {wrong:g} of wrong ones; it is minimised"
     logits_BKHW = torch.randn(B, K, 3, 3, generator=generator, dtype=torch.float64)
     target_BHW = torch.randint(0, K, (B, 3, 3), generator=generator)
     target_BHW[0, 0] = IGNORED
-    for logits, target in ((logits_BK, logits_BK.softmax(1).detach()), (logits_BKHW, target_BHW)):
+    for kind, logits, target in (
+        ("class shares", logits_BK, logits_BK.softmax(1).detach()),
+        ("pixels", logits_BKHW, target_BHW),
+    ):
         try:
             loss({"": logits}, target)
         except Exception:  # not every loss is for mixed images, or for pixels
             continue
-        _check_mean(who, loss, logits, target)
+        with about(f"of {kind}"):
+            _check_mean(loss, logits, target)
 
 
-def check_objective(who: str, choice: ResolvedChoice) -> None:
+def check_objective(choice: ResolvedChoice) -> None:
     """Check that trainings repeat and resume bit for bit.
 
     Raises:
@@ -172,30 +166,29 @@ def check_objective(who: str, choice: ResolvedChoice) -> None:
     """
     cls: Any = choice.component
     data, model = slot("dataset").resolve(DATA), slot("model").resolve(MODEL)
-    info = prepare(data, SEEDS).info
+    info, fields = prepare(data, SEEDS).info, {"objective": choice.plain()}
     trial = {
         "data": data.plain(),
         "model": model.plain(),
-        "train": {**_train().model_dump(), "objective": choice.plain()},
+        "train": {**TrainSpec(steps=STEPS).model_dump(), **fields},
     }
-    reason = cls.incompatibility(info, model, trial)
-    if reason is not None:
-        raise SkipTest(f"{who}: {reason}")
-    check_training(who, objective=choice.plain())
-    training = _training({"objective": choice.plain()})
+    if reason := cls.incompatibility(info, model, trial):
+        raise SkipTest(reason)
+    check_training(**fields)
+    training = _training(fields)
     objective: Objective = training.objective
-    metrics = objective.standard_metrics(info)
-    expect("loss" in metrics, f"{who}: standard_metrics has no 'loss'; every evaluation reports one")
-    with torch.no_grad(), during(f"{who}: views of an evaluation", Exception):
+    assert "loss" in objective.standard_metrics(info), "standard_metrics has no 'loss'; every evaluation reports one"
+    with torch.no_grad(), about("views of an evaluation"):
         labelled = objective.evaluation_batch(training.feed.batch(0, B, 1, [range(B)]))
         views = objective.views(labelled.x_BCHW, labelled.y_B)
         with_weights = objective.views(labelled.x_BCHW, labelled.y_B, dict(objective.module.state_dict()))
-    expect("" in views and len(views[""]) == B, f"{who}: views has no '' with a row for each image")
-    close = all(torch.allclose(views[name], with_weights[name]) for name in views)
-    expect(close, f"{who}: views with the module's own weights as an argument differ from views without")
+    assert "" in views and len(views[""]) == B, "views has no '' with a row for each image"
+    assert all(torch.allclose(views[name], with_weights[name]) for name in views), (
+        "views with the module's own weights as an argument differ from views without"
+    )
 
 
-def check_engine(who: str, choice: ResolvedChoice) -> None:
+def check_engine(choice: ResolvedChoice) -> None:
     """Check that trainings end with the loop's weights up to rounding, and do not depend on each other.
 
     Raises:
@@ -205,79 +198,103 @@ def check_engine(who: str, choice: ResolvedChoice) -> None:
     cls: type[Engine] = choice.component
     fields = [{"precision": "fp64", "optimizer": {"type": "adamw", "lr": rate}} for rate in (RATE, 3 * RATE)]
     if reason := cls.incompatibility(_training(fields[0])):
-        raise SkipTest(f"{who}: {reason}")
-    together = _by_engine(who, cls, fields)
-    for number, each in enumerate(fields):
-        expected = _trained(_training(each), STEPS)
-        actual = together[number]
-        close = all(torch.allclose(actual[name], value, rtol=1e-9, atol=1e-10) for name, value in expected.items())
-        expect(close, f"{who}: a training ends with other weights than by engine loop; both compute the same steps")
-        (alone,) = _by_engine(who, cls, [each])
-        expect(_same(alone, actual), f"{who}: the weights of a training depend on the trainings beside it")
+        raise SkipTest(reason)
+    together = _check_like_loop(cls, [_training(each) for each in fields], [_training(each) for each in fields])
+    for each, weights in zip(fields, together, strict=True):
+        (alone,) = _by_engine(cls, [_training(each)])
+        assert equal_states(alone, weights), "the weights of a training depend on the trainings beside it"
 
 
-def _by_engine(who: str, cls: type[Engine], fields: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
-    trainings = [_training(each) for each in fields]
-    with during(f"{who}: trains {len(trainings)} small ViTs", Exception):
+def check_batch_last(part: ResolvedChoice, image_size: int, patch_size: int) -> None:
+    """Check that two ViTs with a part train equally in a loop and in the batch-last engine.
+
+    Does nothing if such a ViT cannot be built, or is not supported by that engine.
+    """
+    sizes = {"type": "vit", "patch_size": patch_size, "dim": 16, "depth": 2, "heads": 2}
+    data = {**DATA, "image_size": image_size}
+
+    def trainings() -> list[Training]:
+        # The steps of sgd are gradients, whose scale adamw would hide.
+        fields = [{"precision": "fp64", "optimizer": {"type": "sgd", "lr": rate}} for rate in (RATE, 3 * RATE)]
+        return [_training(each, model={**sizes, part.slot: part}, data=data) for each in fields]
+
+    try:
+        batched, looped = trainings(), trainings()
+    except (OptionError, GeometryError):
+        return
+    if batched[0].model.vmap_safe and BatchLast.incompatibility(batched[0]) is None:
+        with about("in a ViT, by engine batch_last"):
+            _check_like_loop(BatchLast, batched, looped)
+
+
+def _check_like_loop(
+    cls: type[Engine], trainings: Sequence[Training], looped: Sequence[Training]
+) -> list[dict[str, Tensor]]:
+    """Check that an engine ends with a loop's weights, and return them."""
+    together = _by_engine(cls, trainings)
+    for training, actual in zip(looped, together, strict=True):
+        for name, value in _trained(training, STEPS).items():
+            assert torch.allclose(actual[name], value, rtol=1e-9, atol=1e-10), (
+                f"a training ends with another {name} than by engine loop; both compute the same steps"
+            )
+    return together
+
+
+def _by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[dict[str, Tensor]]:
+    with about(f"trains {len(trainings)} small ViTs"):
         engine = cls(trainings)
         for _ in range(STEPS):
             engine.train_step()
         evaluations = [list(one) for one in engine.evaluate(["val"])]
-    expect(len(evaluations) == len(trainings), f"{who}: evaluate gives {len(evaluations)} results for {len(trainings)}")
+    assert len(evaluations) == len(trainings), f"evaluate gives {len(evaluations)} results for {len(trainings)}"
     return [_weights(training.module) for training in trainings]
 
 
-def _check_mean(who: str, loss: Loss, logits: Tensor, target: Tensor) -> None:
-    def of(part: slice) -> Value:
-        return loss({"": logits[part]}, target[part])
+def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
+    def of(part: slice) -> Tensor:
+        return loss({"": logits[part]}, target[part]).total
 
-    kind = "class shares" if target.is_floating_point() else "class indices" if target.ndim == 1 else "pixels"
     inputs, labels = logits.clone(), target.clone()
-    whole = of(slice(None)).total
-    expect(whole.ndim == 0, f"{who} of {kind} has shape {tuple(whole.shape)}; it is one number")
-    expect(torch.equal(inputs, logits) and torch.equal(labels, target), f"{who} changes its arguments")
-    expect(torch.equal(whole, of(slice(None)).total), f"{who} of {kind} differs between two equal calls")
+    whole = of(slice(None))
+    assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; it is one number"
+    assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes its arguments"
+    assert torch.equal(whole, of(slice(None))), "differs between two equal calls"
     doubled = loss({"": torch.cat([logits, logits])}, torch.cat([target, target])).total
-    expect(
-        torch.allclose(doubled, whole, rtol=1e-9),
-        f"{who} of {kind} is {float(doubled):.6g} if every image is there twice, and {float(whole):.6g} before: return "
-        "a mean over the batch, not a sum",
+    assert torch.allclose(doubled, whole, rtol=1e-9), (
+        f"is {float(doubled):.6g} if every image is there twice, and {float(whole):.6g} before: return a mean over the "
+        "batch, not a sum"
     )
     parts = [slice(0, 2), slice(2, None)]
     weights = [float(loss.weight(target[part])) for part in parts]
-    micro = sum(weight * float(of(part).total) for weight, part in zip(weights, parts, strict=True)) / sum(weights)
-    expect(
-        math.isclose(micro, float(whole), rel_tol=1e-9),
-        f"{who} of {kind} is {micro:.6g} in two parts, and {float(whole):.6g} at once: weight() is the number of terms "
-        "in the mean",
+    micro = sum(weight * float(of(part)) for weight, part in zip(weights, parts, strict=True)) / sum(weights)
+    assert math.isclose(micro, float(whole), rel_tol=1e-9), (
+        f"is {micro:.6g} in two parts, and {float(whole):.6g} at once: weight() is the number of terms in the mean"
     )
     for scale in (1.0, 100.0):
         leaf = (scale * logits).float().requires_grad_()
-        with during(f"{who}: backward", Exception):
-            torch.autograd.backward(loss({"": leaf}, target.float() if target.is_floating_point() else target).total)
-        assert leaf.grad is not None
-        finite = bool(leaf.grad.isfinite().all())
-        expect(finite, f"{who} of {kind}: the gradient of logits up to {scale:g} is not finite")
+        torch.autograd.backward(loss({"": leaf}, target.float() if target.is_floating_point() else target).total)
+        assert leaf.grad is not None and leaf.grad.isfinite().all(), (
+            f"the gradient of logits up to {scale:g} is not finite"
+        )
 
 
-def _train(**fields: Any) -> TrainSpec:
-    return TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
-
-
-def _training(fields: Mapping[str, Any], folder: Path | None = None) -> Training:
+def _training(
+    fields: Mapping[str, Any],
+    *,
+    model: Mapping[str, Any] = MODEL,
+    data: Mapping[str, Any] = DATA,
+    folder: Path | None = None,
+) -> Training:
     """Return the training of a small ViT, whose checkpoints are written to ``folder``."""
-    data = slot("dataset").resolve(DATA)
-    prepared = prepare(data, SEEDS)
-    dtype = torch.float64 if fields.get("precision") == "fp64" else torch.float32
-    feed = Feed(prepared, data.options["augment"], SEEDS, dtype=dtype)
+    choice = slot("dataset").resolve(data)
+    prepared = prepare(choice, SEEDS)
+    spec = TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
+    dtype = torch.float64 if spec.precision == "fp64" else torch.float32
+    feed = Feed(prepared, choice.options["augment"], SEEDS, dtype=dtype)
     write = (lambda state: None) if folder is None else (lambda state: checkpoint.write(folder, state))
-    return Training(_model().to(dtype), feed, _train(**fields), SEEDS, prepared.info.task, write=write)
-
-
-def _model() -> Model:
-    model: Model = slot("model").build(MODEL, prepare(slot("dataset").resolve(DATA), SEEDS).info)
-    model.initialise(0)
-    return model
+    built: Model = slot("model").build(model, prepared.info)
+    built.initialise(0)
+    return Training(built.to(dtype), feed, spec, SEEDS, prepared.info.task, write=write)
 
 
 def _trained(training: Training, steps: int) -> dict[str, Tensor]:
@@ -301,9 +318,9 @@ def _scrambled(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _moved(who: str, choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0) -> set[str]:
+def _moved(choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0) -> set[str]:
     """Return the names of the weights that three steps on normal gradients times ``scale`` change."""
-    model = _model()
+    model = _training({}).model
     optimizer: Optimizer = slot("optimizer").build(choice)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -311,7 +328,7 @@ def _moved(who: str, choice: ResolvedChoice, *, rate: float, weight_decay: float
             parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.01)  # a weight of 0 could not shrink
     before = _weights(model)
-    with during(f"{who}: steps at rate {rate:g}", Exception):
+    with about(f"steps at rate {rate:g}"):
         built = optimizer.build(optimizer.route(decay_groups(model, weight_decay), model))
         set_rate(built, rate)
         for _ in range(3):  # the first step may only fill the state
@@ -326,7 +343,3 @@ def _some(names: set[str]) -> str:
 
 def _weights(model: Model) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
