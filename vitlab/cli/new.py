@@ -1,12 +1,13 @@
-"""``vitlab new plugin NAME --slot SLOT``: create a complete, working package with a component.
+"""``vitlab new study FILE``, a copy of a packaged study, and ``vitlab new plugin NAME --slot SLOT``, a working package.
 
-What is written stands in ``templates/``: files that are alike for all slots, a frame for the class, and for each slot
-one file under ``components/`` with what differs.
+What is written of a plugin stands in ``templates/``: files that are alike for all slots, a frame for the class, and for
+each slot one file under ``components/`` with what differs.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import keyword
 import os
 import re
@@ -19,8 +20,7 @@ import click
 
 from vitlab import registry
 from vitlab._version import __version__
-from vitlab.cli.completion import complete_slot
-from vitlab.cli.new_study import study
+from vitlab.cli.completion import complete_packaged, complete_slot
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 TEMPLATES = Path(__file__).parent / "templates"
-
+SCHEMA = "vitlab-schema.json"  #: file beside a study that editors read
 
 KINDS = [name for name in registry.SLOT_MODULES if (TEMPLATES / "components" / f"{name}.py.j2").exists()]
 """Slots with a template."""
@@ -39,7 +39,42 @@ def command() -> None:
     """Begin something new."""
 
 
-command.add_command(study)
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="study.yaml")
+@click.option(
+    "--from",
+    "source",
+    default="quickstart",
+    show_default=True,
+    shell_complete=complete_packaged,
+    help="The study that comes with vitlab to begin with; 'vitlab list studies' lists them.",
+)
+def study(file: Path, source: str) -> None:
+    """Write a study to FILE, by default study.yaml: a copy of a study that comes with vitlab, to be edited.
+
+    Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
+    """
+    from vitlab.plan.packaged import packaged_study
+    from vitlab.registry.json_schema import study_schema
+    from vitlab.store.files import write_bytes
+
+    file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
+    if file.exists() or file.is_symlink():
+        raise UserError(f"{file} exists already and is not overwritten; choose another FILE")
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", file.stem):
+        raise UserError(f"{file}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
+    # The comment at the top is about the results of the original.
+    _, _, body = packaged_study(source).read_text(encoding="utf-8").partition("\nstudy: ")
+    template = templates().get_template("new_study.yaml.j2")
+    text = template.render(schema=SCHEMA, file=file, study=file.stem, body=body.partition("\n")[2].rstrip())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(file, text.encode())
+    click.echo(f"{file} is written, a copy of {source}.")
+    schema = file.with_name(SCHEMA)
+    if not schema.exists():
+        write_bytes(schema, f"{json.dumps(study_schema(), indent=1)}\n".encode())
+        click.echo(f"{schema} is written: completion and checks for editors.")
+    click.echo(f"Next:\n  vitlab plan {file}\n  vitlab run {file}")
 
 
 @command.command()

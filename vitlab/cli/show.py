@@ -12,9 +12,9 @@ from vitlab import registry
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
 from vitlab.cli.list import show_components, show_studies
 from vitlab.cli.options import plugin_option
-from vitlab.errors import BrokenComponent, UserError, nearest
+from vitlab.errors import BrokenComponent
 from vitlab.plan.metrics import unit_of
-from vitlab.plan.packaged import packaged_studies
+from vitlab.plan.packaged import packaged_study
 from vitlab.registry.catalogue import without_markup
 
 
@@ -30,8 +30,11 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     """
     for plugin in plugins:
         registry.load_file(plugin)
+    if slot in STUDIES and name is not None:
+        click.echo(packaged_study(name).read_text(encoding="utf-8"), nl=False)
+        return
     if slot in STUDIES:
-        _show_study(name)
+        show_studies(as_json=False)
         return
     if name is None:
         show_components(slot)
@@ -50,19 +53,6 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
     _print("Options", own, schema)
     _print(f"Options of every {slot}", {option: schema["properties"][option] for option in sorted(shared)}, schema)
-
-
-def _show_study(name: str | None) -> None:
-    """Print the file of a packaged study, or list all of them."""
-    if name is None:
-        show_studies(as_json=False)
-        return
-    studies = packaged_studies()
-    if name not in studies:
-        raise UserError(
-            f"no study called '{name}' comes with vitlab.{nearest(name, studies)} Studies: {', '.join(studies)}."
-        )
-    click.echo(studies[name].read_text(encoding="utf-8"), nl=False)
 
 
 def _place(component: type) -> str:
