@@ -263,11 +263,11 @@ def test_failing_edit_keeps_earlier_components(tmp_path: Path) -> None:
 
 
 def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BrokenComponent, match=r"no_such.py: No such file"):
+    with pytest.raises(UserError, match=r"no_such.py: No such file"):
         registry.load_file(tmp_path / "no_such.py")
     os.mkfifo(tmp_path / "pipe.py")
     for endless in (tmp_path / "pipe.py", Path("/dev/zero")):
-        with pytest.raises(BrokenComponent, match="not a file, but a folder, a pipe or a device"):
+        with pytest.raises(UserError, match="not a file, but a folder, a pipe or a device"):
             registry.load_file(endless)
     (tmp_path / "grammar.py").write_text("def (:\n")
     with pytest.raises(BrokenComponent, match=r"SyntaxError: invalid syntax .*, at .*grammar.py:1\n.*\n    def \(:$"):
@@ -278,7 +278,7 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokenComponent, match=r"norm 'wrong' from class.py .* is not a Norm"):
         registry.load_file(tmp_path / "class.py")
     (tmp_path / "blocks.txt").write_text("x = 1\n")
-    with pytest.raises(BrokenComponent, match=r"blocks.txt: rename it so that it ends in .py"):
+    with pytest.raises(UserError, match=r"blocks.txt: rename it so that it ends in .py"):
         registry.load_file(tmp_path / "blocks.txt")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     with pytest.raises(BrokenComponent, match="SystemExit"):

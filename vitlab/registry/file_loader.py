@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType
 
 from vitlab import imports
-from vitlab.errors import BrokenComponent, ClashError
+from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.registry import plugin_files
 from vitlab.registry.plugin_files import PluginFile
 from vitlab.registry.slot_modules import Origin
@@ -43,21 +43,22 @@ def load_file(file: Path | str) -> Origin:
     registered before.  A file that fails changes nothing.
 
     Raises:
-        BrokenComponent: if the file does not exist or fails; the message ends with the lines that were running.
+        UserError: if there is no Python file of that name.
+        BrokenComponent: if the file fails; the message ends with the lines that were running.
         ClashError: if it registers a component that another file of the same name has registered.
     """
     path = Path(file).resolve()
     if path.exists() and not path.is_file():
-        raise BrokenComponent(f"plugin file {file}: not a file, but a folder, a pipe or a device")
+        raise UserError(f"plugin file {file}: not a file, but a folder, a pipe or a device")
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise BrokenComponent(f"plugin file {file}: {error.strerror}") from None
+        raise UserError(f"plugin file {file}: {error.strerror}") from None
     origin = Origin(path.name, _digest(text))
     if origin in _origins.values():  # by another path, too: the module of both would have one name
         return origin
     if path.suffix != ".py":
-        raise BrokenComponent(f"plugin file {file}: rename it so that it ends in .py")
+        raise UserError(f"plugin file {file}: rename it so that it ends in .py")
     replaced = remove_all(_origins[path]) if path in _origins else []
     plugin = PluginFile(path, origin, text)
     name = plugin_files.add(plugin)
