@@ -362,8 +362,8 @@ def test_unwritable_stdout_is_one_sentence(
     ran: tuple[Path, Path], command: str, target: str, reason: str, unbuffered: str
 ) -> None:
     done = process(f"vitlab {command} >{target}", *ran, unbuffered=unbuffered)
-    message = f"standard output: {reason}. Write it elsewhere; what a command stores is kept.\n"
-    assert (done.returncode, done.stderr) == (2, message)
+    message = f"standard output, or the disk: {reason}. Results so far are kept; "
+    assert done.returncode == 2 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
 def test_closed_standard_streams_leave_their_descriptors_to_no_file(ran: tuple[Path, Path], tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     assert f"{hours:.2g}" in printed and "?" not in printed.partition("GPU-hours")[0].partition("params")[2]
 
 
-def test_plan_of_many_arms_shows_first_and_last(
+def test_plan_of_many_arms_shows_first(
     ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -415,7 +415,7 @@ def test_plan_of_many_arms_shows_first_and_last(
     code, printed, err = call("plan", file, "--out", tmp_path / "out")
     rows = [line for line in printed.splitlines() if line.strip().startswith("lr=")]
     assert (code, err) == (0, "") and len(rows) < 60 and re.search(r"\.\.\. \d+ more \.\.\.", printed)
-    assert "lr=0.002 " in printed and "lr=0.1 " in printed and "lr=0.05 " not in printed
+    assert "lr=0.002 " in printed and "lr=0.1 " not in printed
 
 
 def test_show_metric_prints_its_facts(tmp_path: Path) -> None:
@@ -682,7 +682,6 @@ def test_help_lists_every_command() -> None:
     modules = {file.stem for file in (ROOT / "vitlab" / "cli").glob("*.py")} - {
         "__init__",
         "errors",
-        "new_study",  # a part of 'new'
         "options",
         "watch",
     }

@@ -56,7 +56,7 @@ def test_commands_options_slots_and_components(monkeypatch: pytest.MonkeyPatch) 
     assert offered("vitlab show position si", monkeypatch) == ["sincos2d", "sinusoidal"]
     assert offered("vitlab show study qui", monkeypatch) == ["quickstart"]
     assert offered("vitlab run x --executor lo", monkeypatch) == ["local"]
-    assert offered("vitlab new study --data digi", monkeypatch) == ["digit_scenes", "digits"]
+    assert offered("vitlab new study --from quic", monkeypatch) == ["quickstart"]
     assert offered("vitlab new plugin acme --slot hea", monkeypatch) == ["head"]
     assert offered("vitlab show nonsense ", monkeypatch) == []
 

@@ -243,7 +243,7 @@ def test_command_prints_changes_by_width_and_a_sentence(tmp_path: Path) -> None:
         (("--widths", "30,64"), "model.dim 30, model.parametrization standard: dim 30 is not a multiple of heads 4"),
         (("--set", "train.optimizer=sgd"), "mup is for Adam, and the optimizer is SGD; use adamw or adam"),
         (("--set", "model=resnet8"), "base.model: 'resnet8' has no model.parametrization; use a study of a vit"),
-        (("--widths", "64"), "has fewer than two different positive widths"),
+        (("--widths", "64"), "at least two different positive widths"),
     ],
 )
 def test_command_refuses_what_cannot_be_compared(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:

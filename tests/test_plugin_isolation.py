@@ -307,7 +307,6 @@ def test_fifty_plugins_are_listed_without_import(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "words", "code_and_sentence"),
     [
-        ("import sys\nsys.stdout.close()\n", ["validate"], (2, "standard output: closed while the command ran")),
         (
             NORM + "    def __new__(cls, *args): raise Boom('bang')\nclass Boom(BaseException): ...\n",
             ["validate", "--build"],
@@ -315,7 +314,7 @@ def test_fifty_plugins_are_listed_without_import(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_plugin_that_closes_stdout_or_raises_anything_is_one_sentence(
+def test_plugin_that_raises_anything_is_one_sentence(
     tmp_path: Path, code: str, words: list[str], code_and_sentence: tuple[int, str]
 ) -> None:
     bad = code.replace("class Same", "from vitlab.plugin import norm\n@norm.register('same')\nclass Same")

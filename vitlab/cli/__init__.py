@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
-import stat
 import sys
 import traceback
 from collections.abc import Iterator
@@ -112,11 +110,6 @@ def cli() -> None:
 
 def main() -> None:
     """Run the ``vitlab`` command of this process and exit with its code."""
-    if "_VITLAB_COMPLETE" in os.environ:  # VARIABLE of vitlab.cli.completion
-        from vitlab.cli import completion
-
-        completion.answer()
-        return
     try:
         code = cli.main(standalone_mode=False)  # the argument of Context.exit, which click returns
     except click.ClickException as error:
@@ -139,23 +132,12 @@ def main() -> None:
         sys.exit(code)
 
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
-"""Error numbers of disks and permissions, as opposed to faults of a program."""
-
-PATH = (
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.EINVAL,
-    errno.EILSEQ,
-    errno.ENXIO,
+MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ),
+    *(errno.ENXIO, errno.EBADF, errno.EFBIG),
 )
-"""Error numbers of paths that no file can have, or that lead to something else than a file or a folder."""
-
-STREAM = (errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-"""Error numbers of a standard output that cannot be written."""
+"""Error numbers of disks, paths and a closed standard output, as opposed to faults of a program."""
 
 
 def _unexpected(error: BaseException) -> int:
@@ -163,25 +145,14 @@ def _unexpected(error: BaseException) -> int:
     if interrupts.state.raised:  # a library has converted Ctrl-C to its own error
         click.echo("interrupted", err=True)
         return interrupts.EXIT_CODE
-    if isinstance(error, OSError) and error.errno in STREAM and not error.filename and not _is_stdout_writable():
-        reason = (error.strerror or str(error)).lower()
-        click.echo(f"standard output: {reason}. Write it elsewhere; what a command stores is kept.", err=True)
-        return UserError.exit_code
-    if isinstance(error, ValueError) and sys.stdout.closed:
-        click.echo("standard output: closed while the command ran, as by a plugin; what it stored is kept.", err=True)
-        return UserError.exit_code
     if isinstance(error, RuntimeError) and getattr(error.__context__, "errno", 0) == errno.ELOOP:
         error = error.__context__ or error  # of Path.resolve, before Python 3.13
-    if isinstance(error, OSError) and error.errno in PATH and error.filename:
-        place = str(error.filename)
-        shown = place if len(place) <= 200 else f"{place[:100]}...{place[-60:]}"
-        click.echo(f"{shown}: {(error.strerror or str(error)).lower()}. Choose another path.", err=True)
-        return UserError.exit_code
-    if isinstance(error, OSError) and error.errno in DISK:
-        place = f"{error.filename}: " if error.filename else ""
+    if isinstance(error, OSError) and error.errno in MACHINE:
+        place = error.filename or "standard output, or the disk"  # which have no names here
+        reason = (error.strerror or str(error)).lower()
         click.echo(
-            f"{place}{(error.strerror or str(error)).lower()}. Results so far are kept; make the disk writable, then "
-            "run the same command to resume.",
+            f"{place}: {reason}. Results so far are kept; choose another place, or make this one writable, then run "
+            "the same command to resume.",
             err=True,
         )
         return UserError.exit_code
@@ -195,13 +166,3 @@ def _unexpected(error: BaseException) -> int:
     traceback.print_exception(error)
     click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
     return VitlabError.exit_code
-
-
-def _is_stdout_writable() -> bool:
-    """Return False if the standard output is closed, or a file or device that takes not even an empty line."""
-    try:
-        if stat.S_ISREG(os.fstat(1).st_mode) or (stat.S_ISCHR(os.fstat(1).st_mode) and not os.isatty(1)):
-            os.write(1, b"\n")
-    except OSError:
-        return False
-    return True

@@ -13,14 +13,10 @@ import click
 from vitlab._version import __version__
 from vitlab.cli.options import (
     as_written,
-    file_argument,
     json_option,
-    no_plugin_option,
-    out_option,
     parse_changes,
-    plugin_option,
-    set_option,
     study_file,
+    study_options,
 )
 from vitlab.errors import UserError
 from vitlab.regression import TIERS
@@ -32,17 +28,13 @@ WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 
 
 @click.command()
-@file_argument
+@study_options
 @click.option(
     "--baseline", type=click.Path(path_type=Path, dir_okay=False), help="By default FILE's name with .baseline.yaml."
 )
 @click.option(
     "--tier", "tiers", type=click.Choice(TIERS), multiple=True, help="Run only this tier; repeatable.  By default all."
 )
-@out_option
-@set_option
-@plugin_option
-@no_plugin_option
 @click.option("--accept", is_flag=True, help="Write the results of this run as the baseline; needs --reason.")
 @click.option("--reason", metavar="TEXT", help="Reason for the new baseline, stored in it.")
 @click.option("--anchor", is_flag=True, help="With --accept: measure drift from here on.")

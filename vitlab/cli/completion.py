@@ -6,6 +6,7 @@ components are read from source, and arms from stored plans.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -21,7 +22,6 @@ from vitlab.errors import VitlabError
 VARIABLE = "_VITLAB_COMPLETE"
 STUDIES = ("studies", "study")
 """Names of the studies that come with vitlab, where ``list`` and ``show`` take a slot."""
-MAX_FILES = 200  #: largest number of files that are offered
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -46,19 +46,18 @@ def command(shell: str) -> None:
     click.echo(source, nl=False)
 
 
-def answer() -> None:
-    """Print the completions that a shell asks for; nothing after an error, which would appear in the line typed."""
-    from vitlab.cli import cli
-
-    with suppress(Exception):
-        cli.main(prog_name="vitlab", complete_var=VARIABLE, standalone_mode=False)
-
-
 def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a packaged study, or the path of a study file."""
     from vitlab.plan.packaged import packaged_studies
 
     return _items([*packaged_studies(), *_files(incomplete)], incomplete)
+
+
+def complete_packaged(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a packaged study."""
+    from vitlab.plan.packaged import packaged_studies
+
+    return _items(packaged_studies(), incomplete)
 
 
 def complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -76,10 +75,8 @@ def complete_slot(context: click.Context, parameter: click.Parameter, incomplete
 
 def complete_component(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a component of the slot before it on the command line, or of a packaged study."""
-    from vitlab.plan.packaged import packaged_studies
-
     slot = str(context.params.get("slot"))
-    return _items(packaged_studies(), incomplete) if slot in STUDIES else _components(slot, incomplete)
+    return complete_packaged(context, parameter, incomplete) if slot in STUDIES else _components(slot, incomplete)
 
 
 def components_of(slot: str) -> Complete:
@@ -113,15 +110,10 @@ def _items(values: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _components(slot: str, incomplete: str) -> list[CompletionItem]:
-    from vitlab.registry import listing
+    from vitlab.registry import SLOT_MODULES, listing
 
-    with suppress(VitlabError):
-        return [
-            CompletionItem(entry.name, help=entry.summary or None)
-            for entry in listing(slot)
-            if entry.name.startswith(incomplete)
-        ]
-    return []
+    entries = listing(slot) if slot in SLOT_MODULES else ()
+    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
 
 
 def _plans(context: click.Context) -> list[Path]:
@@ -132,12 +124,6 @@ def _plans(context: click.Context) -> list[Path]:
 
 
 def _files(incomplete: str) -> list[str]:
-    """Return the study files that begin with a text, and those in the folders that do."""
-    folder, _, start = incomplete.rpartition("/")
-    place = Path(f"{folder}/" if folder or incomplete.startswith("/") else "")
-    files: list[Path] = []
-    with suppress(OSError):
-        for path in sorted(place.iterdir()):
-            if path.name.startswith(start) and (start or not path.name.startswith(".")):
-                files += sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
-    return [str(file) for file in files if file.suffix in (".yaml", ".yml")][:MAX_FILES]
+    """Return the study files whose paths begin with a text, and those in the folders whose paths do."""
+    start = glob.escape(incomplete)
+    return sorted(file for pattern in ("*.y*ml", "*/*.y*ml") for file in glob.glob(start + pattern))

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from vitlab.cli.options import (
-    file_argument,
-    no_plugin_option,
-    out_option,
+    Numbers,
     parse_changes,
-    plugin_option,
-    set_option,
     study_file,
+    study_options,
 )
 
 
-class _Widths(click.ParamType[tuple[int, ...]]):
-    name = "W,W,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return at least two different positive numbers, or fail as click does."""
-        try:
-            widths = tuple(sorted({int(part) for part in str(value).split(",")}))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers, such as 32,64,128.", param, ctx)
-        if len(widths) < 2 or widths[0] < 1:
-            self.fail(f"{value!r} has fewer than two different positive widths.", param, ctx)
-        return widths
-
-
 @click.command()
-@file_argument
-@out_option
-@set_option
-@plugin_option
-@no_plugin_option
-@click.option("--widths", type=_Widths(), default="32,64,128,256", show_default=True, help="Values of model.dim.")
+@study_options
+@click.option("--widths", type=Numbers(), default="32,64,128,256", show_default=True, help="Values of model.dim.")
 @click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="Optimizer steps of a training.")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Seeds, over which is averaged.")
 @click.option(
@@ -65,7 +43,9 @@ def command(
     The base is trained on the CPU for a few steps at a constant rate, at every width, with model.parametrization
     standard and mup.  Exit code 1 if mup is beyond the factor.
     """
-    file = study_file(file)
+    if len(set(widths)) < 2 or min(widths) < 1:
+        raise click.BadParameter("give at least two different positive widths", param_hint="--widths")
+    file, widths = study_file(file), tuple(sorted(set(widths)))
     click.echo("importing PyTorch", err=True)
     from vitlab.driver.coordinates import check_coordinates
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import textwrap
-import unicodedata
 from dataclasses import replace
 
 import click
@@ -51,36 +50,26 @@ def wrapped(text: str, width: int) -> str:
 
 
 def _excerpt(problem: Problem, width: int) -> str:
+    """Return a mistake above its line, of which a long one is cut, and carets below the wrong value."""
+    from rich.cells import cell_len
+
     place = str(problem)[: -len(problem.message) - 2]
     lines = wrapped(str(problem), width)
     if lines.startswith(place):
         lines = click.style(place, bold=True) + lines[len(place) :]
     if not problem.source.strip():
         return lines
-    number = str(problem.line)
-    margin = " " * len(number)
-    source, start = problem.source, problem.column - 1
-    room = (width or 120) - len(number) - 4
-    if _columns(source) > room:  # cut around the mistake
-        first = max(0, min(start - room // 3, len(source) - room + 3))
-        cut = "..." if first else ""
-        source, start = cut + source[first:], start - first + len(cut)
-        source = source if len(source) <= room else f"{source[: room - 3]}..."
-    source = re.sub(r"[^\t\S]", " ", source)  # an invisible separator must not break the line
-    length = max(1, len(match[0]) if (match := re.match(r"\"[^\"]*\"|'[^']*'|[\w.+/-]+|\S", source[start:])) else 1)
-    before = "".join("\t" if character == "\t" else " " * _columns(character) for character in source[:start])
-    carets = click.style("^" * _columns(source[start : start + length] or " "), fg="red", bold=True)
-    bar = click.style("|", fg="blue")
-    return f"{lines}\n {click.style(number, fg='blue')} {bar} {_printable(source)}\n {margin} {bar} {before}{carets}"
-
-
-def _columns(text: str) -> int:
-    """Return the width of a text in terminal columns."""
-    return sum(
-        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
-        for character in text
-    )
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character == "\t" or character.isprintable() else "?" for character in text)
+    # An invisible separator must not break the line.
+    source = "".join(character if character in "\t" or character.isprintable() else "?" for character in problem.source)
+    number, start = str(problem.line), problem.column - 1
+    value = re.match(r"\"[^\"]*\"|'[^']*'|[\w.+/-]+|.", source[start:])
+    carets = "^" * max(1, cell_len(value[0]) if value else 1)
+    room = (width or 120) - len(number) - 10  # beside the margin and two ellipses
+    if cell_len(source) > room:  # cut around the mistake
+        first = max(0, start - room // 3)
+        source = f"{'...' if first else ''}{source[first : first + room]}..."
+        start -= first - len("...") if first else 0
+    before = "".join("\t" if character == "\t" else " " * cell_len(character) for character in source[:start])
+    margin, bar = " " * len(number), click.style("|", fg="blue")
+    carets = click.style(carets[:room], fg="red", bold=True)
+    return f"{lines}\n {click.style(number, fg='blue')} {bar} {source}\n {margin} {bar} {before}{carets}"

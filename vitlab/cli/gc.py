@@ -51,9 +51,9 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         if file.parent not in dropped:
             required |= set(trials)
     store = Store(out)
-    leftovers = store.leftovers()
-    freed = sum(_size(path) for path in leftovers)
-    for path in leftovers:
+    freed = 0
+    for path in (*store.leftovers(), *dropped):
+        freed += _size(path)
         click.echo(str(path))
         if yes:
             remove(path)
@@ -69,11 +69,6 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
             shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):  # not empty: it has the results of other code
                 path.parent.rmdir()
-    for path in dropped:
-        freed += _size(path)
-        click.echo(str(path))
-        if yes:
-            shutil.rmtree(path)
     if not freed:
         click.echo("nothing to delete", err=True)
         return

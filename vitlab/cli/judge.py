@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from vitlab.cli.options import format_option, print_report
+from vitlab.cli.options import Numbers, format_option, print_report
 from vitlab.report.formats import FORMATS
 
 
@@ -35,7 +35,9 @@ Examples:
 @click.option("--images", type=int, help="Images that the metric counts: one is its smallest step.")
 @click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
 @click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
-@click.option("--looks", help="Numbers of seeds at which results were looked at before, and now, such as 3,5,10.")
+@click.option(
+    "--looks", type=Numbers(), help="Numbers of seeds at which results were looked at before, and now, such as 3,5,10."
+)
 @format_option(tuple(FORMATS))
 def command(
     results: str,
@@ -50,7 +52,7 @@ def command(
     images: int | None,
     chance: float | None,
     classes: int | None,
-    looks: str | None,
+    looks: tuple[int, ...] | None,
     form: str,
 ) -> None:
     """Judge RESULTS of other programs as 'vitlab report' judges a study's.
@@ -73,14 +75,6 @@ def command(
         images=images,
         chance=chance,
         classes=classes,
-        looks=None if looks is None else _numbers(looks),
+        looks=looks,
     )
     print_report(judgement.render(form), form)
-
-
-def _numbers(text: str) -> list[int]:
-    """Return numbers from a text such as ``3,5,10``."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"'{text}' is no list such as 3,5,10", param_hint="--looks") from None

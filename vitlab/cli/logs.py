@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import click
 
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
-from vitlab.store.folders import Event, TrialFolder
+from vitlab.store.folders import Event, Store, TrialFolder
 
 
 @click.command()
@@ -44,22 +43,19 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     Raises:
         UserError: if no trial matches, or several keys start with ``trial``.
     """
-    paths = sorted(path for path in (out / "trials").glob("*/*") if path.parent.name.startswith(trial))
-    if arm is None and seed is None and trial.isalnum() and paths:
-        keys = sorted({path.parent.name for path in paths})
-        if len(keys) > 1:
-            raise UserError(
-                f"'{trial}' begins {len(keys)} keys; give more of one: {', '.join(key[:16] for key in keys)}"
-            )
-        return [TrialFolder(path) for path in paths]
-    if arm is None and seed is None and not _is_study(trial, out):
-        raise UserError(
-            f"no trial whose key begins with '{trial}' in {out}, and no study of that name; 'vitlab studies' lists the "
-            "studies"
-        )
     from vitlab.report.api import open_study
 
-    plan, store = open_study(Path(trial), out=out)
+    is_key = arm is None and seed is None and trial.isalnum()
+    folders = [folder for folder in Store(out).trials() if is_key and folder.path.parent.name.startswith(trial)]
+    if folders:
+        keys = sorted({folder.path.parent.name[:16] for folder in folders})
+        if len(keys) > 1:
+            raise UserError(f"'{trial}' begins {len(keys)} keys; give more of one: {', '.join(keys)}")
+        return folders
+    try:
+        plan, store = open_study(Path(trial), out=out)
+    except UserError as error:
+        raise UserError(f"no trial whose key begins with '{trial}' in {out}; {error}") from None
     selected = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
     folder = store.trial(selected.key, selected.code)
     if not folder.path.is_dir():
@@ -69,25 +65,13 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     return [folder]
 
 
-def _is_study(name: str, out: Path) -> bool:
-    """Return True for a study's file, its folder, or the name of one in the output folder."""
-    from vitlab.plan.packaged import study_name
-
-    path = Path(name)
-    return (
-        path.is_file()
-        or (path / "plan.json").is_file()
-        or study_name(name) in {item.name for item in out.glob("studies/*")}
-    )
-
-
 def _line(event: Event) -> str:
     """Return an event on one line, numbers rounded to four digits."""
-    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.t / 1000))
+    moment = datetime.fromtimestamp(event.t / 1000).isoformat(" ", "seconds")
     return f"{moment}  {event.kind:8}  {'  '.join(_pairs(event.body))}"
 
 
-def _pairs(values: Mapping[str, Any]) -> list[str]:
+def _pairs(values: Mapping[str, object]) -> list[str]:
     pairs: list[str] = []
     for name, value in values.items():
         if isinstance(value, Mapping):

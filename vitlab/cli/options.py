@@ -39,8 +39,7 @@ def _possible(context: click.Context, parameter: click.Parameter, out: Path) -> 
     except FileNotFoundError:
         pass
     except OSError as error:
-        shown = str(out) if len(str(out)) <= 200 else f"{str(out)[:100]}...{str(out)[-60:]}"
-        raise UserError(f"--out {shown}: {(error.strerror or str(error)).lower()}; choose another folder") from None
+        raise UserError(f"--out {out}: {(error.strerror or str(error)).lower()}; choose another folder") from None
     return out
 
 
@@ -94,6 +93,15 @@ no_plugin_option = click.option(
     callback=_disable_plugins,
     help="Disable an installed plugin; VITLAB_DISABLE_PLUGINS=1 disables all.",
 )
+
+
+def study_options(function: Callback) -> Callback:
+    """Add what a command asks on the study that it plans: FILE, --out, --set, --plugin and --no-plugin."""
+    for option in (no_plugin_option, plugin_option, set_option, out_option, file_argument):
+        function = option(function)
+    return function
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -131,6 +139,19 @@ def print_report(rendered: str | bytes, form: str) -> None:
         raise click.UsageError(f"{form} cannot be printed on a terminal; redirect it to a file")
     data = rendered if isinstance(rendered, bytes) else f"{rendered.removesuffix(chr(10))}\n".encode()
     sys.stdout.buffer.write(data)
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Several whole numbers, such as ``3,5,10``."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers, or fail as click does."""
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"'{value}' is no list such as 3,5,10.", param, ctx)
 
 
 def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from vitlab.cli.options import (
-    file_argument,
-    no_plugin_option,
-    out_option,
     parse_changes,
-    plugin_option,
-    set_option,
     study_file,
+    study_options,
 )
+from vitlab.errors import UserError, count
 from vitlab.report.phrasing import Column, compact
 from vitlab.report.terminal import fitted_table
 
+if TYPE_CHECKING:
+    from vitlab.plan.values import Arm, Plan, Tuning
+    from vitlab.report.power import Forecast
+    from vitlab.store.folders import Store
+
+MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
+
 
 @click.command()
-@file_argument
-@out_option
-@set_option
-@plugin_option
-@no_plugin_option
+@study_options
 @click.option(
     "--cost",
     is_flag=True,
@@ -75,8 +76,9 @@ def command(
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
     cached = {
-        (planned.arm, planned.seed): store.trial(planned.trial.key, planned.trial.code).done()
+        (planned.arm, planned.seed)
         for planned in (*plan.trials, *rivals)
+        if store.trial(planned.trial.key, planned.trial.code).done()
     }
     costs = _costs(plan, device_tflops) if cost else {}
     forecast = _forecast(plan, store, width) if power else None
@@ -86,21 +88,27 @@ def command(
             data["power"] = forecast.to_json()
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
-            trial["cached"] = cached[trial["arm"], trial["seed"]]
+            trial["cached"] = (trial["arm"], trial["seed"]) in cached
         for arm in data["arms"]:
-            arm["cost"] = costs.get(arm["name"])
+            arm["cost"] = asdict(costs[arm["name"]]) if arm["name"] in costs else None
         click.echo(json.dumps(data, indent=1))
         return
-    _table(plan, cached, costs, device_tflops, study.run.engine == "measured")
+    sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
+    sentences += _describe_tuning(plan.tuning, cached)
+    if study.run.engine == "measured":
+        sentences += _describe_benchmarks(plan)
+    if costs:
+        sentences.append(_describe_costs(plan, costs, device_tflops))
+    _print(plan, cached, costs, [*sentences, _describe_trials(plan, cached)])
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
     if full:
-        for arm, spec in plan.to_json()["specs"].items():
-            click.echo(f"\n# {arm}\n{json.dumps(spec, indent=1)}")
+        for name, spec in plan.to_json()["specs"].items():
+            click.echo(f"\n# {name}\n{json.dumps(spec, indent=1)}")
 
 
-def _forecast(plan: Any, store: Any, width: str | None) -> Any:
+def _forecast(plan: Plan, store: Store, width: str | None) -> Forecast:
     """Return what the study will be able to detect, and the seeds for intervals of a half-width, if one is given.
 
     Raises:
@@ -108,7 +116,6 @@ def _forecast(plan: Any, store: Any, width: str | None) -> Any:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    from vitlab.errors import UserError
     from vitlab.report.phrasing import Scale
     from vitlab.report.power import forecast
     from vitlab.spec.choice import Amount
@@ -130,140 +137,131 @@ def _forecast(plan: Any, store: Any, width: str | None) -> Any:
     return forecast(plan, store, half_width)
 
 
-def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
-    """Return the costs of each arm's model and of one training, which are None if the number of images is unknown."""
+@dataclass(frozen=True)
+class ArmCost:
+    """Cost of an arm's model and of one training; None where the number of its images is unknown."""
+
+    params: int
+    macs: int  #: multiply-accumulates of one image, forward
+    images: int | None
+    train_macs: int | None
+    gpu_hours: float | None
+
+
+def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
     from vitlab.data.prepare import DataSource
     from vitlab.driver.planning import costs
     from vitlab.plan.match import gpu_hours, images_seen, train_macs
 
     trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
-    images_by_data: dict[str, int | None] = {}
-    by_arm: dict[str, dict[str, Any]] = {}
+    examples_by_data: dict[tuple[str, int, int], int | None] = {}
+    by_arm = {}
     for arm, cost in costs(plan).items():
-        trial = trials[arm]
-        images = images_seen(trial.spec.train)
-        if images is None:
-            data = json.dumps([trial.spec.data.plain(), trial.seeds["split"], trial.seeds["subset"]], sort_keys=True)
-            if data not in images_by_data:
-                images_by_data[data] = DataSource(trial.spec.data).training_images(trial.seeds)
-            images = images_seen(trial.spec.train, images_by_data[data])
+        spec, seeds = trials[arm].spec, trials[arm].seeds
+        data = str(spec.data), seeds["split"], seeds["subset"]
+        # Only epochs depend on the number of examples, for which data may have to be read.
+        if spec.train.epochs is not None and data not in examples_by_data:
+            examples_by_data[data] = DataSource(spec.data).training_images(seeds)
+        images = images_seen(spec.train, examples_by_data.get(data))
         work = None if images is None else train_macs(cost["macs"], images)
         hours = None if work is None else gpu_hours(work, tflops)
-        by_arm[arm] = {**cost, "images": images, "train_macs": work, "gpu_hours": hours}
+        by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours)
     return by_arm
 
 
-def _table(
-    plan: Any,
-    is_cached: dict[tuple[str, int], bool],
-    costs: dict[str, dict[str, Any]],
-    device_tflops: float,
-    benchmarked: bool,
-) -> None:
+def _print(plan: Plan, cached: Set[tuple[str, int]], costs: Mapping[str, ArmCost], sentences: Sequence[str]) -> None:
+    """Print the question, the table of the arms, of many only the first, and the sentences."""
     from rich.console import Console
     from rich.text import Text
-
-    from vitlab.errors import count
 
     console = Console()
     if plan.question:
         console.print(Text(plan.question), style="italic")
-    cached = sum(is_cached[planned.arm, planned.seed] for planned in plan.trials)
-    skipped = [arm is None or bool(arm.skip) for arm in _ends(plan.arms)]
-    console.print(fitted_table(_arms(plan, is_cached, costs), console, skipped))
-    for arm in _ends(plan.arms):
-        if arm is not None and arm.skip:
+    arms = plan.arms[:MAX_ROWS]
+    console.print(fitted_table(_columns(plan, arms, cached, costs), console, [bool(arm.skip) for arm in arms]))
+    if len(plan.arms) > MAX_ROWS:
+        console.print(f"... {len(plan.arms) - MAX_ROWS:,} more ...")
+    for arm in arms:
+        if arm.skip:
             console.print(Text(f"{arm.name}: skipped: {arm.skip}"), style="dim")
-    notes = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)]
-    for note in _ends(notes):
-        console.print(Text(note if note is not None else f"... {len(notes) - 2 * ROWS:,} more notes ..."))
-    for sentence in _describe_tuning(plan.tuning, is_cached):
+    for sentence in sentences:
         console.print(Text(sentence))
-    for sentence in _describe_benchmarks(plan) if benchmarked else ():
-        console.print(Text(sentence))
-    if costs:
-        console.print(Text(_describe_costs(plan, costs, device_tflops)))
-    waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
-    if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
-        *sizes, last = map(len, plan.looks.seeds)
-        waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
-    console.print(
-        f"{count(len(plan.trials), 'trial')}, {cached} of them trained already{waiting}; metric {plan.analysis.metric}."
-    )
 
 
-MAX_ROWS = 60  #: rows of the table; with more arms only the first and the last are shown
-ROWS = 20  #: number of first and of last rows then
-
-
-def _ends(items: Sequence[Any]) -> list[Any]:
-    """Return the items, or if there are many, the first and the last with None between them."""
-    return [*items] if len(items) <= MAX_ROWS else [*items[:ROWS], None, *items[-ROWS:]]
-
-
-def _arms(plan: Any, is_cached: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]]) -> list[Column]:
+def _columns(
+    plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Mapping[str, ArmCost]
+) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
     from vitlab.plan.design import text
     from vitlab.plan.tune import PENDING
 
-    paths, displayed = plan.paths, _ends(plan.arms)
     trials = Counter(planned.arm for planned in plan.trials)
-    cached = Counter(planned.arm for planned in plan.trials if is_cached[planned.arm, planned.seed])
+    done = Counter(planned.arm for planned in plan.trials if (planned.arm, planned.seed) in cached)
     pending = Counter(planned.arm for planned in plan.pending)
 
-    def cells(cell: Callable[[Any], str], between: str = "") -> tuple[str, ...]:
-        return tuple(cell(arm) if arm is not None else between for arm in displayed)
+    def column(title: str, cell: Callable[[Arm], str], rank: int = 0, right: bool = False) -> Column:
+        return Column(title, tuple(map(cell, arms)), rank, right)
 
-    columns = [Column("arm", cells(lambda arm: arm.name, f"... {len(plan.arms) - 2 * ROWS:,} more ..."), right=False)]
-    for path in paths:
-        values = tuple("" if arm is None else text(_short(paths, path, arm.values[path])) for arm in displayed)
-        columns.append(Column(path.rpartition(".")[2], values, rank=3, right=False))
+    def costs_column(title: str, cell: Callable[[ArmCost], str]) -> Column:
+        return column(title, lambda arm: cell(costs[arm.name]) if arm.name in costs else "", right=True)
+
+    columns = [column("arm", lambda arm: arm.name)]
+    for path in plan.paths:
+        # Of a component whose options have columns of their own, only the name.
+        has_options = any(other.startswith(f"{path}.") for other in plan.paths)
+        values = [arm.values[path] for arm in arms]
+        if has_options:
+            values = [value.get("type", value) if isinstance(value, Mapping) else value for value in values]
+        columns.append(Column(path.rpartition(".")[2], tuple(map(text, values)), rank=3, right=False))
     columns += [
-        Column("against", cells(lambda arm: arm.baseline or ""), rank=1, right=False),
-        Column("trials", cells(lambda arm: str(pending[arm.name] or trials[arm.name]))),
-        Column("cached", cells(lambda arm: PENDING if pending[arm.name] else str(cached[arm.name]))),
-        Column("engine", cells(lambda arm: arm.engine), rank=2, right=False),
+        column("against", lambda arm: arm.baseline or "", rank=1),
+        column("trials", lambda arm: str(pending[arm.name] or trials[arm.name]), right=True),
+        column("cached", lambda arm: PENDING if pending[arm.name] else str(done[arm.name]), right=True),
+        column("engine", lambda arm: arm.engine, rank=2),
     ]
     if costs:
         columns += [
-            Column("params", cells(lambda arm: compact(costs[arm.name]["params"]) if arm.name in costs else "")),
-            Column("MACs", cells(lambda arm: compact(costs[arm.name]["macs"]) if arm.name in costs else "")),
-            Column("GPU-h", cells(lambda arm: _hours(costs[arm.name]["gpu_hours"]) if arm.name in costs else "")),
+            costs_column("params", lambda cost: compact(cost.params)),
+            costs_column("MACs", lambda cost: compact(cost.macs)),
+            costs_column("GPU-h", lambda cost: _hours(cost.gpu_hours)),
         ]
     return columns
-
-
-def _short(paths: Sequence[str], path: str, value: Any) -> Any:
-    """Return the value of a cell; only the name of a component whose options have columns of their own."""
-    apart = isinstance(value, Mapping) and any(other.startswith(f"{path}.") for other in paths)
-    return value.get("type", value) if apart else value
 
 
 def _hours(hours: float | None) -> str:
     return "?" if hours is None else f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
-def _describe_costs(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -> str:
-    """Return a sentence that defines the GPU-hours and gives those of the whole study."""
+def _describe_costs(plan: Plan, costs: Mapping[str, ArmCost], device_tflops: float) -> str:
+    """Return a sentence that defines the GPU-hours and gives the hours of the whole study."""
     from vitlab.plan.match import UTILISATION
 
     sentence = (
         f"GPU-hours are those of one training: 3 x MACs x images seen, of 2 operations each, at "
         f"{100 * UTILISATION:g} % of {device_tflops:g} TFLOP/s (--device-tflops)"
     )
-    if any(cost["gpu_hours"] is None for cost in costs.values()):
+    hours = {arm: cost.gpu_hours for arm, cost in costs.items() if cost.gpu_hours is not None}
+    if len(hours) < len(costs):
         return f"{sentence}; '?' where the length is in epochs of data that is not read for this."
-    arms = [planned.arm for planned in (*plan.trials, *plan.pending)]
-    total = sum(costs[arm]["gpu_hours"] for arm in arms)
+    total = sum(hours[planned.arm] for planned in (*plan.trials, *plan.pending))
     for tuning in plan.tuning:
-        of_tuning = costs[tuning.arm]["gpu_hours"] if tuning.arm in costs else None
-        if of_tuning is None:  # tuned once, at the base, for all arms
+        if tuning.arm not in hours:  # tuned once, at the base, for all arms
             return f"{sentence}; in all {_hours(total)}, and the tuning."
-        total += len(tuning.trials) * of_tuning
+        total += len(tuning.trials) * hours[tuning.arm]
     return f"{sentence}; in all {_hours(total)}."
 
 
-def _describe_benchmarks(plan: Any) -> Iterator[str]:
+def _describe_trials(plan: Plan, cached: Set[tuple[str, int]]) -> str:
+    done = sum((planned.arm, planned.seed) in cached for planned in plan.trials)
+    waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
+    if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
+        *sizes, last = map(len, plan.looks.seeds)
+        waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
+    trials = count(len(plan.trials), "trial")
+    return f"{trials}, {done} of them trained already{waiting}; metric {plan.analysis.metric}."
+
+
+def _describe_benchmarks(plan: Plan) -> Iterator[str]:
     """Yield the results of engine benchmarks, and the arms that still need one."""
     from vitlab.plan.engine_choice import shape, without_benchmark
 
@@ -275,35 +273,27 @@ def _describe_benchmarks(plan: Any) -> Iterator[str]:
         if name in arms:
             yield f"{', '.join(arms[name])}: {probe.summary}"
     if remaining := without_benchmark(trials, plan.probes):
-        names = dict.fromkeys(planned.arm for some in remaining.values() for planned in some)
-        yield f"{'; '.join(names)}: the engine is measured when the study is run; until then, the default rule applies."
+        names = "; ".join(dict.fromkeys(planned.arm for some in remaining.values() for planned in some))
+        yield f"{names}: the engine is measured when the study is run; until then, the default rule applies."
 
 
-def _describe_tuning(tunings: Sequence[Any], is_cached: dict[tuple[str, int], bool]) -> Iterator[str]:
+def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) -> Iterator[str]:
     """Yield a sentence for arms with the same choice, and one for arms that will choose among the same rivals."""
-    from vitlab.errors import count
     from vitlab.plan.tune import name_of
 
-    def arms(some: Sequence[Any]) -> str:
-        every = len(some) == len(tunings)
-        return "all arms" if every and (len(some) > 1 or some[0].arm is None) else "; ".join(item.arm for item in some)
-
-    winners: dict[tuple[str, str], list[Any]] = {}
-    waiting: dict[tuple[str, str], list[Any]] = {}
+    alike: dict[str, list[Tuning]] = {}
     for tuning in tunings:
         names = [name_of(rival.values) for rival in tuning.rivals]
         if tuning.failure:
             yield tuning.failure
         elif tuning.winner is not None:
-            winners.setdefault((names[tuning.winner], tuning.select), []).append(tuning)
+            alike.setdefault(f"{names[tuning.winner]} was chosen by {tuning.select}", []).append(tuning)
         else:
-            waiting.setdefault(("; ".join(names), tuning.select), []).append(tuning)
-    for (name, metric), some in winners.items():
-        yield f"{name} was chosen by {metric} for {arms(some)}."
-    for (rivals, metric), some in waiting.items():
-        trials = [planned for tuning in some for planned in tuning.trials]
-        trained = sum(is_cached[planned.arm, planned.seed] for planned in trials)
-        yield (
-            f"To be tuned first, by {metric}, among {rivals}, for {arms(some)}: {count(len(trials), 'trial')}, "
-            f"{trained} of them trained already."
-        )
+            alike.setdefault(f"To be tuned first, by {tuning.select}, among {'; '.join(names)},", []).append(tuning)
+    for sentence, some in alike.items():
+        arms = [tuning.arm for tuning in some if tuning.arm is not None]
+        shown = "; ".join(arms) if arms and (len(some) < len(tunings) or len(some) == 1) else "all arms"
+        trials = [planned for tuning in some for planned in tuning.trials if tuning.open]
+        done = sum((planned.arm, planned.seed) in cached for planned in trials)
+        counts = f": {count(len(trials), 'trial')}, {done} of them trained already" if trials else ""
+        yield f"{sentence} for {shown}{counts}."

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,10 @@ from vitlab.cli.completion import complete_arm, components_of
 from vitlab.cli.options import (
     as_written,
     display_path,
-    file_argument,
     json_option,
-    no_plugin_option,
-    out_option,
     parse_changes,
-    plugin_option,
-    set_option,
     study_file,
+    study_options,
 )
 from vitlab.errors import TrialFailed, UserError, count
 
@@ -39,11 +35,7 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 
 
 @click.command()
-@file_argument
-@out_option
-@set_option
-@plugin_option
-@no_plugin_option
+@study_options
 @click.option(
     "--executor",
     shell_complete=components_of("executor"),
@@ -90,7 +82,7 @@ def command(
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")
-        _detach(file, out, values, changes, plugins, list(as_written(context, without=(DETACH,))))
+        _detach(file, out, values, plugins, list(as_written(context, without=(DETACH,))))
         return
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -127,12 +119,7 @@ def command(
 
 
 def _detach(
-    file: Path,
-    out: Path,
-    changes: Mapping[str, Any],
-    set_options: tuple[str, ...],
-    plugins: tuple[Path, ...],
-    options: list[str],
+    file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Path, ...], options: Sequence[str]
 ) -> None:
     """Start the run in a session of its own, detached from the terminal, and return when it has started.
 
@@ -145,52 +132,37 @@ def _detach(
     from vitlab.driver.scheduler import driver_of
     from vitlab.store.files import open_in_place
     from vitlab.store.folders import Store
-    from vitlab.store.locks import is_locked, owner, process
 
     _, plan = plan_study(study_file(file), changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
-    again = shlex.join(["vitlab", "run", str(file), *options])
+    words = ["vitlab", "run", str(file), *options]
+    again = shlex.join(words)
     if runner := driver_of(plan.study, store):
         raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows its progress")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
-    begin = log.stat().st_size if log.exists() else 0
-    command = [sys.executable, "-m", "vitlab", "run", str(file), *options]
     with open(open_in_place(log), "ab") as output:
         driver = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**os.environ, "PYTHONSAFEPATH": "1"},  # imports nothing from the current folder
             start_new_session=True,
         )
-    lock, name = store.driver(plan.study), process(driver.pid)
     deadline = time.monotonic() + BEGIN_S
-    while driver.poll() is None and time.monotonic() < deadline:
-        if is_locked(lock) and owner(lock)[0] in (name, ""):
-            break
+    while driver.poll() is None and not driver_of(plan.study, store) and time.monotonic() < deadline:
         time.sleep(0.1)
     if driver.returncode:
-        lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
-        raise TrialFailed(
-            "\n".join([*lines[-TAIL:], f"it ended at once, with exit code {driver.returncode}; see {log}"])
-        )
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+        raise TrialFailed("\n".join([*tail, f"it ended at once, with exit code {driver.returncode}; see {log}"]))
     if driver.returncode == 0:
         click.echo(f"{plan.study} is answered; the answer is at the end of {display_path(log)}")
         return
-    look = [
-        "vitlab",
-        "status",
-        str(file),
-        "--out",
-        str(out),
-        *(word for change in set_options for word in ("--set", change)),
-    ]
     click.echo(
         f"{plan.study} runs in the background, as process {driver.pid}; its log is {display_path(log)}\n"
         f"watch   {again}\n"
-        f"look    {shlex.join(look)}\n"
+        f"look    {shlex.join(['vitlab', 'status', plan.study, '--out', str(out)])}\n"
         f"stop    kill {driver.pid}   (running trials write a checkpoint)"
     )
 

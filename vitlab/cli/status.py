@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from vitlab.store.folders import TrialFolder
 
 STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
-MAX_LISTED = 20  #: running and paused trials that are listed one by one
 
 
 @click.command()
@@ -60,28 +59,22 @@ def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bo
         around = {"failures": failures, "progress": progress, "driver": driver}
         click.echo(json.dumps({"study": plan.study, "arms": counts, "tuning": tuning, **around}))
         return
-    states = (*STATES, *(("pending",) if plan.pending else ()))
     table = Table(box=None, pad_edge=False)
     table.add_column(plan.study, overflow="fold")
+    states = [*STATES, "pending"] if plan.pending else STATES
     for state in states:
         table.add_column(state, justify="right")
-    if rivals:
-        table.add_row("(tuning)", *(str(tuning[state] or "") for state in states))
-    for arm in plan.arms:
-        cells = [str(counts[arm.name][state] or "") for state in states]
-        table.add_row(Text(arm.name), *cells, f"skipped: {arm.skip}" if arm.skip else "")
+    rows = {"(tuning)": tuning, **counts} if rivals else counts
+    reasons = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
+    for name, row in rows.items():
+        table.add_row(Text(name), *(str(row[state] or "") for state in states), reasons.get(name))
     console = Console()
     console.print(table)
     if driver:
-        file = store.study(plan.study) / "driver.log"
-        console.print(Text(f"run by {driver}" + (f"; its log is {display_path(file)}" if file.exists() else "")))
-    for line in (
-        *progress[:MAX_LISTED],
-        *([f"... and {len(progress) - MAX_LISTED:,} more"] if len(progress) > MAX_LISTED else []),
-    ):
+        log = store.study(plan.study) / "driver.log"
+        console.print(Text(f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else "")))
+    for line in (*progress, *failures):
         console.print(Text(line))
-    for failure in failures:
-        console.print(Text(failure))
 
 
 def _latest(out: Path) -> Path:

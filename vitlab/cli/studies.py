@@ -87,14 +87,8 @@ def _answer(plan: Plan, store: Store) -> str:
     """Return the number of comparisons by verdict, from the stored report if it is up to date."""
     from vitlab import report
 
-    text = report.read_report(plan, store, "json")
-    if text is not None:
-        rows = json.loads(text)["arms"]
-    else:  # only this needs pandas
-        from vitlab.report.comparison import summary
-        from vitlab.report.study_results import StudyResults
-
-        rows = summary(StudyResults.read(plan, store))
+    text = report.read_report(plan, store, "json") or report.render(plan, store, "json")
+    rows = json.loads(text)["arms"]
     counts = Counter(row["verdict"] for row in rows if row["verdict"])
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
