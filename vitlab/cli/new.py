@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import keyword
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +129,10 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         "component": component,
         "vitlab": _versions(),
     }
-    _write(folder, _render(values))
+    for path, text in _render(values).items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -183,21 +184,6 @@ def _versions() -> str:
     """Return the versions of vitlab for which a new plugin is made: below the next breaking change."""
     major, minor = map(int, __version__.split(".")[:2])
     return f">={major}.{minor},<{major}.{minor + 1}"
-
-
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write all files or none: write them to a temporary folder beside ``folder`` and rename it."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".vitlab-new-", dir=folder.parent) as temporary:
-            package = Path(temporary) / folder.name
-            for path, text in files.items():
-                file = package / path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8")
-            os.rename(package, folder)
-    except OSError as error:
-        raise UserError(f"{folder}: {error.strerror or error}") from None
 
 
 def _check_distribution(name: str) -> None:

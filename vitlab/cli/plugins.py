@@ -100,10 +100,7 @@ def _origin(dist: Distribution | None) -> str:
     """Return the recorded folder or address a distribution was installed from, or else its location."""
     if dist is None:
         return "unknown"
-    recorded = dist.read_text("direct_url.json")
-    if recorded is None:
-        return str(dist.locate_file(""))
     try:
-        return str(json.loads(recorded)["url"])
+        return str(json.loads(dist.read_text("direct_url.json") or "")["url"])
     except (ValueError, KeyError, TypeError):
         return str(dist.locate_file(""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -16,6 +17,9 @@ from vitlab.errors import BrokenComponent
 from vitlab.plan.metrics import unit_of
 from vitlab.plan.packaged import packaged_study
 from vitlab.registry.catalogue import without_markup
+
+Schema = Mapping[str, Any]
+"""A part of a JSON Schema."""
 
 
 @click.command()
@@ -71,7 +75,7 @@ def _metric_facts(component: Any) -> str:
     return "; ".join([*facts, f"tasks {', '.join(component.tasks)}"])
 
 
-def _print(title: str, options: dict[str, Any], schema: dict[str, Any]) -> None:
+def _print(title: str, options: Schema, schema: Schema) -> None:
     if options:
         click.echo(f"\n{title}")
     for option, field in options.items():
@@ -84,7 +88,7 @@ def shown_default(value: Any) -> str:
     return str(value["type"]) if isinstance(value, dict) and set(value) == {"type"} else str(value)
 
 
-def shown_type(field: dict[str, Any]) -> str:
+def shown_type(field: Schema) -> str:
     """Return a short description of a JSON Schema field: ``number > 0``, ``one of cls, gap``, ``choice of norm``."""
     if registry.SLOT_MARK in field:
         return f"choice of {field[registry.SLOT_MARK]}"
