@@ -404,9 +404,7 @@ def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     assert f"{hours:.2g}" in printed and "?" not in printed.partition("GPU-hours")[0].partition("params")[2]
 
 
-def test_plan_of_many_arms_shows_first(
-    ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_of_many_arms_shows_first(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     rates = [round(0.001 * i, 4) for i in range(1, 101)]
     file = tmp_path / "many.yaml"

@@ -18,7 +18,7 @@ import torch
 
 from vitlab import errors, registry
 from vitlab.components.norm import norm
-from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent
+from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, UserError
 from vitlab.registry import Slot, plugins, slot, tracebacks
 from vitlab.registry.json_schema import study_schema
 from vitlab.testing import check_component, components
