@@ -10,7 +10,7 @@ VitlabError                  exit code 3
 │   ├── DataError            a data set is missing, or its files are not as expected
 │   └── WeightsError         a checkpoint that cannot be read or does not fit
 ├── BrokenComponent          exit code 3: a plugin that fails to import or breaks the contract of its slot
-├── Refused                  exit code 4: the code or the versions differ from those of the plan; plan again
+├── Refused                  exit code 4: the code or the versions are not the plan's; plan again
 ├── TrialFailed              exit code 4: trials failed or are missing
 │   ├── OutOfMemory          a trial needs more memory than there was
 │   └── ProcessLost          a process of a trial died; another attempt may succeed
@@ -157,7 +157,7 @@ class ProcessLost(TrialFailed):
 
 
 class Refused(VitlabError):
-    """The code or the versions of a trial differ from those of its plan; the study has to be planned again."""
+    """The code or the versions of a trial are not the plan's; the study has to be planned again."""
 
     exit_code: ClassVar[int] = 4
 

@@ -78,6 +78,7 @@ class _Commands(click.Group):
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         commands = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        # The options of the group itself come last.
         return [*commands, *click.Command.shell_complete(self, context, incomplete)]  # no command is imported
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
@@ -145,6 +146,7 @@ def _unexpected(error: BaseException) -> int:
     if interrupts.state.raised:  # a library has converted Ctrl-C to its own error
         click.echo("interrupted", err=True)
         return interrupts.EXIT_CODE
+    # pathlib hides the number of an error about links behind an exception of its own.
     if isinstance(error, RuntimeError) and getattr(error.__context__, "errno", 0) == errno.ELOOP:
         error = error.__context__ or error  # of Path.resolve, before Python 3.13
     if isinstance(error, OSError) and error.errno in MACHINE:

@@ -79,7 +79,7 @@ def command(
             "out one or the other"
         )
     name, file = file, study_file(file)
-    if baseline is None:  # that of a packaged study is in the current folder
+    if baseline is None:  # a packaged study has its own in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
     if workflow:
         words = [str(name), *as_written(context, without=(*CHOICES, "--baseline", "--out"))]
@@ -89,6 +89,7 @@ def command(
     from vitlab.driver.progress import watch_on
     from vitlab.regression import check, phrasing
 
+    # Messages repeat the command for another tier or for a new baseline, which they add.
     again = shlex.join(["vitlab", "check", str(name), *as_written(context, without=CHOICES)])
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on(), again)
     if plan_only:
@@ -103,6 +104,7 @@ def command(
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(phrasing.junit(checked), encoding="utf-8")
     click.echo(phrasing.as_json(checked) if as_json else phrasing.markdown(checked))
+    # Annotations of GitHub are lines of output; JSON must stay the only content of stdout.
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in phrasing.github(checked, str(file)):
             click.echo(line, err=as_json)

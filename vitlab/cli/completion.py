@@ -38,6 +38,7 @@ def command(shell: str) -> None:
 
     shell_class = get_completion_class(shell)
     assert shell_class is not None
+    # click's scripts call the program with VARIABLE set, and its main answers.
     source = shell_class(cli, {}, "vitlab", VARIABLE).source()
     if shell == "bash":  # which otherwise breaks words such as position=none
         source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//[=:]/}}\n{source}"
@@ -98,6 +99,7 @@ def complete_arm(context: click.Context, parameter: click.Parameter, incomplete:
     plan = next((plan for plan in _plans(context) if plan.parent.name == (path.name if path.is_dir() else name)), None)
     if plan is None:
         return []
+    # read_plan would import planning, which takes longer than a user waits for a completion.
     arms = [arm["name"] for arm in json.loads(plan.read_bytes())["arms"] if not arm.get("skip")]
     return _items([f"arm={arm}" for arm in arms] if "--only" in parameter.opts else arms, incomplete)
 

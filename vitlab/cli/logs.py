@@ -45,6 +45,7 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     """
     from vitlab.report.api import open_study
 
+    # A key names trials of one version of the code each; an arm and a seed name a trial of a study.
     is_key = arm is None and seed is None and trial.isalnum()
     folders = [folder for folder in Store(out).trials() if is_key and folder.path.parent.name.startswith(trial)]
     if folders:

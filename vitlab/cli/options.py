@@ -69,7 +69,7 @@ plugin_option = click.option(
 
 def _disable_plugins(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> None:
     """Disable plugins while the command runs, in its workers too, which inherit its environment."""
-    context.meta[__name__] = names
+    context.meta[__name__] = names  # for as_written, which repeats the command line
     if not names:
         return  # without the imports below, a finished study answers in half the time
     from vitlab.registry import plugins
@@ -81,7 +81,7 @@ def _disable_plugins(context: click.Context, parameter: click.Parameter, names: 
         if before is not None:
             os.environ[plugins.VARIABLE] = before
 
-    context.call_on_close(restore)
+    context.call_on_close(restore)  # the process may run another command, as tests and notebooks do
     plugins.disable(names)
 
 

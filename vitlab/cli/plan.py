@@ -153,6 +153,7 @@ def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
     from vitlab.driver.planning import costs
     from vitlab.plan.match import gpu_hours, images_seen, train_macs
 
+    # Reversed, so that the first seed of an arm stays.
     trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
@@ -237,7 +238,7 @@ def _describe_costs(plan: Plan, costs: Mapping[str, ArmCost], device_tflops: flo
     from vitlab.plan.match import UTILISATION
 
     sentence = (
-        f"GPU-hours are those of one training: 3 x MACs x images seen, of 2 operations each, at "
+        f"GPU-hours are for one training: 3 x MACs x images seen, of 2 operations each, at "
         f"{100 * UTILISATION:g} % of {device_tflops:g} TFLOP/s (--device-tflops)"
     )
     hours = {arm: cost.gpu_hours for arm, cost in costs.items() if cost.gpu_hours is not None}
@@ -266,6 +267,7 @@ def _describe_benchmarks(plan: Plan) -> Iterator[str]:
     from vitlab.plan.engine_choice import shape, without_benchmark
 
     trials = (*plan.trials, *plan.pending)
+    # Arms of one shape share a benchmark.
     arms: dict[str, list[str]] = {}
     for planned in {planned.arm: planned for planned in trials}.values():
         arms.setdefault(shape(planned.trial), []).append(planned.arm)

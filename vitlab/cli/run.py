@@ -133,6 +133,7 @@ def _detach(
     from vitlab.store.files import open_in_place
     from vitlab.store.folders import Store
 
+    # Mistakes are reported here, where the user looks, and not only in the log.
     _, plan = plan_study(study_file(file), changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
     words = ["vitlab", "run", str(file), *options]
@@ -150,6 +151,7 @@ def _detach(
             env={**os.environ, "PYTHONSAFEPATH": "1"},  # imports nothing from the current folder
             start_new_session=True,
         )
+    # The lock of the study says that the run has read its file and begun.
     deadline = time.monotonic() + BEGIN_S
     while driver.poll() is None and not driver_of(plan.study, store) and time.monotonic() < deadline:
         time.sleep(0.1)

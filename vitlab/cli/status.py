@@ -41,6 +41,7 @@ def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bo
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning: Counter[str] = Counter()
     failures, progress = [], []
+    # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     for planned in (*plan.trials, *rivals):
         folder = store.trial(planned.trial.key, planned.trial.code)

@@ -89,6 +89,7 @@ def _answer(plan: Plan, store: Store) -> str:
 
     text = report.read_report(plan, store, "json") or report.render(plan, store, "json")
     rows = json.loads(text)["arms"]
+    # Baselines have no verdict.
     counts = Counter(row["verdict"] for row in rows if row["verdict"])
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 

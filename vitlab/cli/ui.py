@@ -43,6 +43,7 @@ def command(study: str | None, out: Path, port: int, host: str, no_browser: bool
         raise UserError(
             f"study '{name}' has not been delivered to MLflow in {out}.{nearest(name, pages)} Studies there: {listed}."
         )
+    # A kill must end the server, too, which is a child.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     click.echo("starting MLflow", err=True)  # its import takes seconds
     with running(root, port=port, host=host) as server:

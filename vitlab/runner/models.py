@@ -20,7 +20,6 @@ from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.training import linear_probe
 from vitlab.training.artifacts import InputSpec, Transform, read_weights
-from vitlab.weights.transfer import start_from
 
 
 def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
@@ -103,6 +102,9 @@ def _start_from_others(model: Model, trial: Trial, folder: TrialFolder, info: Da
     how = trial.spec.init_from
     if how is None:
         return []
+    # Imported for the trials that need it alone, with the readers of other libraries' weights.
+    from vitlab.weights.transfer import start_from
+
     notes: list[str] = []
     if how.checkpoint is not None:
         heads = getattr(getattr(model, "geometry", None), "heads", None)  # few weight files record them

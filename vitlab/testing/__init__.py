@@ -121,14 +121,14 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     - Declarations (``needs_bias``, ``vmap_safe``, ``reads``, a canonical form, ...) are true.
     - A ViT with the batch-last engine predicts and learns the same as one by one.
 
-    Data sets: both splits are as ``info`` says and equal at every reading, labels are those of the classes, and test
+    Data sets: both splits are as ``info`` says and equal at every reading, labels are classes, and test
     images are no training images.  A data set whose files are not here is skipped.
 
     Augmentations: the change of an image depends on the key and on the image alone, in any batch, and keeps shape and
     dtype; masks get no new labels.
 
     Optimizers and objectives, on a small ViT: two equal trainings end with equal weights, bit for bit, and so does one
-    that is interrupted and goes on from its checkpoint.  Rate and weight decay of an optimizer are those of its groups.
+    that is interrupted and goes on from its checkpoint.  The groups of an optimizer decide on rate and weight decay.
 
     Engines: trainings of a small ViT end with the weights that the loop gives, up to rounding, and each with the
     weights that it gets alone, bit for bit.
@@ -172,7 +172,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
         unittest.SkipTest: with the reason, if a component cannot be used here, such as an executor without its cluster
             or a data set without its files; pytest reports the test as skipped.
     """
-    if not __debug__:
+    if not __debug__:  # a test without assertions would pass whatever the component does
         raise SkipTest("python -O removes the assertions that this test consists of")
     component_slot, name = registry.slot(slot), Choice.of(choice).type
     with about(f"{slot} '{name}'"):

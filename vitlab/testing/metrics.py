@@ -52,6 +52,7 @@ def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     one_hot = torch.nn.functional.one_hot(target.clamp(min=0), K).movedim(-1, 1).float()
     generator = torch.Generator().manual_seed(1)
     random = torch.randn(one_hot.shape, generator=generator) + one_hot
+    # Logits of 20 are certain in float32, and those of a wrong class certainly wrong.
     predictions = {"random": random, "right": 20 * one_hot, "wrong": 20 * one_hot.roll(1, 1)}
     values = {kind: _evaluate(choice, logits, target) for kind, logits in predictions.items()}
     for kind, value in values.items():

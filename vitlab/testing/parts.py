@@ -43,7 +43,7 @@ def check_part(choice: ResolvedChoice) -> None:
     component: Any = choice.component
     reduction = component.reduction_of(choice.options) if choice.slot == "patch" else 1
     side = 4 if reduction == 1 else 1
-    cases, reasons = [], []
+    cases, reasons = [], []  # a part need not support every grid, but one of them
     for what, grid, prefix in GRIDS:
         g = Geometry.of(
             image=(grid[0] * side * reduction, grid[1] * side * reduction),
@@ -119,7 +119,7 @@ class _Case:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
     def hints(self, attention: Any, x: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
-        """Return a rotation and a bias like those of a position, or None where the attention does not take them."""
+        """Return a rotation and a bias as positions give them, or None where the attention does not take them."""
         rotation = bias_HTT = None
         if attention.takes_rotation:
             cos, sin = slot("position").build("rope2d", self.g).rotation(1)
@@ -195,6 +195,7 @@ def _check_values(case: _Case) -> None:
         with about("forward"):
             out = probe(x)
         _check_outputs(case, out, x)
+        # One number whose gradient reaches every output.
         squares = [value.float().pow(2).sum() for value in out.values() if value.requires_grad]
         if not squares:
             continue
@@ -233,7 +234,7 @@ def _run(probe: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> tuple[dict[
     with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(draws):
         before = torch.manual_seed(0).get_state()
         outputs = probe(x)
-        return outputs, not torch.equal(before, torch.get_rng_state())
+        return outputs, not torch.equal(before, torch.get_rng_state())  # keyed draws do not advance it
 
 
 def _check_repeatable(case: _Case) -> None:
@@ -256,7 +257,7 @@ def _check_repeatable(case: _Case) -> None:
 def _check_state(case: _Case) -> None:
     """Check that the state is all that a pass in training changes, and all that another instance needs."""
     probe, other, x = case.probe().train(), case.build().eval(), case.input()
-    _run(probe, x + 1)
+    _run(probe, x + 1)  # running statistics change in it
     with about("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
     (first, _), (second, _) = _run(probe.eval(), x), _run(other, x)
@@ -275,6 +276,7 @@ def _check_devices(case: _Case) -> None:
     moved = case.build().to("meta")
     with on_another_device():
         out = moved(x)
+    # A value that does not depend on the input, such as a bias, stays where its buffers are.
     for name, value in out.items():
         assert value.is_meta, f"{name} stays on the CPU if the part is moved to another device; {ONE_DEVICE}"
 
@@ -327,7 +329,7 @@ def _check_stacked(case: _Case) -> None:
             for name, value in {**alone, **dict(member.named_buffers())}.items():
                 actual = (stacked if name in stacked else buffers)[name][index].to(value.dtype)
                 assert torch.allclose(actual, value, rtol=1e-9, atol=1e-9), (
-                    f"declares vmap_safe, and stacked its {name} in {when} differs from that of a loop"
+                    f"declares vmap_safe, and stacked its {name} in {when} differs from a loop's"
                 )
 
 
@@ -359,7 +361,7 @@ def _check_attention(case: _Case) -> None:
     attention, x, g = case.probe().part, case.input(), case.g
     rotation, bias = case.hints(attention, x)
     with torch.no_grad():
-        plain = attention(x, None, None)
+        plain = attention(x, None, None)  # a model without a position calls it like this
         for flag, hints in (("takes_rotation", (rotation, None)), ("takes_bias", (None, bias))):
             assert not getattr(attention, flag) or not torch.allclose(attention(x, *hints), plain), (
                 f"declares {flag}, and computes the same without one"
@@ -394,6 +396,7 @@ def _check_reads(case: _Case) -> None:
         return
     torch.autograd.backward(torch.stack([value.sin().sum() for value in probe(x).values()]).sum())
     assert x.grad is not None, "its logits do not depend on tokens"
+    # A token is read if any of its values changes a logit of any image.
     used_T = (x.grad != 0).any(0).any(-1).tolist()
     tokens = [*case.g.prefix, *("patches" for _ in range(case.g.patches))]
     used = {name for name, is_used in zip(tokens, used_T, strict=True) if is_used}

@@ -48,7 +48,7 @@ MODEL = {"type": "vit", "patch_size": 2, "dim": 8, "depth": 1, "heads": 2}
 
 
 def check_optimizer(choice: ResolvedChoice) -> None:
-    """Check that trainings repeat and resume bit for bit, and that rate and weight decay are those of the groups.
+    """Check that trainings repeat and resume bit for bit, and that groups decide on rate and weight decay.
 
     Raises:
         AssertionError: with the rule that it violates.
@@ -85,7 +85,7 @@ def check_training(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
     with _scrambled(0), about("trains a small ViT"):
         whole = _trained(_training(fields), STEPS)
-    with _scrambled(1):
+    with _scrambled(1):  # a component that draws from a global generator draws other numbers now
         again = _trained(_training(fields), STEPS)
     assert equal_states(whole, again), (
         "two equal trainings end with other weights; draw from vitlab.plugin.noise, and keep nothing outside of the "
@@ -119,7 +119,8 @@ def check_schedule(choice: ResolvedChoice) -> None:
         for steps in (1, 2, 7, 100):
             with about(f"{what}factor in a training of {steps} steps"):
                 factors = [schedule.factor(step, steps) for step in range(steps)]
-                backwards = [schedule.factor(step, steps) for step in reversed(range(steps))]
+                # A training that is resumed asks for a later step first.
+            backwards = [schedule.factor(step, steps) for step in reversed(range(steps))]
             for step, factor in enumerate(factors):
                 assert isinstance(factor, int | float) and math.isfinite(factor) and factor > 0, (
                     f"{what}the factor of step {step} of {steps} is {factor!r}; it is a number above 0"
@@ -144,7 +145,7 @@ def check_loss(choice: ResolvedChoice) -> None:
     assert right < wrong, f"is {right:g} of right predictions and {wrong:g} of wrong ones; it is minimised"
     logits_BKHW = torch.randn(B, K, 3, 3, generator=generator, dtype=torch.float64)
     target_BHW = torch.randint(0, K, (B, 3, 3), generator=generator)
-    target_BHW[0, 0] = IGNORED
+    target_BHW[0, 0] = IGNORED  # so that the parts of a batch have different numbers of labels
     for kind, logits, target in (
         ("class shares", logits_BK, logits_BK.softmax(1).detach()),
         ("pixels", logits_BKHW, target_BHW),
@@ -259,6 +260,7 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
     assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; it is one number"
     assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes its arguments"
     assert torch.equal(whole, of(slice(None))), "differs between two equal calls"
+    # A sum would double, and a mean stays.
     doubled = loss({"": torch.cat([logits, logits])}, torch.cat([target, target])).total
     assert torch.allclose(doubled, whole, rtol=1e-9), (
         f"is {float(doubled):.6g} if every image is there twice, and {float(whole):.6g} before: return a mean over the "
@@ -270,7 +272,7 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
     assert math.isclose(micro, float(whole), rel_tol=1e-9), (
         f"is {micro:.6g} in two parts, and {float(whole):.6g} at once: weight() is the number of terms in the mean"
     )
-    for scale in (1.0, 100.0):
+    for scale in (1.0, 100.0):  # at 100, a probability is 0 in float32 and its logarithm infinite
         leaf = (scale * logits).float().requires_grad_()
         torch.autograd.backward(loss({"": leaf}, target.float() if target.is_floating_point() else target).total)
         assert leaf.grad is not None and leaf.grad.isfinite().all(), (
