@@ -419,7 +419,7 @@ def test_plan_of_many_arms_shows_first(ran: tuple[Path, Path], tmp_path: Path, m
 def test_show_metric_prints_its_facts(tmp_path: Path) -> None:
     plugin = tmp_path / "counts.py"
     plugin.write_text(
-        "from vitlab.training.metrics import Accuracy, metric\n\n\n@metric.register('hits')\nclass Hits(Accuracy):\n"
+        "from vitlab.training.metrics import metric\nfrom vitlab.training.metrics.predictions import Accuracy\n\n\n@metric.register('hits')\nclass Hits(Accuracy):\n"
         '    """Correct images."""\n\n    bounds = (0, float("inf"))\n    unit = "images"\n    quantum, step = 0, 1\n'
     )
     facts = {

@@ -129,10 +129,14 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         "component": component,
         "vitlab": _versions(),
     }
-    for path, text in _render(values).items():
-        file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+    files = _render(values)
+    try:
+        for path, text in files.items():
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}") from None
     return folder
 
 

@@ -173,20 +173,19 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         UserError: if a change is not such a pair.
     """
-    values: dict[str, Any] = {}
-    if not changes:
-        return values
+    return dict(map(_parse_change, changes))
+
+
+def _parse_change(change: str) -> tuple[str, Any]:
     from vitlab.spec.yaml import read_value
 
-    for change in changes:
-        path, equals, text = change.partition("=")
-        if not equals or not path or any(not part for part in path.split(".")):
-            raise UserError(f"--set {change}: write PATH=VALUE, such as data.root=/data")
-        try:
-            values[path] = read_value(text)
-        except ValueError as error:
-            raise UserError(f"--set {change}: {error}") from None
-    return values
+    path, equals, text = change.partition("=")
+    if not equals or not all(path.split(".")):
+        raise UserError(f"--set {change}: write PATH=VALUE, such as data.root=/data")
+    try:
+        return path, read_value(text)
+    except ValueError as error:
+        raise UserError(f"--set {change}: {error}") from None
 
 
 def study_file(file: Path) -> Path:

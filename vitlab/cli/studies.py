@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from vitlab.plan.values import Plan
     from vitlab.plan.versions import Version
     from vitlab.store.folders import Store
-
-COUNTS = (Ending.DONE, Ending.FAILED, "running", "paused", "missing")
 
 
 @click.command()
@@ -34,7 +33,7 @@ def command(out: Path, as_json: bool) -> None:
     store = Store(out.resolve())
     studies = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study(file.parent, store))]
     if as_json:
-        click.echo(json.dumps(studies))
+        click.echo(json.dumps([asdict(study) for study in studies]))
         return
     if not studies:
         click.echo(f"no study has been run in {out}", err=True)
@@ -42,45 +41,65 @@ def command(out: Path, as_json: bool) -> None:
         _show(study)
 
 
-def _study(folder: Path, store: Store) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class VersionRow:
+    """A version of a study, as ``--json`` prints it."""
+
+    version: str
+    run: str  #: when it was run
+    file: str
+    set: str  #: changes of the command line
+    differs: str  #: from the latest version
+    done: int
+    failed: int
+    running: int
+    paused: int
+    missing: int
+    answer: str
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """A study, its versions from the latest to the first."""
+
+    study: str
+    question: str
+    versions: tuple[VersionRow, ...]
+
+
+def _study(folder: Path, store: Store) -> StudyRow | None:
+    """Return the row of a study, or None if its plans have been deleted meanwhile."""
+    from vitlab.plan.plan_file import read_plan
     from vitlab.plan.versions import versions
 
     recorded = versions(folder.resolve())
-    rows = [row for version in recorded if (row := _row(version, recorded[0], store))]
-    questions = [row.pop("question") for row in rows]
-    return {"study": folder.name, "question": questions[0], "versions": rows} if rows else None
+    plans = [(version, plan) for version in recorded if (plan := read_plan(version.folder / "plan.json"))]
+    rows = tuple(_row(version, plan, recorded[0], store) for version, plan in plans)
+    return StudyRow(folder.name, plans[0][1].question, rows) if plans else None
 
 
-def _row(version: Version, latest: Version, store: Store) -> dict[str, Any] | None:
-    """Return the row of a version, or None if its plan has been deleted meanwhile."""
-    from dataclasses import replace
-
+def _row(version: Version, plan: Plan, latest: Version, store: Store) -> VersionRow:
     from vitlab.cli.status import state_of
-    from vitlab.plan.plan_file import read_plan
     from vitlab.plan.versions import differences
 
-    plan = read_plan(version.folder / "plan.json")
-    if plan is None:
-        return None
-    study = store.study(plan.study)
-    if version.folder != study:
+    if version.folder != store.study(plan.study):
         plan = replace(plan, version=version.name)
-    states = Counter(
-        state_of(store.trial(trial.key, trial.code))
-        for trial in {(item.trial.key, item.trial.code): item.trial for item in plan.trials}.values()
-    )
+    trials = {(item.trial.key, item.trial.code) for item in plan.trials}  # arms may share trials
+    states = Counter(state_of(store.trial(key, code)) for key, code in trials)
     comparable = version.content is not None and latest.content is not None
-    return {
-        "question": plan.question,
-        "version": version.name,
-        "run": version.when,
-        "file": version.run.get("file", ""),
-        "set": version.set_options,
-        "differs": differences(latest.content or {}, version.content or {}) if comparable else "",
-        **{name: states[name] for name in COUNTS[:-1]},
-        "missing": len(plan.pending) + states["missing"],
-        "answer": _answer(plan, store),
-    }
+    return VersionRow(
+        version=version.name,
+        run=version.when,
+        file=str(version.run.get("file", "")),
+        set=version.set_options,
+        differs=differences(latest.content or {}, version.content or {}) if comparable else "",
+        done=states[Ending.DONE],
+        failed=states[Ending.FAILED],
+        running=states["running"],
+        paused=states["paused"],
+        missing=len(plan.pending) + states["missing"],
+        answer=_answer(plan, store),
+    )
 
 
 def _answer(plan: Plan, store: Store) -> str:
@@ -94,7 +113,7 @@ def _answer(plan: Plan, store: Store) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 
-def _show(study: dict[str, Any]) -> None:
+def _show(study: StudyRow) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -102,15 +121,16 @@ def _show(study: dict[str, Any]) -> None:
     from vitlab.plan.packaged import packaged_name
 
     console = Console(highlight=False, width=10_000)  # never wrap: lines are piped to grep and cut
-    console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))
+    console.print(Text(study.study, style="bold") + Text(f"  {study.question}"))
     table = Table(box=None, show_header=False, pad_edge=False)
-    for row in study["versions"]:
-        file = Path(row["file"])
-        place = packaged_name(file) or display_path(file) if row["file"] else ""
-        source = " ".join(text for text in (place, row["set"]) if text)
-        trials = ", ".join(f"{row[name]} {name}" for name in COUNTS if row[name]) or "none planned"
-        table.add_row(*(Text(f" {cell}") for cell in (row["version"][:8], row["run"], trials, row["answer"], source)))
+    for row in study.versions:
+        file = Path(row.file)
+        place = packaged_name(file) or display_path(file) if row.file else ""
+        source = " ".join(text for text in (place, row.set) if text)
+        counts = {name: getattr(row, name) for name in ("done", "failed", "running", "paused", "missing")}
+        trials = ", ".join(f"{number} {name}" for name, number in counts.items() if number) or "none planned"
+        table.add_row(*(Text(f" {cell}") for cell in (row.version[:8], row.run, trials, row.answer, source)))
     console.print(table)
-    for row in study["versions"][1:]:
-        if row["differs"]:
-            console.print(Text(f"  {row['version'][:8]} against the latest: {row['differs']}"))
+    for row in study.versions[1:]:
+        if row.differs:
+            console.print(Text(f"  {row.version[:8]} against the latest: {row.differs}"))

@@ -32,6 +32,8 @@ from vitlab.training.losses import Loss
 from vitlab.training.objective import Objective
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
 
+Options = Mapping[str, Any]  #: of a component or of ``train``, as in a study file
+
 B, K = 6, 5
 STEPS = 6
 RATE = 0.01
@@ -281,10 +283,10 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
 
 
 def _training(
-    fields: Mapping[str, Any],
+    fields: Options,
     *,
-    model: Mapping[str, Any] = MODEL,
-    data: Mapping[str, Any] = DATA,
+    model: Options = MODEL,
+    data: Options = DATA,
     folder: Path | None = None,
 ) -> Training:
     """Return the training of a small ViT, whose checkpoints are written to ``folder``."""
