@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import compileall
 import gc
-import importlib
 import os
 import shutil
 import sys
@@ -93,9 +92,8 @@ def no_figures() -> Iterator[None]:
 
     For modules whose tests use no figures: ``pytestmark = pytest.mark.usefixtures("no_figures")``.
     """
-    render = importlib.import_module("vitlab.report.render")  # its package has a function of this name
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render.Content, "figures", lambda self: {})
+        patch.setattr("vitlab.report.Content.figures", lambda self: {})
         yield
 
 

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.plan.packaged import header, packaged_studies
-from vitlab.report.comparison_columns import MEANINGS
+from vitlab.report.comparison import MEANINGS
 from vitlab.report.document import Report
 from vitlab.report.escaping import markdown
-from vitlab.report.markdown import markdown_table
+from vitlab.report.formats import markdown_table
 from vitlab.report.sections import sections
 
 if TYPE_CHECKING:
@@ -223,8 +223,8 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     for name, data, indent in (("report.json", doc, 1), ("plan.json", arms_alone, None)):
         write_bytes(folder / name, without_places(json.dumps(data, indent=indent, ensure_ascii=False)).encode())
     history = frame.history(plan, store)
-    frame.write_parquet(frame.results(plan, store), folder / "results.parquet")
-    frame.write_parquet(history.drop(columns=["time"]), folder / "history.parquet")
+    write_bytes(folder / "results.parquet", frame.parquet(frame.results(plan, store)))
+    write_bytes(folder / "history.parquet", frame.parquet(history.drop(columns=["time"])))
     pictures = [figure.encode() for figure in _figures(content)]
     while len(pictures) > 1 and sum(map(len, pictures)) > MAX_FIGURES:
         pictures.pop()

@@ -25,7 +25,7 @@ from vitlab.judging.judgement import Judgement
 from vitlab.lab import Answer
 from vitlab.registry import catalogue
 from vitlab.registry.json_schema import study_schema
-from vitlab.report import api, comparison_columns, frame
+from vitlab.report import api, comparison, frame
 from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _python() -> Iterator[str]:
         "Also `summary.csv` of a report. One row per arm. Shares are between 0 and 1 where the report shows percent. "
         "The mean and the standard deviation of `test/NAME` follow these columns.\n"
     )
-    yield from _meanings_of(comparison_columns.MEANINGS)
+    yield from _meanings_of(comparison.MEANINGS)
     yield "The column `verdict` has the word used in the sentences and tables of the report:\n"
     yield "| verdict | meaning |\n| --- | --- |"
     for word, meaning in verdict.MEANINGS.items():

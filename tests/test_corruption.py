@@ -401,11 +401,17 @@ def test_study_is_judged_by_mean_corruption_error(tmp_path):
     assert (facts.goal, facts.unit, facts.chance) == ("min", "share", dict.fromkeys(facts.chance, 5 / 6))
     lab.run(study(), out=tmp_path / "out")
     report = json.loads(next(tmp_path.rglob("report.json")).read_text())["corrupted"]
-    errors = np.array([[row[f"test/mce_{kind}"] for kind in KINDS] for row in report])
-    assert [row["arm"] for row in report] == ["baseline", "position=none"]
-    assert [row["mean"] for row in report] == pytest.approx(errors.mean(1)) and report[0]["relative"] is None
-    assert report[1]["relative"] == pytest.approx((errors[1] / errors[0]).mean())
     rows = pd.read_csv(next(tmp_path.rglob("results.csv")))
+    errors = rows[[f"test/mce_{kind}" for kind in KINDS]].to_numpy().reshape(2, -1, len(KINDS))  # arm, seed, corruption
+    assert [row["arm"] for row in report] == ["baseline", "position=none"]
+    for row, of_arm in zip(report, errors, strict=True):
+        assert row["means"]["test/mce"] == pytest.approx(of_arm.mean())
+        assert [row["sds"][f"test/mce_{kind}"] for kind in KINDS] == pytest.approx(of_arm.std(axis=0, ddof=1))
+    ratios = (errors[1] / errors[0]).mean(axis=1)  # at the same seed
+    assert report[0]["means"]["relative"] is None
+    assert (report[1]["means"]["relative"], report[1]["sds"]["relative"]) == pytest.approx(
+        (ratios.mean(), ratios.std(ddof=1))
+    )
     assert rows["test/mce"].to_numpy() == pytest.approx(rows[[f"test/mce_{kind}" for kind in KINDS]].mean(axis=1))
 
 

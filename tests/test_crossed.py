@@ -15,7 +15,7 @@ from statsmodels.stats.anova import anova_lm
 
 import vitlab
 from vitlab import lab
-from vitlab.report import image_values as reader
+from vitlab.report import study_results as reader
 from vitlab.report.frame import gather
 from vitlab.statistics import interval_for_new_images, sd_interval, split_sd
 from vitlab.statistics.crossed import MeanSquares

@@ -18,7 +18,7 @@ import vitlab
 from vitlab import registry
 from vitlab.cli import COMMANDS
 from vitlab.components.head import Logits
-from vitlab.report.comparison_columns import MEANINGS
+from vitlab.report.comparison import MEANINGS
 from vitlab.report.frame import AFTER, BEFORE, HISTORY
 from vitlab.spec import Analysis, RunSpec, TrainSpec, TrialSpec
 from vitlab.spec.run import Retries

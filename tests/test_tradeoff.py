@@ -164,27 +164,20 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
     assert set(arms_on_front.cells) == {"small; large (2 broken seeds)"}
 
 
-@pytest.mark.parametrize("width", [drawing.WIDE, drawing.NARROW])
-def test_front_labels_cover_neither_points_nor_each_other(tmp_path: Path, width: float) -> None:
-    random = np.random.default_rng(1)
-    arms = {
-        f"an arm called {index}": ({}, (0.8 + 0.001 * random.normal(size=2)).tolist(), 100 + 40 * (index % 3), 1.0)
-        for index in range(9)
-    }
-    arms["far, cheap, and of a name that takes three lines"] = ({}, [0.9, 0.9], 90, 0.5)
-    plan, store = study(tmp_path, arms)
-    found = findings(plan, store)
-    figure = sections()["fronts"].figure(sections()["fronts"].rows(found), found, width).figure
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        names = [" ".join(text.get_text().split()) for text in axes.texts]
-        assert len(boxes) >= 2 and "far, cheap, and of a name that takes three lines" in names
-        assert all(axes.bbox.containsx(x) and axes.bbox.containsy(y) for box in boxes for x, y in box.get_points())
-        for first, second in itertools.combinations(boxes, 2):
-            assert not first.overlaps(second)
-        dots = [axes.transData.transform(line.get_xydata()[0]) for line in axes.lines if line.get_marker() == "o"]
-        assert len(dots) == 10 and not any(box.count_contains(dots) for box in boxes)
+def test_front_names_every_arm_once_by_a_sign_of_its_own(tmp_path: Path) -> None:
+    arms = {f"arm {index}": ({}, [0.8 + 0.001 * index] * 2, 100 + 40 * (index % 3), 1.0) for index in range(9)}
+    arms |= {f"waste {index}": ({}, [0.1, 0.2], 900, 1.0) for index in range(6)}
+    for number, expected in ((9, list(arms)[:9]), (15, ["arm 6", "arm 7", "arm 8"])):
+        found = findings(*study(tmp_path / str(number), dict(itertools.islice(arms.items(), number))))
+        part = sections()["fronts"]
+        for width in (drawing.WIDE, drawing.NARROW):
+            drawn = part.figure(part.rows(found), found, width).figure
+            [legend] = drawn.legends
+            assert [text.get_text() for text in legend.get_texts()] == expected, "of many arms, those on a front"
+            signs = {(line.get_marker(), line.get_color()) for line in legend.get_lines()}
+            assert len(signs) == len(expected)
+            dots = [line for line in drawn.axes[0].lines if line.get_linestyle() == "None"]
+            assert len(dots) == number
 
 
 def test_grid_interaction_equals_repeated_measures_anova(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ Mutant ``i`` of a seed is always the same; ``--only SEED:I`` runs it alone and s
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -234,8 +233,9 @@ class Bench:
 
 def _pictures(*, drawn: bool) -> AbstractContextManager[Any]:
     """Draw the pictures of reports, or leave them out: they take most of the time."""
-    render = importlib.import_module("vitlab.report.render")  # its package has a function of this name
-    return nullcontext() if drawn else mock.patch.object(render.Content, "figures", lambda _: {})
+    from vitlab import report
+
+    return nullcontext() if drawn else mock.patch.object(report.Content, "figures", lambda _: {})
 
 
 def _state(file: Path) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import registered, write_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run, is_recorded
-from vitlab.report.answer import Answer as Answer
+from vitlab.report.api import Answer as Answer
 from vitlab.report.api import study_path
 from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import OUT, Store

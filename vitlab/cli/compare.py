@@ -19,6 +19,6 @@ from vitlab.report.formats import FORMATS
 def command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
     from vitlab.report.api import open_study
-    from vitlab.report.between import between
+    from vitlab.report.two_studies import compare_studies
 
-    print_report(between(open_study(first, out=out), open_study(second, out=out)).render(form), form)
+    print_report(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)

@@ -26,7 +26,7 @@ from vitlab.cli.options import (
 from vitlab.errors import TrialFailed, UserError, count
 
 if TYPE_CHECKING:
-    from vitlab.report.answer import Answer
+    from vitlab.report.api import Answer
 
 DETACH = "--detach"
 LOG = "driver.log"  #: of a run that was detached, in the study's folder

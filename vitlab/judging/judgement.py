@@ -21,8 +21,8 @@ from vitlab.judging.words import role_of, words
 from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Looks, Plan
 from vitlab.report.comparison import summary
+from vitlab.report.document import Content
 from vitlab.report.notes import table_notes
-from vitlab.report.render import Content
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal

@@ -1,13 +1,15 @@
-"""Public functions that read studies: results, comparisons, predictions and trained models."""
+"""Public functions that read studies: results, comparisons, predictions and trained models, and the answer of a run."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.packaged import study_name
@@ -37,6 +39,76 @@ PREDICTIONS = {
     "seed": ("int64", "the replicate"),
 }
 """Columns of :func:`predictions`, with their types and meanings."""
+
+
+@dataclass(frozen=True, repr=False)
+class Answer:
+    """The result of :func:`vitlab.run`: counts of trainings, the answers, and the frames behind them.
+
+    Each training counts once, including those that tune options.
+    """
+
+    plan: Plan
+    store: Store
+    trained: int  #: by this run
+    cached: int  #: taken from earlier runs
+    failed: int  #: without a result after this run
+    tracker: str  #: display name of the tracker; empty if the study has none
+    link: str | None  #: address of the study in the tracker; None if it could not be reached
+    elsewhere: int = 0  #: trained by other runs meanwhile
+    start_command: str = ""  #: command that serves the address; empty if it is served already
+    link_notes: tuple[str, ...] = ()  #: lines below the address, such as further addresses
+
+    @property
+    def folder(self) -> Path:
+        """Return the study's folder, which contains its report."""
+        return self.store.study(self.plan.study)
+
+    @property
+    def report(self) -> Path:
+        """Return the path of the HTML report."""
+        return self.folder / "report" / "report.html"
+
+    @property
+    def answers(self) -> list[str]:
+        """Return one sentence per comparison."""
+        return self.compare().answers
+
+    def results(self) -> pd.DataFrame:
+        """Return one row per trial, see :func:`vitlab.results`."""
+        from vitlab.report import frame
+
+        return frame.results(self.plan, self.store)
+
+    def compare(self) -> Comparison:
+        """Return one row per arm, see :func:`vitlab.compare`."""
+        from vitlab.report import collect
+        from vitlab.report.notebook import Comparison
+
+        return Comparison.of(collect(self.plan, self.store).report)
+
+    def history(self) -> pd.DataFrame:
+        """Return the curves, see :func:`vitlab.history`."""
+        from vitlab.report import frame
+
+        return frame.history(self.plan, self.store)
+
+    def __repr__(self) -> str:
+        return f"<Answer {self.plan.study}: {self._counts}; {self.report}>"
+
+    def _repr_html_(self) -> str:
+        """Return the question, the answers, the counts and a link to the report; every text is escaped."""
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.answers)
+        here = Path.cwd()
+        # A notebook serves only the files below its folder.
+        link = self.report.relative_to(here).as_posix() if self.report.is_relative_to(here) else self.report.as_uri()
+        anchor = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
+        question = escape(self.plan.question or self.plan.study)
+        return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self._counts)}. Report: {anchor}</p></div>"
+
+    @property
+    def _counts(self) -> str:
+        return f"{self.trained} trained, {self.cached} cached, {self.failed} failed"
 
 
 def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str, Any] = {}) -> tuple[Plan, Store]:
@@ -96,7 +168,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     """Return the comparison of a study's arms, or of two studies, as a frame with one row per arm.
 
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The columns are
-    listed in ``MEANINGS`` in :mod:`vitlab.report.comparison_columns`, followed by mean and standard deviation of the
+    listed in ``MEANINGS`` in :mod:`vitlab.report.comparison`, followed by mean and standard deviation of the
     test metric of the same name.  In a notebook the frame shows the answers first; ``.answers`` holds them as text,
     and ``.notes`` the caveats.
 
@@ -104,11 +176,11 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
     """
     from vitlab.report import collect
-    from vitlab.report.between import between
     from vitlab.report.notebook import Comparison
+    from vitlab.report.two_studies import compare_studies
 
     study = open_study(first, out=out)
-    content = collect(*study) if second is None else between(study, open_study(second, out=out))
+    content = collect(*study) if second is None else compare_studies(study, open_study(second, out=out))
     return Comparison.of(content.report)
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from vitlab import statistics
 from vitlab.comparison.samples import Sample
 from vitlab.comparison.study import Comparison, judge_study
+from vitlab.comparison.verdict import Verdict
 from vitlab.plan.values import Plan
-from vitlab.report.comparison_columns import MEANINGS
 from vitlab.report.frame import GROUPS, STATUSES
+from vitlab.report.phrasing import Row
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.store.result import Ending
@@ -22,107 +22,166 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
+MEANINGS = {
+    "arm": ("string", "the arm"),
+    "baseline": (
+        "string",
+        "the arm it is compared with; if there is none, this and all columns of the comparison are missing",
+    ),
+    "planned": ("int64", "trials, one a seed"),
+    "done": ("int64", "trials that ended well"),
+    "diverged": ("int64", "trials whose loss was not finite"),
+    "failed": ("int64", "trials that ended without a result"),
+    "running": ("int64", "trials that run now"),
+    "missing": ("int64", "trials that have not started, or stopped before their end"),
+    "n": ("int64", "values judged"),
+    "mean": ("float64", "their mean"),
+    "sd": ("float64", "their sample standard deviation; missing for one"),
+    "split_sd": ("float64", "what it would be for equally good models, on a split of this size; needs predictions"),
+    "low": (
+        "float64",
+        "t-interval of the mean, of level 1 - alpha, within the bounds of the metric; needs three values",
+    ),
+    "high": ("float64", "its upper end"),
+    "collapsed": ("int64", "values among them that are far worse than the others, in robust standard deviations"),
+    "sound_mean": ("float64", "the mean without these; missing where there are none"),
+    "verdict": (
+        "string",
+        f"{', '.join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with nothing",
+    ),
+    "refused": ("string", "why the comparison is not judged, where the verdict is refused"),
+    "complete_verdict": (
+        "string",
+        "the verdict of the complete pairs alone; another one where broken seeds overturn it",
+    ),
+    "test": (
+        "string",
+        "paired t, Welch t, sign flip or none (too few values); where seeds vary the split, t is corrected for the "
+        "overlap of training sets",
+    ),
+    "shared": ("Int64", "comparisons whose variances are averaged with its own, itself included"),
+    "look": ("Int64", "the look that the comparison was judged at: 2 if the first was inconclusive, and so on"),
+    "looks": ("Int64", "looks that share alpha: more than 1 if the study adds seeds to inconclusive comparisons"),
+    "decidable": (
+        "float64",
+        "probability that all seeds that the comparison may get decide it, if seeds are added until it is decided",
+    ),
+    "awaited": ("Int64", "trials of the comparison that have not ended"),
+    "choice_sd": ("float64", "standard deviation that the choice of tuned knobs adds to the difference"),
+    "pairs": ("Int64", "seeds that both sides have"),
+    "family": ("Int64", "comparisons that it is corrected for, with registered ones that are not made"),
+    "registered": (
+        "boolean",
+        "whether it was registered before its first result, and is corrected for such ones alone",
+    ),
+    "collapsed_pairs": ("Int64", "collapsed seeds of both sides; with any, no verdict rests on t"),
+    "broken": ("Int64", "seeds of both sides that diverged or failed"),
+    "difference": ("float64", "mean difference from the baseline, over complete pairs"),
+    "sound_difference": ("float64", "the same without collapsed seeds; missing where there are none"),
+    "difference_sd": ("float64", "sample standard deviation of the differences between seeds"),
+    "difference_se": ("float64", "standard error of the difference that the test uses"),
+    "difference_df": ("float64", "its degrees of freedom"),
+    "difference_low": (
+        "float64",
+        "its interval, which holds for the whole family, and after all looks, at once; needs three pairs",
+    ),
+    "difference_high": ("float64", "its upper end"),
+    "new_images_low": ("float64", "the same interval for trainings that are evaluated on new images, too"),
+    "new_images_high": ("float64", "its upper end"),
+    "p": ("float64", "two-sided p of this comparison alone"),
+    "p_corrected": ("float64", "the same, corrected for the family and the looks"),
+    "chance": ("float64", "what guessing reaches, where seeds are broken and that is known"),
+    "chance_difference": ("float64", "the difference, with chance in the place of broken seeds"),
+    "chance_low": ("float64", "its interval, which holds for the whole family at once"),
+    "chance_high": ("float64", "its upper end"),
+    "chance_p": ("float64", "its p, corrected"),
+    "chance_p_equal": ("float64", "as p_equal_corrected, with chance in the place of broken seeds"),
+    "equal_low": ("float64", "interval of level 1 - 2 alpha, to be set against the margin of the analysis"),
+    "equal_high": ("float64", "its upper end"),
+    "p_equal": ("float64", "p of the test that the difference lies within the margin, alone"),
+    "p_equal_corrected": ("float64", "the same, corrected for the family and the looks"),
+    "exploratory": ("string", "the part of the comparison that was decided after the first run"),
+    "params": ("Int64", "parameters of the model"),
+    "macs": ("Int64", "multiply-accumulates of one image, forward"),
+    "wall_s": ("float64", "seconds of all trials together"),
+    "images_per_s": ("float64", "training images per second, of the median trial"),
+}
+"""Columns of :func:`summary` with their types and meanings; the same for every study."""
 
-@dataclass
-class ArmData:
-    """The trials of an arm, as columns of the results."""
 
-    name: str
-    baseline: str | None
-    seeds: list[int] = field(default_factory=list)
-    statuses: list[str] = field(default_factory=list)
-    trials: list[str] = field(default_factory=list)
-    sizes: list[tuple[float, float]] = field(default_factory=list)  #: parameters and MACs
-    images: list[float] = field(default_factory=list)
-    wall_s: list[float] = field(default_factory=list)
-    tested: list[float] = field(default_factory=list)  #: test metric of the same name, if the results have it
+class _Trial(NamedTuple):
+    """A row of the results, as far as the summary needs it; numbers are NaN where there is none."""
 
-    def lost(self, values: Mapping[int, float]) -> list[int]:
-        """Return the seeds that diverged or failed, or lack a finite value that other seeds of the arm have."""
-        lost = dict(zip(self.trials[::-1], zip(self.seeds[::-1], self.statuses[::-1], strict=True), strict=True))
-        return [
-            seed
-            for seed, status in reversed(lost.values())
-            if seed not in values
-            and (status in (Ending.DIVERGED, Ending.FAILED) or (status == Ending.DONE and bool(values)))
-        ]
-
-    @property
-    def open_seeds(self) -> set[int]:
-        """Return the seeds whose trial has not ended."""
-        return {s for s, status in zip(self.seeds, self.statuses, strict=True) if status in ("running", "missing")}
+    arm: str
+    baseline: Any  #: name of an arm, or a missing value of pandas
+    seed: int
+    status: str
+    trial: str
+    params: float
+    macs: float
+    images: float
+    wall_s: float
+    tested: float  #: the test metric of the same name as the metric
 
 
-def arm_data(results: StudyResults) -> dict[str, ArmData]:
-    """Return the trials of each arm."""
-    frame, test = results.frame, _test_column(results.plan.analysis)
-    columns = [frame[name].tolist() for name in ("arm", "baseline", "seed", "status", "trial")]
-    for name in ("params", "macs", "images", "wall_s", test):
-        in_frame = (
-            frame[name].to_numpy(dtype=float, na_value=math.nan) if name in frame else np.full(len(frame), math.nan)
-        )
-        columns.append(in_frame.tolist())
-    arms: dict[str, ArmData] = {}
-    for arm, baseline, seed, status, trial, params, macs, images, wall_s, tested in zip(*columns, strict=True):
-        data = arms.setdefault(str(arm), ArmData(str(arm), baseline if isinstance(baseline, str) else None))
-        data.seeds.append(int(seed))
-        data.statuses.append(str(status))
-        data.trials.append(str(trial))
-        data.sizes.append((params, macs))
-        data.images.append(images)
-        data.wall_s.append(wall_s)
-        data.tested.append(tested)
-    return arms
-
-
-def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[dict[str, Any]]:
+def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]:
     """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
-    Columns are those of :func:`column_names`, whatever has been measured.  What is missing is None; infinities are the
-    texts ``inf`` and ``-inf``, because JSON has no number for them.
+    Columns are those of :func:`column_names`, also where nothing was measured.  What is missing is None; infinities are
+    the texts ``inf`` and ``-inf``, because JSON has no number for them.
 
     Args:
         results: the results.
         refused: arm to a reason why its comparison is refused, in addition to those of its prerequisites.
     """
-    arms = arm_data(results)
-    comparisons = compare(results, arms, refused)
-    compared = {arm: comparison.baseline for arm, comparison in comparisons.items()}
-    return [_row(data, results, comparisons.get(arm), compared) for arm, data in arms.items()]
-
-
-def compare(
-    results: StudyResults, arms: Mapping[str, ArmData], refused: Mapping[str, str] = {}
-) -> dict[str, Comparison]:
-    """Return the comparison of every arm that has a baseline."""
-    values = results.values
-    compared = {arm: data.baseline for arm, data in arms.items() if data.baseline is not None}
-    names = dict.fromkeys([*arms, *compared.values()])
-    samples = {
-        arm: Sample(
-            values.get(arm, {}),
-            arms[arm].lost(values.get(arm, {})) if arm in arms else (),
-            results.overlap.get(arm, 0.0),
-            results.images.get(arm, {}),
-        )
-        for arm in names
+    arms = _trials_by_arm(results)
+    compared = {arm: trials[0].baseline for arm, trials in arms.items() if isinstance(trials[0].baseline, str)}
+    samples = {}
+    for arm in (*arms, *compared.values()):
+        values = results.values.get(arm, {})
+        lost = _lost_seeds(arms.get(arm, []), values)
+        samples[arm] = Sample(values, lost, results.overlap.get(arm, 0.0), results.images.get(arm, {}))
+    awaited = {
+        arm: sum(_awaited(arms.get(name, []), arm, results.plan) for name in (arm, baseline))
+        for arm, baseline in compared.items()
     }
-    awaited = awaited_trials(results.plan, arms, compared)
-    return judge_study(results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited)
+    comparisons = judge_study(
+        results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited
+    )
+    return [_row(arm, trials, results, comparisons) for arm, trials in arms.items()]
 
 
-def awaited_trials(plan: Plan, arms: Mapping[str, ArmData], compared: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of trials per comparison that have not ended, those of its latest look included."""
-    counts = {}
-    for arm, baseline in compared.items():
-        sides = [arms[name] if name in arms else ArmData(name, None) for name in (arm, baseline)]
-        seeds = [side.open_seeds for side in sides]
-        if plan.looks is not None:
-            due = set(plan.looks.seeds[plan.looks.number(arm)])
-            # Seeds of a look that has just become due may not be planned yet.
-            seeds = [still & due | due - set(side.seeds) for still, side in zip(seeds, sides, strict=True)]
-        counts[arm] = sum(map(len, seeds))
-    return counts
+def _trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
+    # A table of other programs need not have every column.
+    table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
+    table = table.reindex(columns=list(_Trial._fields))
+    numbers = dict.fromkeys(("params", "macs", "images", "wall_s", "tested"), "float64")
+    arms: dict[str, list[_Trial]] = {}
+    for values in table.astype(numbers).itertuples(index=False, name=None):
+        trial = _Trial(*values)
+        arms.setdefault(trial.arm, []).append(trial)
+    return arms
+
+
+def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[int]:
+    """Return the seeds that diverged or failed, or lack a finite value that other seeds of the arm have."""
+    first_seeds = {trial.trial: trial for trial in reversed(trials)}  # seeds that share a trial are one training
+    return [
+        trial.seed
+        for trial in first_seeds.values()
+        if trial.seed not in values
+        and (trial.status in (Ending.DIVERGED, Ending.FAILED) or (trial.status == Ending.DONE and bool(values)))
+    ]
+
+
+def _awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
+    """Return how many trials of one side of an arm's comparison have not ended, its latest look included."""
+    open_seeds = {trial.seed for trial in trials if trial.status in ("running", "missing")}
+    if plan.looks is not None:
+        due = set(plan.looks.seeds[plan.looks.number(arm)])
+        # Seeds of a look that has just become due may not be planned yet.
+        open_seeds = open_seeds & due | due - {trial.seed for trial in trials}
+    return len(open_seeds)
 
 
 def column_names(analysis: Analysis) -> list[str]:
@@ -135,7 +194,7 @@ def column_names(analysis: Analysis) -> list[str]:
     return [*MEANINGS, *([test, f"{test}_sd"] if test else [])]
 
 
-def summary_frame(rows: Sequence[Mapping[str, Any]], analysis: Analysis) -> pd.DataFrame:
+def summary_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
     """Return the rows of :func:`summary` as a frame."""
     import pandas as pd
 
@@ -143,52 +202,59 @@ def summary_frame(rows: Sequence[Mapping[str, Any]], analysis: Analysis) -> pd.D
     return pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
 
 
-def _row(
-    data: ArmData, results: StudyResults, comparison: Comparison | None, compared: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the row of an arm, given all comparisons as arm to baseline."""
-    plan = results.plan
+def _row(arm: str, trials: Sequence[_Trial], results: StudyResults, comparisons: Mapping[str, Comparison]) -> Row:
+    """Return the row of an arm."""
+    plan, comparison = results.plan, comparisons.get(arm)
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
-    values = results.values.get(data.name, {})
-    mean = statistics.mean_interval(
-        [*values.values()], analysis.alpha, results.quantum, results.overlap_of([data.name])
-    )
+    values, images = results.values.get(arm, {}), results.images.get(arm, {})
+    mean = statistics.mean_interval([*values.values()], analysis.alpha, results.quantum, results.overlap_of([arm]))
     lowest, highest = (None, None) if facts is None else facts.bounds
-    row: dict[str, Any] = {"arm": data.name, "baseline": data.baseline, "planned": len(data.seeds)}
-    row |= {status: data.statuses.count(status) for status in STATUSES}
-    row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd}
-    row["low"] = mean.low if lowest is None else max(mean.low, lowest)
-    row["high"] = mean.high if highest is None else min(mean.high, highest)
-    of_images = [results.images[data.name][seed] for seed in values if seed in results.images.get(data.name, {})]
-    row["split_sd"] = statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan
+    statuses = [trial.status for trial in trials]
+    of_images = [images[seed] for seed in values if seed in images]
+    row: dict[str, Any] = {
+        "arm": arm,
+        "baseline": None if comparison is None else comparison.baseline,
+        "planned": len(trials),
+        **{status: statuses.count(status) for status in STATUSES},
+        "n": mean.n,
+        "mean": mean.mean,
+        "sd": mean.sd,
+        "low": mean.low if lowest is None else max(mean.low, lowest),
+        "high": mean.high if highest is None else min(mean.high, highest),
+        "split_sd": statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan,
+        "wall_s": float(np.nansum([trial.wall_s for trial in trials])),
+    }
     if comparison is not None:
         row |= comparison_columns(comparison, plan)
         collapsed = set(comparison.collapsed)
     else:
-        beside = [name for name, baseline in compared.items() if baseline == data.name]
-        group = {name: results.values.get(name, {}) for name in (data.name, *beside)}
-        collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[data.name])
-    sound = [value for seed, value in values.items() if seed not in collapsed]
+        # Seeds of a baseline are judged beside those of the arms that are compared with it.
+        beside = [name for name, other in comparisons.items() if other.baseline == arm]
+        group = {name: results.values.get(name, {}) for name in (arm, *beside)}
+        collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[arm])
     row["collapsed"] = len(collapsed)
-    row["sound_mean"] = float(np.mean(sound)) if collapsed else math.nan
-    row |= dict(zip(("params", "macs"), np.fmax.reduce(np.array(data.sizes)), strict=True))
-    row["wall_s"] = float(np.nansum(data.wall_s))
-    speeds = [images / wall_s for images, wall_s in zip(data.images, data.wall_s, strict=True) if wall_s > 0]
-    speeds = [speed for speed in speeds if math.isfinite(speed)]
-    row["images_per_s"] = float(np.median(speeds)) if speeds else math.nan
+    if collapsed:
+        row["sound_mean"] = float(
+            np.mean([value for seed, value in values.items() if seed not in collapsed] or math.nan)
+        )
+    row["params"], row["macs"] = np.fmax.reduce([(trial.params, trial.macs) for trial in trials])
+    speeds = [trial.images / trial.wall_s for trial in trials if trial.wall_s > 0 and math.isfinite(trial.images)]
+    row["images_per_s"] = float(np.median(speeds or math.nan))
     if test := _test_column(analysis):
-        tested = [x for seed, x in zip(data.seeds, data.tested, strict=True) if seed in values and not math.isnan(x)]
+        tested = [trial.tested for trial in trials if trial.seed in values and not math.isnan(trial.tested)]
         with np.errstate(invalid="ignore"):  # infinite values have no deviation
-            row[test] = float(np.mean(tested)) if tested else math.nan
+            row[test] = float(np.mean(tested or math.nan))
             row[f"{test}_sd"] = float(np.std(tested, ddof=1)) if len(tested) > 1 else math.nan
     return {name: _json_value(row.get(name), _type(name)) for name in column_names(analysis)}
 
 
-def comparison_columns(comparison: Comparison, plan: Plan) -> dict[str, Any]:
+def comparison_columns(comparison: Comparison, plan: Plan) -> Row:
     """Return the columns of a comparison."""
     contrast, filled = comparison.contrast, comparison.with_chance
     names = ["verdict", "complete_verdict", "refused", "exploratory", "registered", "family", "look", "awaited"]
-    row = {name: getattr(comparison, name) for name in [*names, "sound_difference", "choice_sd", "decidable"]}
+    row: dict[str, Any] = {
+        name: getattr(comparison, name) for name in [*names, "sound_difference", "choice_sd", "decidable"]
+    }
     names = ["test", "shared", "pairs", "difference", "p", "p_corrected"]
     names += ["equal_low", "equal_high", "p_equal", "p_equal_corrected"]
     row |= {name: getattr(contrast, name) for name in names}

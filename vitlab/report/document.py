@@ -9,25 +9,32 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab._version import __version__
+from vitlab.errors import UserError, nearest
 from vitlab.plan import versions
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
+from vitlab.report.formats import FORMATS, csv, markdown_report
 from vitlab.report.frame import prerequisites, rivals
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
 from vitlab.report.sections import Findings, section, sections
+from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
+from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
+
+    from vitlab.report.drawing import Drawing
 
 ROOMS = ("report", "comparison", "statistics")  #: packages whose code makes a report
 
@@ -51,7 +58,7 @@ class Report:
     state: str = ""  #: see :func:`state`
 
     @classmethod
-    def of(cls, findings: Findings, notes: Sequence[str], **others: Any) -> Report:
+    def of(cls, findings: Findings, notes: Sequence[str]) -> Report:
         """Return the report of some findings without sections, such as of two studies."""
         plan, rows = findings.plan, findings.arms
         return cls(
@@ -62,8 +69,8 @@ class Report:
             phrasing.overview(rows),
             phrasing.answers(rows, plan.analysis, plan.units),
             rows,
-            notes=notes,
-            **{"sections": {name: [] for name, part in sections().items() if part.row}, **others},
+            {name: [] for name, part in sections().items() if part.row},
+            notes,
         )
 
     @property
@@ -78,14 +85,15 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        names = ("state", "study", "question", "units", "overview", "answers", "arms", "skipped", "notes", "trials")
-        parts = sections()
+        parts, values = sections(), dict(vars(self))
+        rows = {name: parts[name].to_json(rows) for name, rows in values.pop("sections").items()}
+        made = None if self.made is None else asdict(self.made)
         return {
             "vitlab": __version__,
-            **{name: getattr(self, name) for name in names},
+            **values,
             "analysis": self.analysis.model_dump(mode="json"),
-            **{name: parts[name].to_json(rows) for name, rows in self.sections.items()},
-            "made": None if self.made is None else asdict(self.made),
+            **rows,
+            "made": made,
         }
 
     @classmethod
@@ -107,34 +115,184 @@ class Report:
         )
 
 
-def document(findings: Findings, at: str) -> Report:
-    """Return the report of a study; ``at`` is its :func:`state` from before anything was read."""
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its SVG as wide as a page and as wide as a phone, and its caption."""
+
+    figure: Figure
+    svg: str
+    narrow_svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a report, which all formats share."""
+
+    report: Report
+    findings: Findings | None = None  #: None for a report that was stored
+
+    @classmethod
+    def of(cls, results: StudyResults, arms: Sequence[Row], notes: Sequence[str]) -> Content:
+        """Return the content of a comparison that belongs to no single study: answers, arms and notes."""
+        findings = Findings(results, arms)
+        return cls(Report.of(findings, notes), findings)
+
+    def figures(self) -> dict[str, tuple[Drawing, Drawing]]:
+        """Return the figure of each section that has one, as wide as a page and as wide as a phone."""
+        from vitlab.report.drawing import NARROW, WIDE
+
+        drawings = {}
+        for name, part in sections().items():
+            rows = self.report.sections.get(name, ())
+            wide, narrow = (part.figure(rows, self._findings, width) for width in (WIDE, NARROW))
+            if wide is not None and narrow is not None:
+                drawings[name] = wide, narrow
+        return drawings
+
+    @cached_property
+    def pictures(self) -> dict[str, Picture]:
+        """The figures as SVG, by section."""
+        from vitlab.report.drawing import svg
+
+        return {
+            name: Picture(wide.figure, svg(wide.figure, name), svg(narrow.figure, name), wide.caption)
+            for name, (wide, narrow) in self.figures().items()
+        }
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The results, one row per trial; of what belongs to no single study, one row per arm."""
+        if self.report.made is not None:
+            return self._findings.results.frame
+        from vitlab.report.comparison import summary_frame
+
+        return summary_frame(self.report.arms, self.report.analysis)
+
+    def render(self, format: str) -> str | bytes:
+        """Return the report in one format, see :func:`render`."""
+        _check_format(format)
+        return FORMATS[format].render(self)
+
+    @property
+    def _findings(self) -> Findings:
+        assert self.findings is not None, "a stored report is rendered in the formats that need no results"
+        return self.findings
+
+
+def render(plan: Plan, store: Store, format: str) -> str | bytes:
+    """Render the report of a study in one format; bytes for parquet, otherwise text.
+
+    Args:
+        plan: the study.
+        store: the output folder.
+        format: one of ``FORMATS``: terminal (fitted to the width of this one), md, html, json, csv, parquet, latex (the
+            arms, in the width of a paper) or latex-all (every table with all its columns).
+
+    Raises:
+        UserError: if there is no such format.
+    """
+    _check_format(format)  # before results are read
+    return collect(plan, store).render(format)
+
+
+def collect(plan: Plan, store: Store) -> Content:
+    """Return the content of a study's report."""
     # Imported here, because a stored report is read without pandas.
+    from vitlab.report.comparison import summary
     from vitlab.report.notes import notes
 
-    plan, store, results = findings.plan, findings.store, findings.results
-    assert store is not None
+    at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
+    results = StudyResults.read(plan, store)
+    findings = Findings(results, summary(results), store)
     needed = prerequisites(plan, store)
     rows = {name: part.rows(findings) for name, part in sections().items() if part.row}
     lines = [*of_version(plan, store), *notes(results, needed, findings.arms)]
     for name, part in sections().items():
         lines += part.notes(rows.get(name, ()), findings)
-    return Report.of(
-        findings,
-        lines,
+    report = replace(
+        Report.of(findings, lines),
         sections=rows,
         skipped=[{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         made=provenance(plan, store, [*needed, *rivals(plan, store), *results.trials]),
         trials=plain(results.frame),
         state=at,
     )
+    return Content(report, findings)
+
+
+def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
+    """Return the report that :func:`write` stored, without pandas; None if it is missing or outdated.
+
+    Raises:
+        UserError: if there is no such format.
+    """
+    _check_format(format)
+    folder, form = _folder(plan, store), FORMATS[format]
+    try:
+        doc = read_json(folder / FORMATS["json"].file)
+        if not isinstance(doc, dict) or doc.get("state") != state(plan, store):
+            return None
+        if not form.of_results:  # report.md refers to pictures that lie beside that file only
+            return form.render(Content(Report.from_json(doc)))
+        data = (folder / form.file).read_bytes()
+        return data if format == "parquet" else data.decode()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged file is rendered anew
+        return None
+
+
+def is_current(plan: Plan, store: Store) -> bool:
+    """Return True if the stored report is up to date in every format, without pandas."""
+    files = [form.file for form in FORMATS.values() if form.file]
+    present = all((_folder(plan, store) / name).is_file() for name in files)
+    return present and read_report(plan, store, "json") is not None
+
+
+def answers(results: StudyResults) -> list[str]:
+    """Return one sentence per comparison."""
+    from vitlab.report.comparison import summary
+
+    return phrasing.answers(summary(results), results.plan.analysis, results.plan.units)
+
+
+def warm_up() -> None:
+    """Import what a report needs beyond this module, which takes seconds; for a thread of its own."""
+    import scipy.special  # noqa: F401
+
+    import vitlab.report.comparison
+    import vitlab.report.notes  # noqa: F401
+
+
+def write(content: Content, folder: Path) -> list[Path]:
+    """Write a report into ``folder``: documents, tables and pictures.  Returns the files written.
+
+    They are the files of ``FORMATS``, ``summary.csv`` (one row per arm), ``history.parquet``, and the figures as
+    ``.png``, ``.pdf`` and ``.svg``.
+    """
+    from vitlab.report.comparison import summary_frame
+    from vitlab.report.drawing import pdf, png
+    from vitlab.report.frame import parquet
+
+    report, pictures = content.report, content.pictures
+    files: dict[str, str | bytes] = {f"{name}.svg": picture.svg for name, picture in pictures.items()}
+    for name, picture in pictures.items():
+        picture.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
+        files |= {f"{name}.png": png(picture.figure), f"{name}.pdf": pdf(picture.figure)}
+    files["summary.csv"] = csv(summary_frame(report.arms, report.analysis))
+    files["history.parquet"] = parquet(content._findings.history)
+    # report.json is the last, because its state marks the other files as current.
+    files |= {form.file: form.render(content) for form in FORMATS.values() if form.file}
+    captions = {name: picture.caption for name, picture in pictures.items()}
+    files[FORMATS["md"].file] = markdown_report(report, captions)
+    for name, data in files.items():
+        write_bytes(folder / name, data if isinstance(data, bytes) else data.encode())
+    return [folder / name for name in files]
 
 
 def state(plan: Plan, store: Store) -> str:
     """Return a digest of what a report is made of: equal states have equal reports.
 
-    It covers the plan, its ended trials, what sections read besides, and the code that makes reports.  It is taken
-    before trials are read: a trial that ends in between makes the report outdated.
+    It covers the plan, its ended trials, what sections read besides, and the code that makes reports.
     """
     endings = []
     tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)
@@ -170,9 +328,17 @@ def _plain_values(column: pd.Series[Any]) -> list[Any]:
     """Return the values of a column as JSON values, see :func:`plain`."""
     values = []
     for value, is_missing in zip(column.tolist(), column.isna().tolist(), strict=True):
-        value = getattr(value, "item", lambda value=value: value)()
         is_infinite = isinstance(value, float) and not math.isfinite(value)
         values.append(
             None if is_missing or is_infinite else value.isoformat() if isinstance(value, datetime) else value
         )
     return values
+
+
+def _folder(plan: Plan, store: Store) -> Path:
+    return versions.folder_of(store.study(plan.study), plan.version) / "report"
+
+
+def _check_format(format: str) -> None:
+    if format not in FORMATS:
+        raise UserError(f"no report format '{format}'.{nearest(format, FORMATS)} Formats: {', '.join(FORMATS)}.")

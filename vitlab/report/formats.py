@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.report.escaping import csv_cell
-from vitlab.report.latex import latex_table, latex_tables
-from vitlab.report.markdown import markdown_report
+from vitlab.report.escaping import LATIN, TEX, csv_cell, latex, markdown, one_line
 from vitlab.report.page import page
+from vitlab.report.phrasing import Column
+from vitlab.report.sections import Table, sections
+from vitlab.report.sections.arms import paper_table
 from vitlab.report.terminal import terminal
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.report.render import Content
+    from vitlab.report.document import Content, Report
+
+TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,77 @@ def csv(frame: pd.DataFrame) -> str:
     return str(plain.rename(columns=csv_cell).to_csv(index=False))
 
 
+def markdown_report(report: Report, captions: Mapping[str, str] = {}) -> str:
+    """Return the report; ``captions`` are the captions of the pictures that lie beside the file, by section."""
+    lines = [f"# {markdown(report.title)}", "", *([report.overview, ""] if report.overview else [])]
+    lines += [f"- {markdown(sentence)}" for sentence in report.answers]
+    lines += ["", markdown(f"{report.analysis.metric}: {report.analysis.direction}.")]
+    for name, part in sections().items():
+        table = part.table(report.sections.get(name, ()), report)
+        if (table or name in captions) and name != "arms":
+            lines += ["", f"## {part.heading}"]
+        if table:
+            lines += ["", *([markdown(table.caption), ""] if name != "arms" else []), *markdown_table(table.columns)]
+        if name in captions:
+            lines += ["", f"![{name}]({name}.png)", "", markdown(captions[name])]
+    if report.notes:
+        lines += ["", "## Notes", "", *(f"- {markdown(note)}" for note in report.notes)]
+    lines += ["", "## How it was made", "", *(f"- {head}: {markdown(text)}" for head, text in report.provenance)]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(columns: Sequence[Column]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    lines = ["| " + " | ".join(markdown(column.title) for column in columns) + " |"]
+    lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
+    rows = zip(*(column.cells for column in columns), strict=True)
+    return [*lines, *("| " + " | ".join(map(markdown, cells)) + " |" for cells in rows)]
+
+
+def latex_tables(report: Report, tables: Mapping[str, Table]) -> str:
+    """Return tables by their labels, for a document that uses booktabs; answers and notes stand in comments."""
+    notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance))
+    lines = [r"% \usepackage{booktabs}", *(f"% {one_line(note)}" for note in notes)]
+    texts = [text for table in tables.values() for column in table.columns for text in (column.title, *column.cells)]
+    if any(ord(char) > LATIN for char in set("".join(texts)) - TEX.keys()):
+        lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
+    study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
+    for label, table in tables.items():
+        rows = zip(*(column.cells for column in table.columns), strict=True)
+        lines += [
+            "",
+            r"\begin{table}",
+            r"  \centering",
+            f"  \\caption{{{latex(table.caption)}}}",
+            f"  \\label{{tab:{study}-{label}}}",
+            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_tex_column, table.columns))}@{{}}}}",
+            r"    \toprule",
+            "    " + " & ".join(latex(column.title) for column in table.columns) + r" \\",
+            r"    \midrule",
+            *("    " + " & ".join(map(latex, cells)) + r" \\" for cells in rows),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _tex_column(column: Column) -> str:
+    """Return the column specification: long text wraps."""
+    if column.right:
+        return "r"
+    return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
+
+
+def _every_table(report: Report) -> dict[str, Table]:
+    """Return the tables of all sections, each with its heading in the caption."""
+    tables = {}
+    for name, part in sections().items():
+        if table := part.table(report.sections.get(name, ()), report):
+            tables[part.heading.lower()] = Table(table.columns, f"{part.heading}. {table.caption}")
+    return tables
+
+
 def _json(content: Content) -> str:
     return json.dumps(content.report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -51,7 +126,7 @@ FORMATS = {
     "html": Format(page, "report.html", of_results=True),
     "csv": Format(lambda content: csv(content.table), "results.csv", of_results=True),
     "parquet": Format(_parquet, "results.parquet", of_results=True),
-    "latex": Format(lambda content: latex_table(content.report), "report.tex"),
-    "latex-all": Format(lambda content: latex_tables(content.report)),
+    "latex": Format(lambda content: latex_tables(content.report, {"arms": paper_table(content.report)}), "report.tex"),
+    "latex-all": Format(lambda content: latex_tables(content.report, _every_table(content.report))),
     "json": Format(_json, "report.json"),
 }

@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.store.damage import read_stored
-from vitlab.store.files import write_bytes
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending, TrialResult
 
@@ -120,36 +119,37 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     """Return :func:`results` of trials from :func:`gather`."""
     import pandas as pd
 
-    by_name = {arm.name: arm for arm in plan.arms}
-    arms = [by_name[item.planned.arm] for item in trials]
-    stored = [item.result for item in trials]
-    reported = {name for result in stored if result is not None for name in result.outcome.metrics if is_metric(name)}
+    arms = {arm.name: arm for arm in plan.arms}
+    stored = [item.result for item in trials if item.result is not None]
+    reported = {name for result in stored for name in result.outcome.metrics if is_metric(name)}
     metrics = sorted(
         {metric_column(plan.analysis), *reported}, key=lambda name: (GROUPS.index(name.partition("/")[0]), name)
     )
-    frame = pd.DataFrame(
-        {
+    rows = []
+    for item in trials:
+        arm, trial = arms[item.planned.arm], item.planned.trial
+        row = {
             "study": plan.study,
-            "arm": [arm.name for arm in arms],
-            "baseline": [arm.baseline for arm in arms],
-            "seed": [item.planned.seed for item in trials],
-            "trial": [item.planned.trial.key for item in trials],
-            "code": [item.planned.trial.code for item in trials],
-            "status": [item.status for item in trials],
-            "failure_kind": [item.kind for item in trials],
-            "failure": [item.failure for item in trials],
-            **{path: _column([arm.values.get(path) for arm in arms]) for path in plan.paths},
-            **{
-                name: [None if result is None else _metric(result, name, plan.analysis) for result in stored]
-                for name in metrics
-            },
-            **{
-                name: [None if result is None else value(result) for result in stored]
-                for name, value in _OF_RESULT.items()
-            },
-            "origins": [", ".join(item.planned.trial.origins) for item in trials],
+            "arm": arm.name,
+            "baseline": arm.baseline,
+            "seed": item.planned.seed,
+            "trial": trial.key,
+            "code": trial.code,
+            "status": item.status,
+            "failure_kind": item.kind,
+            "failure": item.failure,
+            "origins": ", ".join(trial.origins),
         }
-    )
+        if item.result is not None:
+            around, outcome = item.result.circumstances, item.result.outcome
+            row |= {name: _metric(item.result, name, plan.analysis) for name in metrics}
+            row |= {name: getattr(around, name) for name in ("params", "macs", "wall_s", "ended")}
+            row |= {name: around.numerics.get(name) for name in ("engine", "threads", "device")}
+            row |= {"steps": outcome.steps, "images": outcome.images}
+        rows.append(row)
+    frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
+    for path in plan.paths:
+        frame[path] = _column([arms[item.planned.arm].values.get(path) for item in trials])
     frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)
     fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
     return frame.astype(fixed | dict.fromkeys(metrics, "float64"))
@@ -288,11 +288,6 @@ def parquet(frame: pd.DataFrame) -> bytes:
         return file.getvalue()
 
 
-def write_parquet(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame to a Parquet file atomically."""
-    write_bytes(path, parquet(frame))
-
-
 def _stored_trials(plan: Plan, store: Store, trials: Sequence[Planned]) -> list[StoredTrial]:
     specs = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
     specs |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
@@ -310,43 +305,13 @@ def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) ->
     failure = folder.failure()
     if failure is not None:
         return StoredTrial(planned, folder, Ending.FAILED, failure, None, folder.kind())
-    if reason := _prerequisite_failure(planned.trial, store, specs):
-        return StoredTrial(planned, folder, Ending.FAILED, reason, None, "prerequisite")
+    for role, name in planned.trial.needs.items():
+        if name in specs:
+            needed = _stored_trial(replace(planned, trial=specs[name]), store, specs)
+            if needed.status in (Ending.DIVERGED, Ending.FAILED):
+                reason = f"its {role} ({name[:8]}) {needed.status}: {needed.failure}"
+                return StoredTrial(planned, folder, Ending.FAILED, reason, None, "prerequisite")
     return StoredTrial(planned, folder, "missing", "", None)
-
-
-def _prerequisite_failure(trial: Trial, store: Store, specs: Mapping[str, Trial]) -> str:
-    """Return why a trial cannot start: a prerequisite diverged or failed, or cannot start itself."""
-    for role, name in trial.needs.items():
-        key, _, code = name.partition("/")
-        folder = store.trial(key, code)
-        result, failure = folder.result(), folder.failure()
-        if result is not None and result.status != Ending.DONE:
-            return f"its {role} ({key[:8]}) {result.status}: {result.failure}"
-        if result is None and failure is not None and not folder.is_locked():
-            return f"its {role} ({key[:8]}) failed: {failure}"
-        if (
-            result is None
-            and failure is None
-            and name in specs
-            and (reason := _prerequisite_failure(specs[name], store, specs))
-        ):
-            return f"its {role} ({key[:8]}) cannot begin: {reason}"
-    return ""
-
-
-_OF_RESULT: Mapping[str, Callable[[TrialResult], Any]] = {
-    "params": lambda result: result.circumstances.params,
-    "macs": lambda result: result.circumstances.macs,
-    "steps": lambda result: result.outcome.steps,
-    "images": lambda result: result.outcome.images,
-    "wall_s": lambda result: result.circumstances.wall_s,
-    "ended": lambda result: result.circumstances.ended,
-    "engine": lambda result: result.circumstances.numerics.get("engine"),
-    "threads": lambda result: result.circumstances.numerics.get("threads"),
-    "device": lambda result: result.circumstances.numerics.get("device"),
-}
-"""Columns of ``AFTER`` that are missing without a result."""
 
 
 def _metric(result: TrialResult, column: str, analysis: Analysis) -> float | None:

@@ -1,12 +1,16 @@
-"""Notes of a report: caveats about its table, one sentence each."""
+"""Notes of a report: caveats about its numbers, one sentence each, which a reader can act on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlab.comparison.study import is_futile
+from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
 from vitlab.plan.match import overlap
 from vitlab.plan.registration import (
@@ -18,93 +22,99 @@ from vitlab.plan.registration import (
 )
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
-from vitlab.report import phrasing
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column
-from vitlab.report.notes_on_seeds import (
-    arm_names,
-    collapsed_seeds,
-    first_of,
-    looks_note,
-    repeated_trials,
-    shape_of_seeds,
-    split_noise,
-    spread_rule,
-    unpaired_seeds,
-    varied_streams,
-)
+from vitlab.report.phrasing import Row, Scale, duration, percent, states
 from vitlab.report.study_results import StudyResults
+from vitlab.statistics import boschloo, gap_score, largest_hidden_rate, sd_interval
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_GAP_SCORE = 3.0  #: normal seeds have a larger one in 1 % of studies
+MAX_LISTED = 12  #: notes of one kind, and arms of one note, that are listed one by one
 RATE = "train.optimizer.lr"
 PREREQUISITES = {"init_from": "pre-training"}  #: in notes; other roles have their names
 NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size")
 """Settings that affect the last bits and should not differ within a comparison."""
 
 
-def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], rows: Sequence[phrasing.Row]) -> list[str]:
+def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], rows: Sequence[Row]) -> list[str]:
     """Return the notes of a report."""
-    plan, frame = results.plan, results.frame
+    plan = results.plan
     trials = [*prerequisite_trials, *results.trials]
-    lines: list[str] = []
-    pending = sum(item.status in ("running", "missing") for item in trials)
-    if pending:
-        total = {status: sum(item.status == status for item in trials) for status in STATUSES}
-        lines.append(f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.states(total)}.")
-    lines += plan.notes
-    lines += first_of([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note], "arms of this kind")
-    lines += _tuning_notes(plan, rows)
-    untuned = {item.failure for item in plan.tuning}
-    lines += [
-        f"{arm.name} {'failed' if arm.skip in untuned else 'was skipped'}: {arm.skip.rstrip('.')}."
-        for arm in plan.arms
-        if arm.skip
+    failures = {tuning.failure for tuning in plan.tuning}
+    return [
+        *_progress(trials),
+        *plan.notes,
+        *_first_of([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note]),
+        *_tuning(plan, rows),
+        *(
+            f"{arm.name} {'failed' if arm.skip in failures else 'was skipped'}: {arm.skip.rstrip('.')}."
+            for arm in plan.arms
+            if arm.skip
+        ),
+        *_first_of([_loss_of(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]),
+        *_repeated_trials(results.frame),
+        *_prerequisites(plan),
+        *_mixed_numerics(plan, trials),
+        *_best_of_training(plan),
+        *_exploratory(plan),
+        *_looks(plan, rows),
+        *table_notes(results, rows),
+        *_seeds(results),
+        *_split_noise(plan, rows),
+        *_learning_rate(plan),
     ]
-    lines += first_of(
-        [_unsuccessful_trial(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)],
-        "trials of this kind",
-    )
-    lines += first_of(_missing_metric(plan, frame), "of these")
-    lines += repeated_trials(frame) + unpaired_seeds(results, rows)
-    lines += _prerequisites(plan)
-    lines += _mixed_numerics(plan, trials)
-    if plan.analysis.at == "best":
-        lines.append(
-            f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, "
-            "the more so the noisier the evaluation and the more of them there are. The test value beside it is that "
-            "of the last step."
-        )
-    return (
-        lines
-        + _exploratory_notes(plan)
-        + looks_note(plan, rows)
-        + spread_rule(plan, rows)
-        + varied_streams(results)
-        + split_noise(plan, rows)
-        + shape_of_seeds(results, rows)
-        + collapsed_seeds(rows)
-        + _learning_rate(plan)
-    )
 
 
-def table_notes(results: StudyResults, rows: Sequence[phrasing.Row]) -> list[str]:
+def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     """Return the notes that follow from a table of values alone, see :mod:`vitlab.judging`."""
     return [
-        *first_of(_missing_metric(results.plan, results.frame), "of these"),
+        *_missing_metric(results.plan, results.frame),
         *unpaired_seeds(results, rows),
-        *spread_rule(results.plan, rows),
-        *shape_of_seeds(results, rows),
-        *collapsed_seeds(rows),
+        *_shared_variance(results.plan, rows),
+        *_shape_of_seeds(results, rows),
+        *_collapsed_seeds(rows),
     ]
 
 
-def _unsuccessful_trial(item: StoredTrial) -> str:
-    reason = " ".join(item.failure.split()) or "no reason was recorded"
+def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
+    """Return notes about seeds that one arm of a comparison has alone."""
+    looks, lines = results.plan.looks, []
+    for row in rows:
+        if row["baseline"] is None:
+            continue
+        first, second = (set(results.values.get(row[side], {})) for side in ("arm", "baseline"))
+        if looks is not None:
+            judged = set(looks.seeds[row["look"] - 1])
+            first, second = first & judged, second & judged
+        if row["test"] == "Welch t":
+            lines.append(f"{row['arm']} and {row['baseline']} share fewer than two seeds: Welch's t, without pairs.")
+        elif row["pairs"] and (unpaired := first ^ second):
+            subject = "seed {} has" if len(unpaired) == 1 else "seeds {} have"
+            lines.append(
+                f"Warning: the difference of {row['arm']} and {row['baseline']} is over the "
+                f"{count(row['pairs'], 'seed')} that both have, their means are over all: "
+                f"{subject.format(_seed_list(unpaired))} a value in one of the two alone. Seeds that diverged or "
+                "failed are left out, so the means may be too good."
+            )
+    return _first_of(lines)
+
+
+def _progress(trials: Sequence[StoredTrial]) -> list[str]:
+    counts = {status: sum(item.status == status for item in trials) for status in STATUSES}
+    if not counts["running"] + counts["missing"]:
+        return []
+    return [f"Preliminary: of {count(len(trials), 'trial')}, {states(counts)}."]
+
+
+def _loss_of(item: StoredTrial) -> str:
+    """Return the note about a trial that diverged or failed."""
+    reason = " ".join(item.failure.split()).rstrip(".") or "no reason was recorded"
     consequence = "; its values are left out" if item.status == Ending.DIVERGED else ""
     kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
-    return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}{kind}: {reason.rstrip('.')}{consequence}."
+    return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}{kind}: {reason}{consequence}."
 
 
 def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
@@ -115,135 +125,331 @@ def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     if len(done) and len(without_value) == len(done):
         reported = [name for name in frame.columns if is_metric(name) and frame[name].notna().any()]
         return [f"No trial reports {plan.analysis.metric}; they report {', '.join(reported) or 'nothing'}."]
-    pairs = zip(without_value["arm"].tolist(), without_value["seed"].tolist(), strict=True)
-    return [f"{arm}, seed {seed}, is done, but its {column} is not finite; it is left out." for arm, seed in pairs]
+    return _first_of(
+        [
+            f"{arm}, seed {seed}, is done, but its {column} is not finite; it is left out."
+            for arm, seed in zip(without_value["arm"], without_value["seed"], strict=True)
+        ]
+    )
+
+
+def _repeated_trials(frame: pd.DataFrame) -> list[str]:
+    repeated = frame[frame.duplicated(["arm", "trial"])]
+    return [
+        f"{arm}: seeds {_seed_list(rows['seed'])} are the same trial as an earlier seed, because nothing that the "
+        "seeds vary is used; one training is counted once."
+        for arm, rows in repeated.groupby("arm", sort=False)
+    ]
 
 
 def _prerequisites(plan: Plan) -> list[str]:
-    """Return notes about the number of distinct prerequisites per arm."""
-    prerequisites: dict[tuple[str, str], list[str]] = {}
+    """Return notes about arms whose trials share a prerequisite, such as a teacher."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
-            prerequisites.setdefault((planned.arm, role), []).append(name)
-    arms_of_note: dict[tuple[str, str], list[str]] = {}
-    for (arm, role), trials in prerequisites.items():
-        distinct, noun = len(set(trials)), PREREQUISITES.get(role, role)
-        number = f"{count(distinct, f'distinct {noun}')} for {count(len(trials), 'trial')}"
-        limit = f": the results need not hold for other {noun}s." if distinct < len(trials) else "."
-        arms_of_note.setdefault((number, limit), []).append(arm)
-    every = {planned.arm for planned in plan.trials}
-    lines = []
-    for (number, limit), arms in arms_of_note.items():
-        names = f"{'each of ' if len(arms) > 1 else ''}{'; '.join(arms)}"
-        lines.append(f"{number} in {'every arm' if set(arms) == every else names}{limit}")
-    return lines
+            names[planned.arm, PREREQUISITES.get(role, role)].append(name)
+    arms: dict[tuple[str, int, int], list[str]] = defaultdict(list)
+    for (arm, noun), trials in names.items():
+        if len(set(trials)) < len(trials):
+            arms[noun, len(set(trials)), len(trials)].append(arm)
+    return [
+        f"{count(distinct, f'distinct {noun}')} for {count(trials, 'trial')} in each of {_names(affected)}: the "
+        f"results need not hold for other {noun}s."
+        for (noun, distinct, trials), affected in arms.items()
+    ]
 
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     """Return notes about comparisons whose arms were trained with different numerics."""
-    by_arm: dict[str, dict[str, set[str]]] = {}
+    numerics: dict[str, dict[str, set[str]]] = {}
     for item in trials:
         if item.result is not None:
-            numerics = item.result.circumstances.numerics
-            recorded = {name: numerics.get(name) for name in NUMERICS}
-            for name, value in recorded.items():
-                by_arm.setdefault(item.planned.arm, {}).setdefault(name, set()).add(str(value))
-    lines = []
+            values = numerics.setdefault(item.planned.arm, {name: set() for name in NUMERICS})
+            for name in NUMERICS:
+                values[name].add(str(item.result.circumstances.numerics.get(name)))
+    arms: dict[str, list[str]] = defaultdict(list)
     for arm in plan.arms:
-        if arm.baseline is None or arm.name not in by_arm or arm.baseline not in by_arm:
-            continue
-        both = {name: by_arm[arm.name][name] | by_arm[arm.baseline][name] for name in by_arm[arm.name]}
-        mixed = [f"{name} {' and '.join(sorted(values))}" for name, values in both.items() if len(values) > 1]
-        if mixed:
-            lines.append(
-                f"{arm.name} and {arm.baseline} mix numerics ({'; '.join(mixed)}): equal seeds do not give equal bits "
-                "across them, so the difference includes that of the numerics."
-            )
-    return lines
+        if arm.name in numerics and arm.baseline in numerics:
+            both = {name: numerics[arm.name][name] | numerics[arm.baseline][name] for name in NUMERICS}
+            mixed = [f"{name} {' and '.join(sorted(values))}" for name, values in both.items() if len(values) > 1]
+            if mixed:
+                arms["; ".join(mixed)].append(arm.name)
+    return [
+        f"Numerics differ from the baseline's ({mixed}) in {_names(affected)}: equal seeds do not give equal bits "
+        "across them, so differences include their effect."
+        for mixed, affected in arms.items()
+    ]
 
 
-def _exploratory_notes(plan: Plan) -> list[str]:
+def _best_of_training(plan: Plan) -> list[str]:
+    if plan.analysis.at == "last":
+        return []
+    return [
+        f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
+        "more so the noisier the evaluation and the more of them there are. The test value beside it is the last "
+        "step's."
+    ]
+
+
+def _exploratory(plan: Plan) -> list[str]:
     """Return notes about what was decided after the study was first run."""
     lines = [
         f"Exploratory: since the study was first run, {change}; every verdict was reached after results were known."
         for change in changes(plan)
     ]
-    later, dropped, changed_arms = sorted(added_comparisons(plan)), removed_comparisons(plan), altered_arms(plan)
-    if len(changed_arms) > 1 and set(changed_arms) == set(plan.identities):
-        lines.append("Exploratory: every arm was changed after results were seen.")
-    else:
-        lines += first_of(
-            [f"Exploratory: arm '{arm}' was changed after results were seen." for arm in changed_arms],
-            "arms of this kind",
-        )
-    if later:
-        lines.append(
-            f"Exploratory: {arm_names(later)} joined the family of comparisons after the first run, and "
-            f"{'is' if len(later) == 1 else 'are'} corrected for all of them."
-        )
-    if dropped:
-        lines.append(
-            f"{arm_names(dropped)} left the family of comparisons after the first run; it still counts in the "
-            "correction."
-        )
+    if changed := altered_arms(plan):
+        lines.append(f"Exploratory: changed after results were seen: {_names(changed)}.")
+    if later := sorted(added_comparisons(plan)):
+        lines.append(f"Exploratory: added after the first run, and corrected for all comparisons: {_names(later)}.")
+    if dropped := removed_comparisons(plan):
+        lines.append(f"Dropped after the first run, and still counted in the correction: {_names(dropped)}.")
     results, trials, compared = results_before_registration(plan)
-    if results:
-        before = f"{results:,} of {count(trials, 'trial')} had results before this plan was registered"
+    if compared:
         lines.append(
-            f"Exploratory: {before}, including both arms of the comparison at some seed: {arm_names(compared)}."
-            if compared
-            else f"{before}, but not both arms of any comparison."
+            f"Exploratory: {results:,} of {count(trials, 'trial')} had results before this plan was registered, "
+            f"including both arms of the comparison at some seed: {_names(compared)}."
         )
     return lines
 
 
-def _tuning_notes(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
+def _tuning(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return notes about tuned knobs, their cost, and values at the edge of a grid."""
     if not plan.tuning:
         return []
-    lines = []
+    lines, select = [], plan.tuning[0].select
     if plan.pending:
         pending = count(len(plan.pending), "trial")
         lines.append(f"Preliminary: {pending} more will be planned once the knobs of their arms are tuned.")
     rivals = [rival for item in plan.tuning for rival in item.rivals]
     knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
     scope = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
-    cost = sum(rival.wall_s for rival in rivals)
     trainings = count(sum(len(rival.trials) for rival in rivals), "full-length training")
+    seconds = duration(sum(rival.wall_s for rival in rivals))
     lines.append(
-        f"Tuned {scope}, by {plan.tuning[0].select}: {knobs}. It {'takes' if plan.pending else 'took'} {trainings}"
-        + (f" ({phrasing.duration(cost)})" if cost else "")
-        + ", with separate seeds, which are in no mean."
+        f"Tuned {scope}, by {select}: {knobs}, in {trainings} ({seconds}) with separate seeds, which are in no mean."
     )
     if plan.tuning[0].arm is None:
         lines.append("What suits the base may not suit every arm as well: tune per arm to know.")
-    elif plan.tuning[0].select != plan.analysis.metric:
+    elif select != plan.analysis.metric:
         lines.append(
-            f"Intervals do not include the choice of knobs, because {plan.tuning[0].select} chose them and "
-            f"{plan.analysis.metric} judges the arms."
+            f"Intervals do not include the choice of knobs, because {select} chose them and {plan.analysis.metric} "
+            "judges the arms."
         )
-    elif largest := max((row["choice_sd"] or 0.0 for row in rows), default=0.0):
-        scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
+    elif any(row["choice_sd"] for row in rows):
         lines.append(
-            "Intervals include the choice of knobs: other tuning seeds might have chosen others, which adds a standard "
-            f"deviation of up to {scale.amount(largest, scale.decimals([largest]))} to a difference. More tuning seeds "
-            "make it smaller, more seeds of the arms do not."
+            "Intervals include the choice of knobs, because other tuning seeds might have chosen others. More tuning "
+            "seeds make this part smaller, more seeds of the arms do not."
         )
-    warnings = [
-        f"Warning: {' and '.join(edges(item))}, as chosen for {item.arm or 'all arms'}, lies at the edge of its grid: "
-        "a better value may lie outside; extend the grid."
-        for item in plan.tuning
-        if edges(item)
+    arms: dict[str, list[str]] = defaultdict(list)
+    for item in plan.tuning:
+        for knob in edges(item):
+            arms[knob].append(item.arm or "all arms")
+    return lines + [
+        f"Warning: the chosen {knob} lies at the edge of its grid for {_names(affected)}: a better value may lie "
+        "outside; extend the grid."
+        for knob, affected in arms.items()
     ]
-    return lines + first_of(warnings, "arms of this kind")
+
+
+def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """Return a note on how the looks share alpha, and which comparisons they left open; none without looks."""
+    looks = plan.looks
+    if looks is None:
+        return []
+    sizes = [len(seeds) for seeds in looks.seeds]
+    sentences = [
+        f"{len(sizes)} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: p values and "
+        "intervals of differences hold for all of them together. Differences of comparisons that ended early are 2 to "
+        "12 % too large on average."
+    ]
+    compared = {row["arm"]: row for row in rows if row["baseline"] is not None}
+    added, given_up, blocked, waiting = defaultdict(list), [], [], []
+    failed = {row["arm"] for row in rows if row["failed"]}
+    for arm, row in compared.items():
+        look = looks.number(arm)
+        if look:
+            added[look].append(arm)
+        if row["verdict"] != Verdict.CANNOT_TELL or look == len(sizes) - 1 or row["awaited"]:
+            continue
+        if is_futile(row["decidable"], plan):
+            given_up.append(arm)
+        elif failed & {arm, row["baseline"]}:
+            blocked.append(arm)
+        else:
+            waiting.append(arm)
+    for look, arms in added.items():
+        until = "; until all of these have ended, the verdicts are those of the look before"
+        until *= any(compared[arm]["awaited"] for arm in arms)
+        sentences.append(
+            f"Look {look} left {_names(arms)} inconclusive, which is why there are {sizes[look]} seeds{until}."
+        )
+    if given_up:
+        sentences.append(
+            f"{_names(given_up)} got no more seeds, because {sizes[-1]} seeds would decide the comparison with a "
+            f"probability below {percent(looks.futility)}."
+        )
+    if blocked:
+        sentences.append(
+            f"{_names(blocked)} can get further seeds: first run 'vitlab run --retry-failed' to train the failed "
+            "trials again."
+        )
+    if waiting:
+        sentences.append(f"{_names(waiting)} can get further seeds: run 'vitlab run' again.")
+    if len(sentences) == 1 and not any(row["awaited"] for row in compared.values()):
+        sentences.append("The first look decided every comparison that can be judged.")
+    return [" ".join(sentences)]
+
+
+def _shared_variance(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """Return a note on the variances of comparisons and their correction; none for a single comparison."""
+    shared = max((row["shared"] or 1 for row in rows), default=1)
+    if shared < 2:
+        return []
+    alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
+    others = f" With other seeds, and their own variance alone: {_names(alone)}." if alone else ""
+    corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
+    return [
+        f"The variance of a difference is averaged with the mean variance of {shared} comparisons, which have one "
+        f"baseline and the same seeds, and is never below its own: a rule of vitlab's own, checked by simulation."
+        f"{others}{corrected}"
+    ]
+
+
+def _shape_of_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
+    """Return a note if the seeds of the arms lie in groups, or far to one side, more than normal values do."""
+    sound = [results.values[row["arm"]] for row in rows if row["n"] and not row["collapsed"]]
+    seeds = sorted(set.intersection(*map(set, sound))) if sound else []
+    if len(seeds) < 3 or not any(row["test"] == "paired t" for row in rows):
+        return []
+    score = gap_score(np.array([[values[seed] for seed in seeds] for values in sound]))
+    if not score > MAX_GAP_SCORE:
+        return []
+    return [
+        "Warning: seeds lie in groups, or far out on one side, more than normal values do (their gaps exceed those by "
+        f"{score:.1f} standard errors). P values and intervals are too small for such seeds: look at the single ones."
+    ]
+
+
+def _collapsed_seeds(rows: Sequence[Row]) -> list[str]:
+    """Return notes about arms of which some seeds collapsed, and about how many may, where none did."""
+    by_arm, lines = {row["arm"]: row for row in rows}, []
+    for row in (row for row in rows if row["collapsed"]):
+        seeds = f"{row['collapsed']} of {count(row['n'], 'seed')}"
+        line = f"Warning: {seeds} of {row['arm']} collapsed: they are far worse than the others."
+        baseline = by_arm.get(row["baseline"])
+        if baseline is not None and baseline["n"]:
+            p = boschloo((baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"]))
+            line += (
+                f" Of {row['baseline']} it is {baseline['collapsed']} of {baseline['n']} (Boschloo's exact test, "
+                f"one-sided: p = {p:.2g} before correction)."
+            )
+        lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds, or judge the rate.")
+    sizes = [row["n"] for row in rows if row["n"] > 1 and not row["collapsed"]]
+    if sizes and any(row["baseline"] is not None for row in rows):
+        rate = 100 * largest_hidden_rate(min(sizes))
+        lines.append(
+            f"No collapse in {count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its trainings to "
+            "collapse (exact binomial bound, 95 %)."
+        )
+    return lines
+
+
+def _seeds(results: StudyResults) -> list[str]:
+    """Return a note on the random streams that seeds vary, and on what intervals cover thereby."""
+    plan, streams = results.plan, defaultdict(set)
+    seeds = sorted({planned.seed for planned in plan.trials})
+    if not seeds:
+        return []
+    if len(seeds) == 1 and plan.looks is None:
+        return [f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."]
+    for planned in plan.trials:
+        for stream, value in planned.trial.seeds.items():
+            streams[stream].add(value)
+    varying = [stream for stream, values in streams.items() if len(values) > 1]
+    first = seeds if plan.looks is None else plan.looks.seeds[0]
+    more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
+    line = f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."
+    if "split" in varying:
+        line += _of_splits(set(results.overlap.values()))
+    elif "split" in streams:
+        line += (
+            " The validation split is the same in all: intervals cover training again on this split, not another split."
+        )
+    return [line]
+
+
+def _of_splits(ratios: set[float]) -> str:
+    """Return what intervals are about if seeds hold out different validation images, by the overlaps of the arms."""
+    if not ratios:
+        return (
+            " Their training sets overlap, and no correction for that is known to hold for a metric of other than the "
+            "validation images: intervals cover training again on another split of these images, not on other images."
+        )
+    if any(map(math.isnan, ratios)):
+        return (
+            " Their training sets overlap, by an amount that is not known, because the predictions of two seeds are "
+            "not stored, or have no image in common: arms of which it is not known are not tested."
+        )
+    if not any(ratios):
+        return " The data set defines its validation images, so that they are the same in all."
+    low, high = (100 * bound(ratios) / (1 + bound(ratios)) for bound in (min, max))
+    share = f"{high:.0f} %" if low == high else f"{low:.0f} to {high:.0f} %"
+    return (
+        f" Two seeds have {share} of their validation images in common on average, and their training sets overlap: "
+        "p values and intervals are corrected for that (corrected resampled t, Nadeau and Bengio 2003), and cover "
+        "training and validation on other images. The sign-flip test, which needs independent seeds, is left out, and "
+        "intervals of power laws are corrected in the same way."
+    )
+
+
+def _split_noise(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """Return a note on the spread between seeds, and on what the finite split adds to it."""
+    usable = [row for row in rows if row["split_sd"] is not None and row["n"] > 1]
+    df = sum(row["n"] - 1 for row in usable)
+    if not any(row["sd"] for row in usable):
+        return []
+    sd, of_split = (
+        math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in usable) / df) for name in ("sd", "split_sd")
+    )
+    low, high = sd_interval(sd, df, plan.analysis.alpha)
+    scale = Scale.of(plan.analysis.metric, plan.units)
+    decimals = scale.decimals([low, high - low])
+    sentence = (
+        f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
+        f"{percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to {scale.end(high, decimals)})."
+    )
+    if of_split < sd:  # otherwise trainings agree on images more than by chance, as barely trained models do
+        amount = scale.amount(of_split, decimals)
+        sentence += f" Models that are equally good would scatter by {amount} on a split of this size."
+    return [sentence]
 
 
 def _learning_rate(plan: Plan) -> list[str]:
     """Return a note if arms with different models share an untuned learning rate."""
-    rates = [planned.trial.spec.train.optimizer.options.get("lr") for planned in plan.trials]
-    models = [planned.trial.spec.model for planned in plan.trials]
+    specs = [planned.trial.spec for planned in plan.trials]
+    rates = {spec.train.optimizer.options.get("lr") for spec in specs}
     tuned = any(overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
-    if tuned or all(model == models[0] for model in models) or len(set(rates)) > 1:
+    if tuned or len(rates) != 1 or all(spec.model == specs[0].model for spec in specs):
         return []
-    at = f" ({rates[0]:g})" if isinstance(rates[0], float | int) else ""
+    [rate] = rates
+    at = f" ({rate:g})" if isinstance(rate, float | int) else ""
     return [f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."]
+
+
+def _names(arms: Sequence[str]) -> str:
+    """Return the names of few arms, or the number of many."""
+    return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} arms"
+
+
+def _first_of(sentences: Sequence[str]) -> list[str]:
+    """Return the first of many sentences, with the number of the others."""
+    others = len(sentences) - MAX_LISTED
+    return [*sentences[:MAX_LISTED], *([f"... and {others:,} more like these."] if others > 0 else [])]
+
+
+def _seed_list(seeds: Iterable[int]) -> str:
+    """Format seeds as ``0 to 4`` or ``0, 3, 7``."""
+    ordered = sorted(seeds)
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]} to {ordered[-1]}"
+    return ", ".join(map(str, ordered))

@@ -13,7 +13,7 @@ from vitlab.report.escaping import valid_html
 from vitlab.report.phrasing import DASH, Column, Row, Scale, duration
 
 if TYPE_CHECKING:
-    from vitlab.report.render import Content
+    from vitlab.report.document import Content
     from vitlab.report.sections import Section
 
 SECONDARY = 4  #: columns of this rank and above are folded

@@ -104,6 +104,11 @@ class Scale:
         """Format an interval as ``[1.2, 3.4]``; a dash if it is missing."""
         return DASH if low is None or high is None else f"[{self.end(low, decimals)}, {self.end(high, decimals)}]"
 
+    def spread(self, mean: float | None, sd: float | None, decimals: int) -> str:
+        """Format ``94.1 ± 0.6``; the mean alone if there is no standard deviation."""
+        text = self.number(mean, decimals)
+        return text if sd is None else f"{text} {PLUS_MINUS} {self.number(sd, decimals)}"
+
     def amount(self, value: float, decimals: int) -> str:
         """Format the size of a difference with its unit: ``3.1 points``."""
         return f"{self.number(abs(value), decimals)} {self.points}".rstrip()

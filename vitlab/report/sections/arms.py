@@ -1,18 +1,17 @@
-"""Arms: what each reached, its difference from the baseline, and the verdict."""
+"""Arms: what each reached, its difference from the baseline, the verdict, and the statistics behind it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
 from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, WORSE
 from vitlab.plan.values import Plan
-from vitlab.report.drawing import WIDE, Drawing, style
-from vitlab.report.labels import short_labels, wrapped_labels, wrapped_line
+from vitlab.report.drawing import WIDE, Drawing, new_figure, short_labels, style, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import (
     DASH,
     PLUS_MINUS,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from vitlab.report.document import Report
 
 OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
-MAX_TICK_CHARACTERS = 36  #: characters that the labels of an axis have room for
+FEW_TICKS = 4  #: intervals between ticks; values that differ little have long labels
 
 
 @section.register("arms")
@@ -55,28 +54,71 @@ class Arms(Section[Row]):
         return _figure(findings, width)
 
 
+@section.register("comparisons")
+class Comparisons(Section[Row]):
+    """The statistics behind each verdict."""
+
+    heading = "Comparisons"
+    place = 20
+    in_terminal = False
+
+    def table(self, rows: Sequence[Row], report: Report) -> Table | None:
+        """Return the table; columns without values are left out."""
+        compared = [row for row in report.arms if row["difference"] is not None]
+        if not compared:
+            return None
+        scale, alpha = Scale.of(report.analysis.metric, report.units), report.analysis.alpha
+        _, apart = decimals_of_means_and_differences(report.arms, scale)
+
+        def column(title: str, cell: Callable[[Row], str], *, right: bool = True) -> Column:
+            return Column(title, tuple(map(cell, compared)), right=right)
+
+        joint = [
+            column(
+                "interval with new images",
+                lambda row: scale.interval(row["new_images_low"], row["new_images_high"], apart),
+            ),
+            column("p with chance", lambda row: p_value(row["chance_p"], alpha)),
+        ]
+        joint = [one for one in joint if set(one.cells) != {DASH}]
+        table = [
+            column("arm", lambda row: row["arm"], right=False),
+            column("compared with", lambda row: row["baseline"], right=False),
+            column("test", lambda row: row["test"], right=False),
+            column("pairs", lambda row: str(row["pairs"])),
+            column("p", lambda row: p_value(row["p"], alpha)),
+            column("broken", lambda row: str(row["broken"])),
+            column("difference with chance", lambda row: scale.number(row["chance_difference"], apart, sign=True)),
+            *joint,
+        ]
+        caption = "Statistics of each verdict."
+        if sum(row["baseline"] is not None for row in report.arms) > 1:
+            caption += " Intervals and p values in this table are of one comparison each"
+            titles = " and ".join(one.title for one in joint)
+            caption += f", except for {titles}: these hold for all comparisons at once." if joint else "."
+        return Table([one for one in table if not set(one.cells) <= {DASH, "0"}], caption)
+
+
 def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
     """Return the table of arms: mean, difference from the baseline, verdict, cost."""
     scale = Scale.of(analysis.metric, units)
     own, apart = decimals_of_means_and_differences(rows, scale)
     of_sd = own + 1 if own or any(row["sd"] for row in rows) else 0
-    interval = f"{percent(1 - analysis.alpha)} interval"
-    best = " at best" if analysis.at == "best" else ""
 
-    def cells(cell: Any) -> tuple[str, ...]:
-        return tuple(cell(row) for row in rows)
+    def column(title: str, cell: Callable[[Row], str], rank: int = 0, *, right: bool = True) -> Column:
+        return Column(title, tuple(map(cell, rows)), rank, right)
 
-    def bracket(row: Row, low: str, high: str, decimals: int) -> str:
-        if row[low] is None:
-            return DASH
-        return f"[{scale.end(row[low], decimals)}, {scale.end(row[high], decimals)}]"
+    def difference(title: str, cell: Callable[[Row], str], rank: int = 0) -> Column:
+        return column(title, lambda row: "" if row["baseline"] is None else cell(row), rank)
 
     table = [
-        Column("arm", cells(lambda row: row["arm"]), right=False),
-        Column("n", cells(lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}")),
-        Column(scale.title + best, cells(lambda row: scale.number(row["mean"], own))),
-        Column(interval, cells(lambda row: bracket(row, "low", "high", own)), rank=3),
-        Column("sd", cells(lambda row: scale.number(row["sd"], of_sd)), rank=6),
+        column("arm", lambda row: row["arm"], right=False),
+        column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}"),
+        column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own)),
+        column(
+            f"{percent(1 - analysis.alpha)} interval", lambda row: scale.interval(row["low"], row["high"], own), rank=3
+        ),
+        column("sd", lambda row: scale.number(row["sd"], of_sd), rank=6),
     ]
     if any(row["collapsed"] for row in rows):
 
@@ -84,46 +126,40 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
             without = f" ({scale.number(row['sound_mean'], own)} without)" if row["sound_mean"] is not None else ""
             return f"{row['collapsed']}/{row['n']}{without}"
 
-        table.append(Column("collapsed", cells(collapsed)))
+        table.append(column("collapsed", collapsed))
     compared = [row for row in rows if row["baseline"] is not None]
     if len({row["baseline"] for row in compared}) > 1:
-        table.append(Column("compared with", cells(lambda row: row["baseline"] or ""), rank=2, right=False))
+        table.append(column("compared with", lambda row: row["baseline"] or "", rank=2, right=False))
     if compared:
-        widest = max(compared, key=lambda row: row["family"])  # comparisons added later belong to a larger family
-        p = "p" if widest["family"] < 2 or analysis.correction == "none" else "p (adjusted)"
-        families = {row["family"] for row in compared}
-        blank = {row["arm"] for row in rows if row["baseline"] is None}
+        families = sorted({row["family"] for row in compared})  # comparisons added later belong to a larger one
+        widest = {"family": families[-1]}
+        is_adjusted = families[-1] > 1 and analysis.correction != "none"
 
-        def versus(cell: Any) -> tuple[str, ...]:
-            return cells(lambda row: "" if row["arm"] in blank else cell(row))
-
-        def adjusted(row: Row) -> str:
+        def p(row: Row) -> str:
             text = p_value(row["p_corrected"], analysis.alpha)
             return f"{text} (of {row['family']})" if len(families) > 1 and text != DASH else text
 
         table += [
-            Column("difference", versus(lambda row: scale.number(row["difference"], apart, sign=True))),
-            Column(
+            difference("difference", lambda row: scale.number(row["difference"], apart, sign=True)),
+            difference(
                 interval_name(widest, analysis),
-                versus(lambda row: bracket(row, "difference_low", "difference_high", apart)),
+                lambda row: scale.interval(row["difference_low"], row["difference_high"], apart),
                 rank=1,
             ),
-            Column(p, versus(adjusted)),
-            Column("verdict", cells(lambda row: _verdict_cell(row)), right=False),
+            difference("p (adjusted)" if is_adjusted else "p", p),
+            column("verdict", _verdict_cell, right=False),
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
         title = f"{Scale.of(test, units).title}, mean {PLUS_MINUS} sd"
         tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
         of_test = scale.decimals(widths(rows, "low", "high"), tested)
-        table.append(
-            Column(title, cells(lambda row: spread(scale, row.get(test), row.get(f"{test}_sd"), of_test)), rank=4)
-        )
-    table += [
-        Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
-        Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
+        table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=4))
+    costs = [
+        column("parameters", lambda row: compact(row["params"]), rank=5),
+        column("MACs", lambda row: compact(row["macs"]), rank=7),
     ]
-    return [column for column in table if column.title not in ("parameters", "MACs") or set(column.cells) != {DASH}]
+    return [*table, *(cost for cost in costs if set(cost.cells) != {DASH})]
 
 
 def decimals_of_means_and_differences(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
@@ -135,56 +171,34 @@ def decimals_of_means_and_differences(rows: Sequence[Row], scale: Scale) -> tupl
     )
 
 
-def paper_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
+def paper_table(report: Report) -> Table:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
-    scale = Scale.of(analysis.metric, units)
+    rows, analysis = report.arms, report.analysis
+    scale, counts = Scale.of(analysis.metric, report.units), {row["n"] for row in rows}
     own, apart = decimals_of_means_and_differences(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
 
     def difference(row: Row) -> str:
-        if row["baseline"] is None:
-            return ""
-        text = scale.number(row["difference"], apart, sign=True)
+        text = "" if row["baseline"] is None else scale.number(row["difference"], apart, sign=True)
         if row["difference_low"] is None:
             return text
-        low, high = (scale.end(row[end], apart) for end in ("difference_low", "difference_high"))
-        return f"{text} [{low}, {high}]"
+        return f"{text} {scale.interval(row['difference_low'], row['difference_high'], apart)}"
 
-    table = [Column("arm", tuple(labels[row["arm"]] for row in rows), right=False)]
-    if len({row["n"] for row in rows}) > 1:
+    table = [Column("arm", tuple(labels.values()), right=False)]
+    if len(counts) > 1:
         table.append(Column("n", tuple(str(row["n"]) for row in rows)))
-    table.append(Column(scale.title, tuple(spread(scale, row["mean"], row["sd"], own) for row in rows)))
-    if any(row["baseline"] is not None for row in rows):
-        title = f"difference ({scale.points})" if scale.points else "difference"
-        table.append(Column(title, tuple(map(difference, rows))))
-        table.append(Column("verdict", tuple(_verdict_cell(row) for row in rows), right=False))
-    return table
-
-
-def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> str:
-    """Return the caption of :func:`paper_columns`."""
-    counts = {row["n"] for row in rows}
-    seeds = f" over {count(max(counts), 'seed')}" if len(counts) == 1 else " over n seeds"
-    title = Scale.of(analysis.metric, units).title
-    sentences = [question, f"Mean {PLUS_MINUS} standard deviation of {title}{seeds}; {analysis.direction}."]
+    cells = tuple(scale.spread(row["mean"], row["sd"], own) for row in rows)
+    table.append(Column(scale.title, cells))
+    seeds = count(max(counts), "seed") if len(counts) == 1 else "n seeds"
+    caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
-        baselines = {row["baseline"] for row in compared}
-        against = " ".join(baselines.pop().split()) if len(baselines) == 1 else "the baseline of the arm"
+        title = f"difference ({scale.points})" if scale.points else "difference"
+        table.append(Column(title, tuple(map(difference, rows))))
+        table.append(Column("verdict", tuple(map(_verdict_cell, rows)), right=False))
         interval = interval_name(max(compared, key=lambda row: row["family"]), analysis)
-        sizes = sorted({row["family"] for row in compared})
-        corrected = f", corrected for {' or '.join(map(str, sizes))} comparisons" if sizes[-1] > 1 else ""
-        corrected = "" if analysis.correction == "none" else corrected
-        sentences.append(
-            f"Difference from {against} with its {interval}; verdicts at level {analysis.alpha:g}{corrected}."
-        )
-    return " ".join(filter(None, sentences))
-
-
-def spread(scale: Scale, mean: float | None, sd: float | None, decimals: int) -> str:
-    """Return ``94.1 ± 0.6``; the mean alone if there is no standard deviation."""
-    text = scale.number(mean, decimals)
-    return text if sd is None else f"{text} {PLUS_MINUS} {scale.number(sd, decimals)}"
+        caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
+    return Table(table, f"{report.question} {caption}".strip())
 
 
 def _verdict_cell(row: Row) -> str:
@@ -196,53 +210,39 @@ def _verdict_cell(row: Row) -> str:
 
 
 def _figure(findings: Findings, width: float) -> Drawing | None:
-    plan = findings.plan
-    values = {name: list(by_seed.values()) for name, by_seed in findings.results.values.items() if by_seed}
-    if not values:
+    plan, values = findings.plan, findings.results.values
+    rows = [row for row in findings.arms if values.get(row["arm"])]
+    if not rows:
         return None
-    rows = {row["arm"]: row for row in findings.arms}
-    names = [name for name in rows if name in values]
-    compared = [name for name in names if rows[name]["difference"] is not None]
+    compared = [row for row in rows if row["difference"] is not None]
     scale, wide = Scale.of(plan.analysis.metric, plan.units), width >= WIDE
-    labels = wrapped_labels(names, 30 if wide else 20)
-    row = max(0.34, 0.14 * max(label.count("\n") + 1 for label in labels.values()) + 0.12)
+    labels = wrapped_labels([row["arm"] for row in rows], 30 if wide else 20)
+    height = max(0.34, 0.14 * max(label.count("\n") + 1 for label in labels.values()) + 0.12)
+    down, across = (1, 1) if not compared else (1, 2) if wide else (2, 1)
+    places = {name: place for place, name in enumerate(labels)}
     with style():
-        from matplotlib.figure import Figure
-
-        if not compared:
-            figure = Figure(figsize=(width, 0.95 + row * len(names)), layout="constrained")
-            left, right = figure.subplots(), None
-        elif wide:
-            figure = Figure(figsize=(width, 0.95 + row * len(names)), layout="constrained")
-            left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
-        else:
-            heights = [0.7 + row * len(group) for group in (names, compared)]
-            figure = Figure(figsize=(width, 0.4 + sum(heights)), layout="constrained")
-            left, right = figure.subplots(2, 1, height_ratios=heights)
-        place = {name: index for index, name in enumerate(names)}
-        for name in names:
-            _dots(left, place[name], [scale.factor * value for value in values[name]])
-        marks = [
-            _Mark(place[name], rows[name]["mean"], rows[name]["low"], rows[name]["high"], INK, INK) for name in names
-        ]
-        _marks(left, marks, scale, [value for by_seed in values.values() for value in by_seed])
-        _name_rows(left, names, labels)
-        label = scale.title + (", best" if plan.analysis.at == "best" else "")
-        left.set_xlabel(wrapped_line(f"{label}; {plan.analysis.direction}", 38 if wide else 40))
-        if right is not None:
-            beside = names if wide else compared
-            place = {name: index for index, name in enumerate(beside)}
-            _marks(right, [_difference(place[name], rows[name]) for name in compared], scale, [0.0])
-            _name_rows(right, beside, labels)
-            right.axvline(0, color=GREY, linewidth=0.9, zorder=1)
-            baselines = {rows[name]["baseline"] for name in compared}
+        figure = new_figure(width, down * (0.95 + height * len(rows)))
+        panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+        for name, place in places.items():
+            _dots(panels[0], place, [scale.factor * value for value in values[name].values()])
+        marks = [_Mark(places[row["arm"]], row["mean"], row["low"], row["high"], INK, INK) for row in rows]
+        _marks(panels[0], marks, scale, [value for name in places for value in values[name].values()])
+        title = scale.title + ", best" * (plan.analysis.at == "best")
+        panels[0].set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
+        if compared:
+            _marks(panels[1], [_difference(places[row["arm"]], row) for row in compared], scale, [0.0])
+            panels[1].axvline(0, color=GREY, linewidth=0.9, zorder=1)
+            baselines = {row["baseline"] for row in compared}
             against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
             unit = f" ({scale.points})" if scale.points else ""
-            right.set_xlabel(wrapped_line(f"difference to {against}{unit}", 38 if wide else 26))
-            if wide:
-                right.spines["left"].set_visible(False)
-                right.tick_params(axis="y", length=0, labelleft=False)
-        return Drawing(figure, _caption(plan, [rows[name] for name in names]))
+            panels[1].set_xlabel(wrapped_line(f"difference to {against}{unit}", 38))
+        for axes in panels:
+            axes.set_yticks(range(len(rows)), list(labels.values()))
+            axes.set_ylim(len(rows) - 0.4, -0.6)
+            axes.tick_params(axis="y", length=0, pad=7)
+            axes.grid(axis="x", color=RULE, linewidth=0.5)
+            axes.set_axisbelow(True)
+        return Drawing(figure, _caption(plan, rows))
 
 
 def _caption(plan: Plan, rows: Sequence[Row]) -> str:
@@ -261,14 +261,6 @@ def _caption(plan: Plan, rows: Sequence[Row]) -> str:
         )
         text += "worse, and an arrow an interval that goes on beyond the picture"
     return f"{text}."
-
-
-def _name_rows(axes: Axes, names: Sequence[str], labels: Mapping[str, str]) -> None:
-    axes.set_yticks(range(len(names)), [labels[name] for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0, pad=7)
-    axes.grid(axis="x", color=RULE, linewidth=0.5)
-    axes.set_axisbelow(True)
 
 
 def _dots(axes: Axes, y: float, values: Sequence[float]) -> None:
@@ -333,18 +325,5 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: Scale, points: Sequence[fl
             markeredgewidth=1.2,
         )
     axes.set_xlim(low, high)
-    _few_ticks(axes)
-
-
-def _few_ticks(axes: Axes) -> None:
-    """Set as many ticks as have room: numbers that differ little have long labels."""
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
-
-    axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
-    low, high = axes.get_xlim()
-    for most in range(7, 0, -1):
-        axes.xaxis.set_major_locator(MaxNLocator(most))
-        ticks = [tick for tick in axes.xaxis.get_major_locator()() if low <= tick <= high]
-        labels = axes.xaxis.get_major_formatter().format_ticks(ticks)
-        if sum(len(label) + 2 for label in labels) <= MAX_TICK_CHARACTERS:
-            return
+    axes.locator_params(axis="x", nbins=FEW_TICKS)
+    axes.ticklabel_format(axis="x", useOffset=False, style="plain")

@@ -10,8 +10,7 @@ import numpy as np
 
 from vitlab.plan.palette import GREY, INK, RULE, SERIES
 from vitlab.plan.values import Plan
-from vitlab.report.drawing import WIDE, Drawing, style
-from vitlab.report.labels import wrapped_labels
+from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_labels
 from vitlab.report.phrasing import Scale, percent
 from vitlab.report.sections.base import Findings, Section, section
 from vitlab.report.study_results import StudyResults
@@ -74,9 +73,7 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str, width: float
     down = math.ceil(len(shown) / across)
     height = 3.2 if len(shown) == 1 else 1.6 + 0.15 * max(label.count("\n") for label in labels.values())
     with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(width, 0.5 + height * down), layout="constrained")
+        figure = new_figure(width, 0.5 + height * down)
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten().tolist()
         for axes in grid[len(shown) :]:
             axes.set_visible(False)

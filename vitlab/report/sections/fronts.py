@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitlab import statistics
 from vitlab.errors import count
-from vitlab.plan.palette import GREY, INK, PAPER, RULE
-from vitlab.report.drawing import WIDE, Drawing, plain_ticks, style
-from vitlab.report.labels import wrapped_labels
+from vitlab.plan.palette import GREY, PAPER, RULE, SERIES
+from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_labels
 from vitlab.report.phrasing import Column, Scale
 from vitlab.report.sections import cost
 from vitlab.report.sections.base import Findings, Section, Table, section
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from vitlab.report.document import Report
 
 COSTS = {"params": "parameters", "macs": "MACs per image", **cost.COSTS}
 """Costs with their labels.  Speed counts only if measured for each arm alone: trials share their machine."""
 APART = 1.05  #: smallest ratio of largest to smallest cost for a front
 PANELS_PER_ROW = 3  #: panels side by side
-MAX_LABELLED = 12  #: arms of a picture that are named in it
+MAX_NAMED = 12  #: with more arms, a picture names only those on a front
 
 
 @dataclass(frozen=True)
@@ -84,14 +82,6 @@ class Fronts(Section[Front]):
         """Draw a panel per cost."""
         return _figure(rows, findings, width) if rows else None
 
-    def to_json(self, rows: Sequence[Front]) -> Any:
-        """Return the rows as JSON values: cost to arm to whether it is on the front."""
-        return {row.cost: dict(row.arms) for row in rows}
-
-    def from_json(self, values: Any) -> list[Front]:
-        """Return the rows of JSON values."""
-        return [Front(name, arms) for name, arms in values.items()]
-
 
 def costs_of(findings: Findings) -> dict[str, dict[str, float]]:
     """Return the known costs of each arm by name."""
@@ -105,78 +95,40 @@ def costs_of(findings: Findings) -> dict[str, dict[str, float]]:
 
 
 def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Drawing:
-    plan, costs = findings.plan, costs_of(findings)
+    costs, scale = costs_of(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)
     means = {row["arm"]: row["mean"] for row in findings.arms}
-    scale = Scale.of(plan.analysis.metric, plan.units)
+    across = min(len(rows), PANELS_PER_ROW if width >= WIDE else 1)
+    down = math.ceil(len(rows) / across)
+    arms = list(dict.fromkeys(arm for row in rows for arm in row.arms))
+    if len(arms) > MAX_NAMED:
+        arms = [arm for arm in arms if any(row.arms.get(arm) for row in rows)]
+    # Colours begin anew with another marker, so that each arm has a sign of its own.
+    signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
+    labels = wrapped_labels(arms, 30)
     with style():
-        from matplotlib.figure import Figure
-
-        columns = PANELS_PER_ROW if width >= WIDE else 1
-        across = -(-len(rows) // -(-len(rows) // columns))  # rows as even as they go
-        down = -(-len(rows) // across)
-        figure = Figure(figsize=(min(width, WIDE if across > 1 else 4.6), 3.2 * down), layout="constrained")
+        figure = new_figure(width, 3.2 * down + 0.2 * len(arms) / across)
         panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-        for axes in panels[len(rows) :]:
-            axes.set_visible(False)
         for axes, row in zip(panels, rows, strict=False):
-            on_front = row.arms
-            at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in on_front}
-            front = sorted(at[arm] for arm, on in on_front.items() if on)
+            at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in row.arms}
+            front = sorted(at[arm] for arm, on in row.arms.items() if on)
             axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
-            for arm, on in on_front.items():
-                fill = INK if on else PAPER
-                axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=fill)
+            for arm, place in at.items():
+                marker, colour = signs.get(arm, ("o", GREY))
+                fill = colour if row.arms[arm] else PAPER
+                axes.plot(*place, marker, color=colour, markerfacecolor=fill, label=labels.get(arm))
             if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
                 axes.set_xscale("log")
-            axes.margins(x=0.18, y=0.2)
             plain_ticks(axes)
             axes.set_xlabel(COSTS[row.cost])
             axes.grid(color=RULE, linewidth=0.5)
-            axes.set_axisbelow(True)
+        for axes in panels[len(rows) :]:
+            axes.set_visible(False)
         for axes in panels[::across]:
             axes.set_ylabel(scale.title)
-        layout = figure.get_layout_engine()
-        assert layout is not None
-        layout.execute(figure)  # fixes the positions of points
-        for axes, row in zip(panels, rows, strict=False):
-            on_front = row.arms
-            at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in on_front}
-            _name_points(axes, at, sorted(on_front, key=lambda arm: not on_front[arm]), on_front)
-        text = "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: arms"
-        return Drawing(figure, f"{text} that no other one beats in both.")
-
-
-def _name_points(
-    axes: Axes, at: Mapping[str, tuple[float, float]], names: Sequence[str], on_front: Mapping[str, bool]
-) -> None:
-    """Label points where the label covers neither a point nor another label.
-
-    Points of the front come first; a label without room is left out, because the table of fronts names the arm.
-    """
-    from matplotlib.transforms import Bbox
-
-    points = {arm: axes.transData.transform(place) for arm, place in at.items()}
-    dots = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points.values()]
-    occupied: list[Bbox] = []
-    labels = wrapped_labels(list(on_front), 22)
-    for arm in names if len(on_front) <= MAX_LABELLED else [arm for arm in names if on_front[arm]]:
-        for right, above in itertools.product((True, False), (4, -4)):
-            label = axes.annotate(
-                labels[arm],
-                at[arm],
-                (6 if right else -6, above),
-                textcoords="offset points",
-                ha="left" if right else "right",
-                va="bottom" if above > 0 else "top",
-                fontsize=7,
-                color=INK,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-            )
-            label.set_in_layout(False)
-            box = label.get_window_extent()
-            inside = axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1)
-            inside = inside and axes.bbox.containsy(box.y0) and axes.bbox.containsy(box.y1)
-            if inside and not box.count_overlaps([*dots, *occupied]):
-                occupied.append(box)
-                break
-            label.remove()
+        named = {text: sign for axes in panels for sign, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(named.values(), named, loc="outside lower center", ncols=across, frameon=False, fontsize=7.5)
+        caption = (
+            "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: arms "
+            "that no other one beats in both."
+        )
+        return Drawing(figure, caption + " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows))

@@ -13,8 +13,7 @@ from vitlab.comparison.arrays import Design, contrast
 from vitlab.plan.design import text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm
-from vitlab.report.drawing import WIDE, Drawing, style
-from vitlab.report.labels import wrapped_line
+from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_line
 from vitlab.report.phrasing import Column, Scale, half_width, interval_name, p_value, percent
 from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.report.study_results import StudyResults
@@ -189,9 +188,7 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
     scale, short = Scale.of(plan.analysis.metric, plan.units), short_names(paths)
     lows = [row["low"] for row in cells.values()]
     with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(width, 3.2), layout="constrained")
+        figure = new_figure(width, 3.2)
         axes = figure.subplots()
         for index, level in enumerate(apart):
             offset = 0.12 * (index - (len(apart) - 1) / 2)

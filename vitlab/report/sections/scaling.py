@@ -14,8 +14,7 @@ from vitlab import statistics
 from vitlab.plan.design import text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm, Plan
-from vitlab.report.drawing import WIDE, Drawing, plain_ticks, style
-from vitlab.report.labels import wrapped_line
+from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_line
 from vitlab.report.phrasing import DASH, MINUS, Column, Scale, percent
 from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.report.study_results import StudyResults
@@ -270,9 +269,7 @@ def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Drawin
     plan, values = findings.plan, findings.results.values
     scale = Scale.of(plan.analysis.metric, plan.units)
     with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(min(width, 0.75 * WIDE), 3.4), layout="constrained")
+        figure = new_figure(min(width, 0.75 * WIDE), 3.4)
         axes = figure.subplots()
         for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
             assert row.curve is not None

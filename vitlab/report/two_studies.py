@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vitlab.errors import UserError
-from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.plan.versions import flat
 from vitlab.report.comparison import summary
-from vitlab.report.notes_on_seeds import unpaired_seeds
-from vitlab.report.render import Content
+from vitlab.report.document import Content
+from vitlab.report.notes import unpaired_seeds
 from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
 
@@ -35,31 +34,21 @@ class _Side:
 
     def arms(self, baseline: _Side | None) -> list[Arm]:
         """Return the common arms, each compared with its counterpart of another side."""
-        arms = []
-        for name in self.common:
-            against = None if baseline is None else baseline.name(name)
-            arms.append(replace(self.plan.arm(name), name=self.name(name), baseline=against))
-        return arms
+        return [
+            replace(self.plan.arm(arm), name=self.name(arm), baseline=None if baseline is None else baseline.name(arm))
+            for arm in self.common
+        ]
 
     def trials(self) -> list[Planned]:
         """Return the trials of the common arms."""
-        trials = (item for item in self.plan.trials if item.arm in self.common)
-        return [Planned(self.name(item.arm), item.seed, item.trial) for item in trials]
-
-    def metrics(self) -> dict[str, MetricFacts]:
-        """Return the facts of each metric, with what chance reaches in the common arms."""
-        metrics = {}
-        for metric, facts in self.plan.metrics.items():
-            chance = {self.name(arm): facts.chance[arm] for arm in self.common if arm in facts.chance}
-            metrics[metric] = replace(facts, chance=chance)
-        return metrics
+        return [replace(item, arm=self.name(item.arm)) for item in self.plan.trials if item.arm in self.common]
 
     def first_trial(self, arm: str) -> Trial | None:
         """Return a trial of an arm; None if it has none."""
         return next((item.trial for item in self.plan.trials if item.arm == arm), None)
 
 
-def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Content:
+def compare_studies(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Content:
     """Compare the second of two studies with the first, which serves as the baseline, as one family.
 
     Raises:
@@ -72,18 +61,17 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Content:
         (*old.arms(None), *new.arms(old)),
         (*old.trials(), *new.trials()),
         new.plan.analysis,
-        metrics=_metrics(old.metrics(), new.metrics()),
     )
     results = _results(plan, old, new)
-    rows = summary(results, _refusals(old, new))
-    for row in rows:
-        if row["baseline"] is not None:
-            row["exploratory"] = UNREGISTERED
+    rows = [
+        row if row["baseline"] is None else {**row, "exploratory": UNREGISTERED}
+        for row in summary(results, _refusals(old, new))
+    ]
     return Content.of(results, rows, [*_notes(old, new), *unpaired_seeds(results, rows)])
 
 
 def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:
-    """Return both studies; raises as :func:`between`."""
+    """Return both studies; raises as :func:`compare_studies`."""
     plans = first[0], second[0]
     criteria = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
     if criteria[0] != criteria[1]:
@@ -99,7 +87,7 @@ def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side
         )
     labels = [plan.study for plan in plans]
     if labels[0] == labels[1]:
-        labels = [f"{label} ({place})" for label, place in zip(labels, ("first", "second"), strict=True)]
+        labels = [f"{labels[0]} ({place})" for place in ("first", "second")]
     old, new = (
         _Side(label, plan, StudyResults.read(plan, store), own, common)
         for label, (plan, store), own in zip(labels, (first, second), names, strict=True)
@@ -107,33 +95,24 @@ def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side
     return old, new
 
 
-def _metrics(old: Mapping[str, MetricFacts], new: Mapping[str, MetricFacts]) -> dict[str, MetricFacts]:
-    """Return the facts of the metrics of both studies; of one that both have, chance of the arms of both."""
-    joined = dict(old)
-    for metric, facts in new.items():
-        earlier = old[metric].chance if metric in old else {}
-        joined[metric] = replace(facts, chance={**earlier, **facts.chance})
-    return joined
-
-
 def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
-    """Return the results of the common arms of both studies."""
+    """Return the results of the common arms of both studies, with the facts of their metrics."""
     import pandas as pd
 
-    frames, baselines = [], {arm.name: arm.baseline for arm in plan.arms}
+    baselines = {arm.name: arm.baseline for arm in plan.arms}
+    frames, metrics, overlap = [], {**old.plan.metrics, **new.plan.metrics}, {}
     for side in (old, new):
         frame = side.results.frame[side.results.frame["arm"].isin(side.common)]
         arms = frame["arm"].map(side.name)
-        renamed = {"arm": arms.astype("string"), "baseline": arms.map(baselines).astype("string")}
-        frames.append(frame.assign(**renamed))
+        frames.append(frame.assign(arm=arms.astype("string"), baseline=arms.map(baselines).astype("string")))
+        overlap |= {side.name(arm): ratio for arm, ratio in side.results.overlap.items() if arm in side.common}
+    for name, facts in metrics.items():
+        of_sides = [(side, side.plan.metrics[name].chance) for side in (old, new) if name in side.plan.metrics]
+        chance = {side.name(arm): of_arms[arm] for side, of_arms in of_sides for arm in side.common if arm in of_arms}
+        metrics[name] = replace(facts, chance=chance)
     quantum = new.results.quantum if new.results.quantum == old.results.quantum else 0.0
-    overlap = {
-        side.name(arm): ratio
-        for side in (old, new)
-        for arm, ratio in side.results.overlap.items()
-        if arm in side.common
-    }
-    return StudyResults(plan, pd.concat(frames, ignore_index=True), quantum=quantum, overlap=overlap)
+    frame = pd.concat(frames, ignore_index=True)
+    return StudyResults(replace(plan, metrics=metrics), frame, quantum=quantum, overlap=overlap)
 
 
 def _refusals(old: _Side, new: _Side) -> dict[str, str]:

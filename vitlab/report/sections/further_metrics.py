@@ -1,0 +1,103 @@
+"""Metrics beside the judged one: of each head of an arm, and on corrupted test images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitlab.report.phrasing import PLUS_MINUS, Column, Scale
+from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
+from vitlab.store.result import Ending
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vitlab.report.document import Report
+
+ERROR = "test/mce"
+"""Mean error over corruptions; ``test/mce_NAME`` is the error on one of them."""
+
+
+@dataclass(frozen=True)
+class MetricsOfArm:
+    """Mean and standard deviation over the seeds of an arm, by metric; None for what it does not have."""
+
+    arm: str
+    means: Mapping[str, float | None]
+    sds: Mapping[str, float | None]
+
+
+class FurtherMetrics(Section[MetricsOfArm]):
+    """A table of metrics by arm."""
+
+    row = MetricsOfArm
+    caption: ClassVar[str]
+
+    def values(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
+        """Return the metrics, one column each, of the trials that are done."""
+        raise NotImplementedError
+
+    def rows(self, findings: Findings) -> list[MetricsOfArm]:
+        """Return a row per arm that has any of the metrics."""
+        frame = findings.results.frame
+        done, rows = frame[frame["status"] == Ending.DONE], []
+        for arm, values in self.values(findings, done).groupby(done["arm"], sort=False):
+            if values.notna().any(axis=None):
+                means, sds = (finite_or_none(column.to_dict()) for column in (values.mean(), values.std()))
+                rows.append(MetricsOfArm(str(arm), means, sds))
+        return rows
+
+    def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table | None:
+        """Return the table; metrics that no arm has are left out."""
+        if not rows:
+            return None
+        columns = [Column("arm", tuple(row.arm for row in rows), right=False)]
+        for place, name in enumerate(rows[0].means):
+            means, scale = [row.means[name] for row in rows], Scale.of(name, report.units)
+            if any(mean is not None for mean in means):
+                decimals = scale.decimals_of(means, 1, 3)
+                cells = tuple(scale.spread(row.means[name], row.sds[name], decimals) for row in rows)
+                columns.append(Column(scale.title.removeprefix("test mce_"), cells, rank=min(place, 3)))
+        return Table(columns, f"{self.caption}; mean {PLUS_MINUS} standard deviation over seeds.")
+
+
+@section.register("heads")
+class Heads(FurtherMetrics):
+    """Metrics of arms with several heads."""
+
+    heading = "Heads"
+    place = 70
+    caption = "Metrics of each head alone and of all heads together, and the cosine between their tokens"
+
+    def values(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
+        """Return the accuracies of the heads, and the cosine of their tokens."""
+        split = findings.plan.analysis.metric.partition("/")[0]
+        accuracies = [name for name in done.columns if name.startswith(f"{split}/accuracy_")]
+        return done.reindex(columns=[*accuracies, f"{split}/token_cosine"] if accuracies else [])
+
+
+@section.register("corrupted")
+class Corrupted(FurtherMetrics):
+    """Errors of every arm on corrupted test images."""
+
+    heading = "Corrupted test images"
+    place = 80
+    caption = (
+        "Mean error over corruptions and severities; relative to the baseline's at the same seed, averaged over "
+        "corruptions (arXiv:1903.12261, with the baseline in the place of AlexNet); and the error on each corruption"
+    )
+
+    def values(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
+        """Return the mean error, its ratio to the baseline's, and the error on each corruption."""
+        import pandas as pd
+
+        kinds = [name for name in done.columns if name.startswith(f"{ERROR}_")]
+        if not kinds:
+            return done[[]]
+        errors = done.set_index(["arm", "seed"])[kinds]
+        of_baselines = errors.reindex(pd.MultiIndex.from_frame(done[["baseline", "seed"]]))
+        ratios = (errors.to_numpy() / of_baselines.to_numpy()).mean(axis=1)
+        relative = pd.Series(ratios, done.index).replace(math.inf, math.nan)  # of a baseline without errors
+        return done[[ERROR, *kinds]].assign(relative=relative)[[ERROR, "relative", *kinds]]
