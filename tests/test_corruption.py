@@ -408,10 +408,11 @@ def test_study_is_judged_by_mean_corruption_error(tmp_path):
         assert row["means"]["test/mce"] == pytest.approx(of_arm.mean())
         assert [row["sds"][f"test/mce_{kind}"] for kind in KINDS] == pytest.approx(of_arm.std(axis=0, ddof=1))
     ratios = (errors[1] / errors[0]).mean(axis=1)  # at the same seed
-    assert report[0]["means"]["relative"] is None
-    assert (report[1]["means"]["relative"], report[1]["sds"]["relative"]) == pytest.approx(
-        (ratios.mean(), ratios.std(ddof=1))
-    )
+    assert report[0]["means"]["relative to the baseline"] is None
+    assert (
+        report[1]["means"]["relative to the baseline"],
+        report[1]["sds"]["relative to the baseline"],
+    ) == pytest.approx((ratios.mean(), ratios.std(ddof=1)))
     assert rows["test/mce"].to_numpy() == pytest.approx(rows[[f"test/mce_{kind}" for kind in KINDS]].mean(axis=1))
 
 

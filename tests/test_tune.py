@@ -392,7 +392,7 @@ def test_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) ->
     ]
     for row, rate_of in zip(document["tuning"], [1e-3, 1e-2, 3e-2] * 2, strict=True):
         won = rate(answer.plan, row["arm"]) == rate_of
-        expected = ("chosen" if rate_of == 1e-2 else f"chosen, at the edge of {LR}") if won else ""
+        expected = ("chosen" if rate_of == 1e-2 else f"chosen, at the edge of the grid of {LR}") if won else ""
         assert row["outcome"] == expected and row["trials"] == 2 and row["wall_s"] > 0
     edge = [arm for arm in ("baseline", "position=none") if rate(answer.plan, arm) != 1e-2]
     warned = [note for note in document["notes"] if "edge of its grid" in note]

@@ -52,7 +52,6 @@ class Report:
     arms: Sequence[Row]
     sections: Mapping[str, Sequence[Any]]  #: rows of each section that stores some, by its name
     notes: Sequence[str]
-    skipped: Sequence[Mapping[str, str]] = ()
     made: Provenance | None = None  #: None for what belongs to no single study
     trials: Sequence[Row] = ()
     state: str = ""  #: see :func:`state`
@@ -108,7 +107,6 @@ class Report:
             **{name: doc[name] for name in names},
             analysis=Analysis.model_validate(doc["analysis"]),
             sections={name: part.from_json(doc[name]) for name, part in sections().items() if part.row},
-            skipped=doc.get("skipped", ()),
             made=None if doc["made"] is None else Provenance(**doc["made"]),
             trials=doc.get("trials", ()),
             state=doc.get("state", ""),
@@ -213,7 +211,6 @@ def collect(plan: Plan, store: Store) -> Content:
     report = replace(
         Report.of(findings, lines),
         sections=rows,
-        skipped=[{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         made=provenance(plan, store, [*needed, *rivals(plan, store), *results.trials]),
         trials=plain(results.frame),
         state=at,

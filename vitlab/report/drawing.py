@@ -30,7 +30,7 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 """Colour to its CSS variable in a page, which has a light and a dark theme."""
 WIDE = 7.2  #: inches: a picture as wide as a page
 NARROW = 3.6  #: inches: a picture as wide as a phone
-MAX_LINES = 4  #: most lines of a label; a longer one is cut in its middle
+MAX_LINES = 4  #: most lines of a label; a longer one is cut
 
 STYLE = {
     "font.family": "sans-serif",
@@ -148,13 +148,11 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     """Adapt a tag of matplotlib's SVG to a page, which sets colours and width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
-    label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
-
-    def with_share(match: re.Match[str]) -> str:
-        """Set the share of the page width; text then has the same size in all pictures."""
-        return f'{label} style="--share: {float(match[1]) / (72 * WIDE):.3g}"'
-
-    tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)
+    if size := re.match(r'<svg width="([\d.]+)pt" height="[^"]*"', tag):
+        # As a share of the width of a page, so that text has the same size in all pictures.
+        share = float(size[1]) / (72 * WIDE)
+        label = escape(alternative, quote=True)
+        tag = f'<svg role="img" aria-label="{label}" style="--share: {share:.3g}"{tag[size.end() :]}'
     # Lines of one label stand where the font of the figure puts them; Verdana is as wide.
     tag = re.sub(r"font-family: [^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
@@ -176,46 +174,25 @@ def name_parts(name: str) -> tuple[str, ...]:
     return tuple(part for part in (*parts, current.strip()) if part)
 
 
-def shared_parts(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the parts that several names have in common, in the order of the first; none for a single name."""
-    if len(names) < 2:
-        return ()
-    common = set.intersection(*(set(name_parts(name)) for name in names))
-    return tuple(part for part in name_parts(names[0]) if part in common)
-
-
 def short_labels(names: Sequence[str]) -> dict[str, str]:
     """Return each name on one line, without the parts that all names share."""
-    shared = shared_parts(names)
+    parts = {name: name_parts(name) for name in names}
+    shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     labels = {}
     for name in names:
-        line = " ".join(name.split())
-        labels[name] = ", ".join(part for part in name_parts(name) if part not in shared) or line if shared else line
+        own_parts = [part for part in parts[name] if part not in shared]
+        labels[name] = ", ".join(own_parts) if shared and own_parts else " ".join(name.split())
     return _unique(labels)
 
 
 def wrapped_labels(names: Sequence[str], width: int) -> dict[str, str]:
-    """Return :func:`short_labels` in lines of at most ``width`` characters, broken behind commas where possible."""
-    return _unique({name: _wrapped(label, width) for name, label in short_labels(names).items()})
+    """Return :func:`short_labels` in lines of at most ``width`` characters; of a long one the first lines."""
+    return _unique({name: wrapped_line(label, width) for name, label in short_labels(names).items()})
 
 
 def wrapped_line(text: str, width: int) -> str:
-    """Return a text in lines of at most ``width`` characters."""
-    return _wrapped(" ".join(text.split()), width)
-
-
-def _wrapped(label: str, width: int) -> str:
-    lines: list[str] = []
-    *parts, last = name_parts(label) or (label,)
-    for part in (*(f"{part}," for part in parts), last):
-        if lines and len(lines[-1]) + 1 + len(part) <= width:
-            lines[-1] += f" {part}"
-        else:
-            lines += textwrap.wrap(part, width)
-    if len(lines) > MAX_LINES:
-        half = MAX_LINES // 2
-        lines = [*lines[: half - 1], f"{lines[half - 1][: width - 3]}...", *lines[half - MAX_LINES :]]
-    return "\n".join(lines)
+    """Return a text in lines of at most ``width`` characters; of a long one the first lines."""
+    return textwrap.fill(text, width, max_lines=MAX_LINES, placeholder="...")
 
 
 def _unique(labels: Mapping[str, str]) -> dict[str, str]:

@@ -54,7 +54,8 @@ def markdown_report(report: Report, captions: Mapping[str, str] = {}) -> str:
             lines += ["", f"![{name}]({name}.png)", "", markdown(captions[name])]
     if report.notes:
         lines += ["", "## Notes", "", *(f"- {markdown(note)}" for note in report.notes)]
-    lines += ["", "## How it was made", "", *(f"- {head}: {markdown(text)}" for head, text in report.provenance)]
+    if report.provenance:
+        lines += ["", "## How it was made", "", *(f"- {head}: {markdown(text)}" for head, text in report.provenance)]
     return "\n".join(lines) + "\n"
 
 

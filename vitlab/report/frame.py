@@ -128,7 +128,7 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     rows = []
     for item in trials:
         arm, trial = arms[item.planned.arm], item.planned.trial
-        row = {
+        row: dict[str, Any] = {
             "study": plan.study,
             "arm": arm.name,
             "baseline": arm.baseline,

@@ -96,8 +96,9 @@ def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
             lines.append(
                 f"Warning: the difference of {row['arm']} and {row['baseline']} is over the "
                 f"{count(row['pairs'], 'seed')} that both have, their means are over all: "
-                f"{subject.format(_seed_list(unpaired))} a value in one of the two alone. Seeds that diverged or "
-                "failed are left out, so the means may be too good."
+                f"{subject.format(_seed_list(unpaired))} a value in one of the two alone."
+                + " Seeds that diverged or failed are left out, so the means may be too good."
+                * bool(row["broken"])
             )
     return _first_of(lines)
 
@@ -281,7 +282,7 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
         until = "; until all of these have ended, the verdicts are those of the look before"
         until *= any(compared[arm]["awaited"] for arm in arms)
         sentences.append(
-            f"Look {look} left {_names(arms)} inconclusive, which is why there are {sizes[look]} seeds{until}."
+            f"Look {look} left {_names(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
         )
     if given_up:
         sentences.append(
@@ -340,10 +341,10 @@ def _collapsed_seeds(rows: Sequence[Row]) -> list[str]:
         if baseline is not None and baseline["n"]:
             p = boschloo((baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"]))
             line += (
-                f" Of {row['baseline']} it is {baseline['collapsed']} of {baseline['n']} (Boschloo's exact test, "
+                f" Of {row['baseline']}, {baseline['collapsed']} of {baseline['n']} did (Boschloo's exact test, "
                 f"one-sided: p = {p:.2g} before correction)."
             )
-        lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds, or judge the rate.")
+        lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds to know.")
     sizes = [row["n"] for row in rows if row["n"] > 1 and not row["collapsed"]]
     if sizes and any(row["baseline"] is not None for row in rows):
         rate = 100 * largest_hidden_rate(min(sizes))
@@ -397,8 +398,7 @@ def _of_splits(ratios: set[float]) -> str:
     return (
         f" Two seeds have {share} of their validation images in common on average, and their training sets overlap: "
         "p values and intervals are corrected for that (corrected resampled t, Nadeau and Bengio 2003), and cover "
-        "training and validation on other images. The sign-flip test, which needs independent seeds, is left out, and "
-        "intervals of power laws are corrected in the same way."
+        "training and validation on other images. The sign-flip test, which needs independent seeds, is left out."
     )
 
 

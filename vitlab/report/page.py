@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison.verdict import Verdict
@@ -30,8 +30,9 @@ def page(content: Content) -> str:
         loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     report, analysis = content.report, content.report.analysis
-    kinds = [_kind(row["verdict"] or "") for row in report.arms]
-    answers = list(zip(report.answers, [kind for kind in kinds if kind] or [""] * len(report.answers), strict=True))
+    # A row without a verdict is no comparison; without any, there is an answer for each arm.
+    kinds = [_kind(row["verdict"]) for row in report.arms if row["verdict"]]
+    answers = list(zip(report.answers, kinds or [""] * len(report.answers), strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
     parts = [_part(content, name, part) for name, part in sections().items()]
     text = environment.get_template("report.html.j2").render(
@@ -49,24 +50,30 @@ def page(content: Content) -> str:
     return valid_html(text)
 
 
-def trial_columns(rows: Sequence[Row], units: Any) -> list[Column]:
+def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]:
     """Return the table of trials: a selection of the columns of results.csv."""
+
+    def column(title: str, cell: Callable[[Row], str], *, right: bool = False) -> Column:
+        return Column(title, tuple(map(cell, rows)), right=right)
+
     table = [
-        Column("arm", tuple(row["arm"] for row in rows), right=False),
-        Column("seed", tuple(str(row["seed"]) for row in rows)),
-        Column("status", tuple(row["status"] for row in rows), right=False),
+        column("arm", lambda row: row["arm"]),
+        column("seed", lambda row: str(row["seed"]), right=True),
+        column("status", lambda row: row["status"]),
+        column("failure", lambda row: row["failure_kind"] or ""),
     ]
-    if any(row["failure_kind"] for row in rows):
-        table.append(Column("failure", tuple(row["failure_kind"] or "" for row in rows), right=False))
     for metric in (name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))):
         scale = Scale.of(metric, units)
         decimals = scale.decimals_of([row[metric] for row in rows], 2, 4)
         table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))
-    times = tuple(DASH if row["wall_s"] is None else duration(row["wall_s"]) for row in rows)
-    return [*table, Column("time", times), Column("trial", tuple(row["trial"][:12] for row in rows), right=False)]
+    table += [
+        column("time", lambda row: DASH if row["wall_s"] is None else duration(row["wall_s"]), right=True),
+        column("trial", lambda row: row["trial"][:12]),
+    ]
+    return [one for one in table if one.title != "failure" or any(one.cells)]
 
 
-def _part(content: Content, name: str, part: Section[Any]) -> dict[str, Any]:
+def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, object]:
     """Return a section for the template; its figure comes as wide as a page and as wide as a phone."""
     from markupsafe import Markup
 
@@ -104,7 +111,7 @@ def _images(content: Content, rows: Sequence[Any], part: Section[Any]) -> Iterat
         yield f"data:image/png;base64,{base64.b64encode(data).decode()}", image.alternative, image.caption
 
 
-def _table(columns: Sequence[Column]) -> dict[str, Any]:
+def _table(columns: Sequence[Column]) -> Mapping[str, object]:
     """Return a table for the template: the cells of each row, the first of them its heading, and the row's class."""
     rows = list(zip(*(column.cells for column in columns), strict=True))
     decisive = next((column.cells for column in columns if column.title in ("verdict", "status")), None)

@@ -67,7 +67,7 @@ class Scale:
     def decimals(self, widths: Sequence[float | None], values: Sequence[float | None] = ()) -> int:
         """Return the number of decimals for intervals of these half-widths: about one uncertain digit.
 
-        Without an interval, it is that of the values, see :meth:`decimals_of`.
+        Without an interval, the values decide, see :meth:`decimals_of`.
         """
         half_widths = sorted(self.factor * width for width in widths if width is not None and width > 0)
         least = 1 if self.is_share else 0
@@ -121,6 +121,11 @@ def half_width(low: float | None, high: float | None) -> float | None:
     return (high - low) / 2
 
 
+def mean_interval(row: Row) -> tuple[float | None, float | None]:
+    """Return the interval of an arm's mean; None where seeds collapsed, because none by t holds then."""
+    return (None, None) if row["collapsed"] else (row["low"], row["high"])
+
+
 def widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
     """Return the :func:`half_width` of the intervals of all arms."""
     return [half_width(row[low], row[high]) for row in rows]
@@ -169,18 +174,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
 
 
-def overturned_verdict(row: Row) -> Verdict | None:
-    """Return the verdict of the complete pairs, if seeds that diverged or failed have overturned it."""
-    complete = row["complete_verdict"]
-    return Verdict(complete) if complete is not None and complete != row["verdict"] else None
-
-
 def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return one sentence about one comparison; ``seeds`` is the larger n of its arms."""
     sentence = _sentence(row, seeds, analysis, scale, decimals)
     if row["verdict"] in (Verdict.CANNOT_TELL, Verdict.REFUSED):
         return f"{row['verdict']}: {sentence}"
-    hedges = [*(["preliminary"] if row["awaited"] else []), *(["exploratory"] if row["exploratory"] else [])]
+    hedges = ["preliminary"] * bool(row["awaited"]) + ["exploratory"] * bool(row["exploratory"])
     return f"{' and '.join(hedges)}: {sentence}" if hedges else sentence
 
 
@@ -204,23 +203,31 @@ def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: 
     p = f"p {_equals(row['p_corrected'], analysis.alpha)}{_correction(row, analysis)}"
     if row["test"] == "sign flip":
         sentence += _exact_clause(row, scale, decimals, p)
-    elif row["difference_low"] is None and row["pairs"] != 2:
-        sentence += f" ({p}; an arm has two seeds, which give no useful interval)"
-    elif row["difference_low"] is None:
-        half = row["difference_sd"] / math.sqrt(2)
-        both = " and ".join(scale.number(row["difference"] + side * half, decimals) for side in (-1, 1))
-        sentence += f" ({both} at the two seeds, which gives no useful interval, {p})"
+    elif row["difference_low"] is not None:
+        sentence += f" ({interval_name(row, analysis)} {_ends(row, 'difference_', scale, decimals)}, {p})"
+    elif row["pairs"] == 2:
+        sentence += f" ({_two_values(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
     else:
-        low, high = (scale.end(row[end], decimals) for end in ("difference_low", "difference_high"))
-        sentence += f" ({interval_name(row, analysis)} {low} to {high}, {p})"
+        sentence += f" ({p}; an arm has two seeds, which give no useful interval)"
     if analysis.margin is not None and row["equal_low"] is not None:
-        low, high = (scale.number(row[end], decimals) for end in ("equal_low", "equal_high"))
-        negation = "" if row["p_equal_corrected"] < analysis.alpha else "not "
+        negation = "not " * (row["p_equal_corrected"] >= analysis.alpha)
         sentence += (
             f"; {negation}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
-            f"({interval_name(row, analysis, 2 * analysis.alpha)} {low} to {high})"
+            f"({interval_name(row, analysis, 2 * analysis.alpha)} {_ends(row, 'equal_', scale, decimals)})"
         )
     return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
+
+
+def _ends(row: Row, of: str, scale: Scale, decimals: int) -> str:
+    """Format the interval of a row whose columns begin with ``of`` as ``1.2 to 3.4``."""
+    return f"{scale.end(row[f'{of}low'], decimals)} to {scale.end(row[f'{of}high'], decimals)}"
+
+
+def _two_values(mean: float, sd: float | None, scale: Scale, decimals: int) -> str:
+    """Format the values of two seeds, given their mean and standard deviation."""
+    half = (sd or 0.0) / math.sqrt(2)
+    low, high = (scale.number(mean + side * half, decimals) for side in (-1, 1))
+    return f"{low} and {high} at the two seeds, which gives no useful interval"
 
 
 def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
@@ -240,16 +247,14 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
     seeds = f"{count(row['broken'], 'seed')} that diverged or failed"
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
-    level = scale.number(row["chance"], scale.decimals_of([row["chance"]], 1, 3))
-    clause = f"; with chance ({level} {scale.unit}".rstrip() + ")"
-    clause += f" in the place of {seeds}, {_distance(row['chance_difference'], scale, decimals)}"
+    level = f"{scale.number(row['chance'], scale.decimals_of([row['chance']], 1, 3))} {scale.unit}".rstrip()
+    clause = f"; with chance ({level}) in the place of {seeds}, {_distance(row['chance_difference'], scale, decimals)}"
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
-    interval = f"p {_equals(row['chance_p'], analysis.alpha)}"
-    if row["chance_low"] is not None:
-        low, high = (scale.end(row[end], decimals) for end in ("chance_low", "chance_high"))
-        interval = f"{interval_name(row, analysis)} {low} to {high}, {interval}"
-    return f"{clause} ({interval})"
+    p = f"p {_equals(row['chance_p'], analysis.alpha)}"
+    if row["chance_low"] is None:
+        return f"{clause} ({p})"
+    return f"{clause} ({interval_name(row, analysis)} {_ends(row, 'chance_', scale, decimals)}, {p})"
 
 
 def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -261,16 +266,16 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
     sentence += f" {of}{scale.metric}"
     if row["n"] == 1:
         return f"{sentence} with one seed, which gives no interval."
+    if row["collapsed"]:
+        sentence += f" ({row['collapsed']} of {count(row['n'], 'seed')} collapsed, so no interval holds"
+        sound = row["sound_mean"]
+        return f"{sentence}{'' if sound is None else f'; {scale.number(sound, decimals)} without them'})."
+    if row["n"] == 2:
+        return f"{sentence} ({_two_values(row['mean'], row['sd'], scale, decimals)})."
     if row["low"] is None:
-        half = (row["sd"] or 0.0) / math.sqrt(2)
-        both = " and ".join(scale.number(row["mean"] + side * half, decimals) for side in (-1, 1))
-        return (
-            f"{sentence} ({both} at the two seeds, which gives no useful interval)."
-            if row["n"] == 2
-            else f"{sentence}."
-        )
-    low, high = (scale.number(row[end], decimals) for end in ("low", "high"))
-    return f"{sentence} ({percent(1 - analysis.alpha)} interval {low} to {high}, {count(row['n'], 'seed')})."
+        return f"{sentence}."
+    interval = f"{percent(1 - analysis.alpha)} interval {_ends(row, '', scale, decimals)}"
+    return f"{sentence} ({interval}, {count(row['n'], 'seed')})."
 
 
 def states(row: Row) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,32 +39,28 @@ class Provenance:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the provenance as pairs of heading and text."""
-        total = self.trained + self.cached + self.failed
         counts = {
             "trained in the last run": self.trained,
             "taken from earlier runs": self.cached,
             "failed": self.failed,
         }
         parts = [f"{number} {text}" for text, number in counts.items() if number]
-        plugins = [origin for origin in self.components if origin.split(" ")[1:2] != [BUILT_IN]]
-        training = f"{count(total, 'trial')}, whose training times add up to {duration(self.wall_s)}"
+        training = f"{count(sum(counts.values()), 'trial')}, whose training times add up to {duration(self.wall_s)}"
         training += f": {', '.join(parts)}" if len(parts) > 1 else ""
+        commit = f" The folder of the study was at git commit {self.commit}." if self.commit else ""
         lines = [
-            ("To reproduce", self._reproduction()),
+            (
+                "To reproduce",
+                f"{self.place}: {self.command}.{commit} Results that are stored there are not trained again; equal "
+                "bits need the data, numerics and versions named here",
+            ),
             ("Data", "; ".join(f"{item['set']} ({item['identity'] or 'not here yet'})" for item in self.data)),
             ("Training", training + (f"; ended {self.ended}" if self.ended else "")),
             ("Numerics", ", ".join(f"{name} {value}" for name, value in self.numerics.items())),
             ("Versions", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
-            ("Plugins", "; ".join(plugins)),
+            ("Plugins", "; ".join(origin for origin in self.components if origin.split(" ")[1:2] != [BUILT_IN])),
         ]
         return [(head, text) for head, text in lines if text]
-
-    def _reproduction(self) -> str:
-        commit = f" The folder of the study was at git commit {self.commit}." if self.commit else ""
-        return (
-            f"{self.place}: {self.command}.{commit} Results that are stored there are not trained again; equal bits "
-            "need the data, numerics and versions named here"
-        )
 
 
 def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Provenance:
@@ -72,27 +69,17 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Prove
     results = [item.result for item in trials if item.result is not None]
     version = versions.version(store.study(plan.study), plan.version)
     fresh = sum(version is not None and result.circumstances.ended >= version.time for result in results)
-    installed: dict[str, set[str]] = {}
-    numerics: dict[str, set[str]] = {}
-    for result in results:
-        for name, value in result.circumstances.versions.items():
-            installed.setdefault(name, set()).add(str(value))
-        for name, value in result.circumstances.numerics.items():
-            if str(value):  # a model without attention has no kernel
-                numerics.setdefault(name, set()).add(str(value))
-    data = {
-        (trial.spec.data.type, None if trial.data is None else str(trial.data))
-        for trial in (item.planned.trial for item in trials)
-    }
+    specs = [item.planned.trial for item in trials]
+    data = {(trial.spec.data.type, None if trial.data is None else str(trial.data)) for trial in specs}
     last = max((result.circumstances.ended for result in results), default=None)
     place, command, commit = _source(version, store)
     return Provenance(
         command,
         place,
         commit,
-        versions={name: ", ".join(sorted(values)) for name, values in sorted(installed.items())},
-        numerics={name: ", ".join(sorted(values)) for name, values in sorted(numerics.items())},
-        components=sorted({origin for item in trials for origin in item.planned.trial.origins}),
+        versions=_values_of_all(result.circumstances.versions for result in results),
+        numerics=_values_of_all(result.circumstances.numerics for result in results),
+        components=sorted({origin for trial in specs for origin in trial.origins}),
         data=[{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
         wall_s=sum(result.circumstances.wall_s for result in results),
         ended=None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -100,6 +87,16 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Prove
         cached=len(results) - fresh,
         failed=sum(item.status == Ending.FAILED for item in trials),
     )
+
+
+def _values_of_all(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
+    """Return each name with the distinct values that the mappings have for it."""
+    values = defaultdict(set)
+    for mapping in mappings:
+        for name, value in mapping.items():
+            if str(value):  # a model without attention has no kernel
+                values[name].add(str(value))
+    return {name: " and ".join(sorted(distinct)) for name, distinct in sorted(values.items())}
 
 
 def of_version(plan: Plan, store: Store) -> list[str]:

@@ -100,7 +100,8 @@ def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
     import pandas as pd
 
     baselines = {arm.name: arm.baseline for arm in plan.arms}
-    frames, metrics, overlap = [], {**old.plan.metrics, **new.plan.metrics}, {}
+    frames, metrics = [], {**old.plan.metrics, **new.plan.metrics}
+    overlap: dict[str, float] = {}
     for side in (old, new):
         frame = side.results.frame[side.results.frame["arm"].isin(side.common)]
         arms = frame["arm"].map(side.name)

@@ -15,12 +15,13 @@ from vitlab.report.drawing import WIDE, Drawing, new_figure, short_labels, style
 from vitlab.report.phrasing import (
     DASH,
     PLUS_MINUS,
+    ROUNDING,
     Column,
     Row,
     Scale,
     compact,
     interval_name,
-    overturned_verdict,
+    mean_interval,
     p_value,
     percent,
     widths,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from vitlab.report.document import Report
 
 OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
-FEW_TICKS = 4  #: intervals between ticks; values that differ little have long labels
+FEW_TICKS = 5  #: intervals between ticks; values that differ little have long labels
 
 
 @section.register("arms")
@@ -93,9 +94,9 @@ class Comparisons(Section[Row]):
         ]
         caption = "Statistics of each verdict."
         if sum(row["baseline"] is not None for row in report.arms) > 1:
-            caption += " Intervals and p values in this table are of one comparison each"
+            caption += " Its p is of one comparison alone"
             titles = " and ".join(one.title for one in joint)
-            caption += f", except for {titles}: these hold for all comparisons at once." if joint else "."
+            caption += f"; {titles}: for all comparisons at once." if joint else "."
         return Table([one for one in table if not set(one.cells) <= {DASH, "0"}], caption)
 
 
@@ -115,9 +116,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         column("arm", lambda row: row["arm"], right=False),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}"),
         column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own)),
-        column(
-            f"{percent(1 - analysis.alpha)} interval", lambda row: scale.interval(row["low"], row["high"], own), rank=3
-        ),
+        column(f"{percent(1 - analysis.alpha)} interval", lambda row: scale.interval(*mean_interval(row), own), rank=3),
         column("sd", lambda row: scale.number(row["sd"], of_sd), rank=6),
     ]
     if any(row["collapsed"] for row in rows):
@@ -203,7 +202,8 @@ def paper_table(report: Report) -> Table:
 
 def _verdict_cell(row: Row) -> str:
     verdict = row["verdict"] or ""
-    if verdict == Verdict.CANNOT_TELL and overturned_verdict(row) is not None:
+    # The complete pairs alone had another verdict, which seeds that diverged or failed have overturned.
+    if verdict == Verdict.CANNOT_TELL and row["complete_verdict"] not in (None, verdict):
         return f"{verdict} ({count(row['broken'], 'broken seed')})"
     claimed = verdict not in ("", Verdict.CANNOT_TELL, Verdict.REFUSED)
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
@@ -217,31 +217,37 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
     compared = [row for row in rows if row["difference"] is not None]
     scale, wide = Scale.of(plan.analysis.metric, plan.units), width >= WIDE
     labels = wrapped_labels([row["arm"] for row in rows], 30 if wide else 20)
-    height = max(0.34, 0.14 * max(label.count("\n") + 1 for label in labels.values()) + 0.12)
-    down, across = (1, 1) if not compared else (1, 2) if wide else (2, 1)
     places = {name: place for place, name in enumerate(labels)}
+    height = 0.95 + len(rows) * max(0.34, 0.26 + 0.14 * max(label.count("\n") for label in labels.values()))
+    panels = 2 if compared else 1
     with style():
-        figure = new_figure(width, down * (0.95 + height * len(rows)))
-        panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+        figure = new_figure(width, height if wide else panels * height)
+        of_means, *of_differences = figure.subplots(
+            *((1, panels) if wide else (panels, 1)), sharey=True, squeeze=False
+        ).ravel()
         for name, place in places.items():
-            _dots(panels[0], place, [scale.factor * value for value in values[name].values()])
-        marks = [_Mark(places[row["arm"]], row["mean"], row["low"], row["high"], INK, INK) for row in rows]
-        _marks(panels[0], marks, scale, [value for name in places for value in values[name].values()])
+            _dots(of_means, place, [scale.factor * value for value in values[name].values()])
+        means = [_Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]
+        _draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
         title = scale.title + ", best" * (plan.analysis.at == "best")
-        panels[0].set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
-        if compared:
-            _marks(panels[1], [_difference(places[row["arm"]], row) for row in compared], scale, [0.0])
-            panels[1].axvline(0, color=GREY, linewidth=0.9, zorder=1)
+        of_means.set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
+        for axes in of_differences:
+            axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
+            _draw_marks(axes, [_difference(places[row["arm"]], row) for row in compared], scale, [0.0])
             baselines = {row["baseline"] for row in compared}
             against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
             unit = f" ({scale.points})" if scale.points else ""
-            panels[1].set_xlabel(wrapped_line(f"difference to {against}{unit}", 38))
-        for axes in panels:
+            axes.set_xlabel(wrapped_line(f"difference from {against}{unit}", 38))
+        for axes in (of_means, *of_differences):
             axes.set_yticks(range(len(rows)), list(labels.values()))
             axes.set_ylim(len(rows) - 0.4, -0.6)
             axes.tick_params(axis="y", length=0, pad=7)
+            axes.locator_params(axis="x", nbins=FEW_TICKS)
+            axes.ticklabel_format(axis="x", useOffset=False, style="plain")
             axes.grid(axis="x", color=RULE, linewidth=0.5)
-            axes.set_axisbelow(True)
+            low, high = axes.get_xlim()
+            if high - low <= ROUNDING * abs(high):  # of equal values, ticks would be as long as their rounding
+                axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
         return Drawing(figure, _caption(plan, rows))
 
 
@@ -253,13 +259,13 @@ def _caption(plan: Plan, rows: Sequence[Row]) -> str:
     compared = [row for row in rows if row["difference"] is not None]
     if not compared:
         return f"Of every arm {text}."
-    text = f"First {text}, then the difference to the baseline"
+    text = f"First {text}, then the difference from the baseline"
     if any(row["difference_low"] is not None for row in compared):
         several = max(row["family"] for row in compared) > 1 and plan.analysis.correction != "none"
         text += (
             f"{interval}{', which holds for all of them at once' * several}; a filled dot is a verdict of better or "
+            "worse, and an arrow an interval that goes on beyond the picture"
         )
-        text += "worse, and an arrow an interval that goes on beyond the picture"
     return f"{text}."
 
 
@@ -287,43 +293,28 @@ def _difference(y: float, row: Row) -> _Mark:
     return _Mark(y, row["difference"], row["difference_low"], row["difference_high"], colour, fill)
 
 
-def _marks(axes: Axes, marks: Sequence[_Mark], scale: Scale, points: Sequence[float]) -> None:
-    """Draw values with their intervals, within limits that hold all values, ``points`` and intervals.
+def _draw_marks(axes: Axes, marks: Sequence[_Mark], scale: Scale, points: Sequence[float]) -> None:
+    """Draw values with their intervals.
 
-    An interval that is more than ``OUTLIER`` times as long as is typical of the others ends in an arrow if it would
-    also be longer than what the values span.
+    An interval ends in an arrow where it is more than ``OUTLIER`` times as long as is typical of the others, and
+    longer than what the values and ``points`` span.
     """
-    values = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
-    low, high = min(values), max(values)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal values: use the width of a notable difference
-        notable = 1e-3 if scale.decimals_of(values, 0, 1) else 1.0
-        half_width = 0.5 * max(notable, abs(high) * 0.02)
-        low, high = low - half_width, high + half_width
-    ends = [(mark.value, end) for mark in marks for end in (mark.low, mark.high) if end is not None]
-    lengths = [scale.factor * abs(end - value) for value, end in ends]
-    longest = max(high - low, OUTLIER * statistics.median_low(lengths or [0.0]))
-    for value, end in ends:
-        reach = max(-longest, min(longest, scale.factor * (end - value)))
-        low, high = min(low, scale.factor * value + reach), max(high, scale.factor * value + reach)
-    room = 0.05 * (high - low)
-    low, high = low - room, high + room
+    values = [*points, *(mark.value for mark in marks)]
+    lengths = [abs(end - mark.value) for mark in marks for end in (mark.low, mark.high) if end is not None]
+    longest = max(max(values) - min(values), OUTLIER * statistics.median_low(lengths or [0.0]))
     for mark in marks:
         if mark.low is not None and mark.high is not None:
-            left, right = scale.factor * mark.low, scale.factor * mark.high
-            ends_shown = [max(left, low), min(right, high)]
-            axes.plot(ends_shown, [mark.y] * 2, color=mark.colour, linewidth=1.5)
-            for beyond, edge, arrow in ((left < low, low, "<"), (right > high, high, ">")):
-                if beyond:
-                    axes.plot([edge], [mark.y], marker=arrow, markersize=4.5, color=mark.colour, clip_on=False)
+            low, high = max(mark.low, mark.value - longest), min(mark.high, mark.value + longest)
+            axes.plot([scale.factor * low, scale.factor * high], [mark.y] * 2, color=mark.colour, linewidth=1.5)
+            for end, shown, arrow in ((mark.low, low, "<"), (mark.high, high, ">")):
+                if shown != end:
+                    axes.plot(scale.factor * shown, mark.y, arrow, markersize=4.5, color=mark.colour)
         axes.plot(
-            [scale.factor * mark.value],
-            [mark.y],
-            marker="o",
+            scale.factor * mark.value,
+            mark.y,
+            "o",
             markersize=5.5,
             color=mark.colour,
             markerfacecolor=mark.fill,
             markeredgewidth=1.2,
         )
-    axes.set_xlim(low, high)
-    axes.locator_params(axis="x", nbins=FEW_TICKS)
-    axes.ticklabel_format(axis="x", useOffset=False, style="plain")

@@ -120,6 +120,6 @@ class Section(Generic[RowT]):
 section: Slot[Section[Any]] = Slot("section", Section)
 
 
-def finite_or_none(values: Mapping[str, float]) -> dict[str, float | None]:
+def finite_or_none(values: Mapping[Any, float]) -> dict[str, float | None]:
     """Return values with None for NaN, which JSON has no number for."""
-    return {name: None if value != value else value for name, value in values.items()}
+    return {str(name): None if value != value else value for name, value in values.items()}

@@ -67,39 +67,45 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str, width: float
     if not names or done["step"].nunique() < 2:
         return None
     baselines = {arm.name: arm.baseline for arm in plan.arms}
-    panels = [names] if len(names) <= MAX_ARMS_PER_PANEL else [[name] for name in names]
-    shown, labels = panels[:MAX_PANELS], wrapped_labels(names, 26)
-    across = min(len(shown), 4 if width >= WIDE else 2)
-    down = math.ceil(len(shown) / across)
-    height = 3.2 if len(shown) == 1 else 1.6 + 0.15 * max(label.count("\n") for label in labels.values())
+    share_panel, labels = len(names) <= MAX_ARMS_PER_PANEL, wrapped_labels(names, 26)
+    panels = [names] if share_panel else [[name] for name in names[:MAX_PANELS]]
+    across = min(len(panels), 4 if width >= WIDE else 2)
+    down = math.ceil(len(panels) / across)
+    height = 3.2 if share_panel else 1.6 + 0.15 * max(label.count("\n") for label in labels.values())
+    # Curves of the first fifth would flatten the others.
+    late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
+    room = 0.05 * (late.max() - late.min()) or 0.5
     with style():
         figure = new_figure(width, 0.5 + height * down)
-        grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-        for axes in grid[len(shown) :]:
-            axes.set_visible(False)
-        for axes in grid[max(0, len(shown) - across) : len(shown)]:  # the lowest of every column
-            axes.tick_params(axis="x", labelbottom=True)
-        for axes, panel in zip(grid, shown, strict=False):
+        grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        for axes, panel in zip(grid, panels, strict=False):
             colours = dict(zip(panel, SERIES, strict=False))
             colours |= {name: INK for name in panel if name in baselines.values()}
-            if len(panels) > 1 and baselines[panel[0]] in names:
-                _mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
+            if not share_panel:
+                axes.set_title(labels[panel[0]], loc="left", fontsize=8)
+                if baselines[panel[0]] in names:
+                    _mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
             for name in sorted(panel, key=lambda name: baselines[name] is None):  # baselines in front
                 own = rows[rows["arm"] == name]
                 _curve(axes, own, colours[name], labels[name], plan.analysis.alpha, results.overlap_of([name]))
-            if len(panels) > 1:
-                axes.set_title(labels[panel[0]], loc="left", fontsize=8)
-            else:
+            if share_panel:
                 axes.legend(frameon=False, fontsize=7.5, loc="best", handlelength=1.4)
-        _limits(grid, done)
+            axes.tick_params(labelbottom=True)
+            axes.set_ylim(late.min() - room, late.max() + room)
+            axes.set_xlim(0, float(done["x"].max()))
+            axes.grid(axis="y", color=RULE, linewidth=0.5)
         figure.supxlabel(unit, fontsize=9)
         figure.supylabel(scale.title, fontsize=9)
-        if len(shown) < len(panels):
-            figure.suptitle(f"the first {len(shown)} of {len(panels)} arms", fontsize=8, color=GREY)
         spread = f"its {percent(1 - plan.analysis.alpha)} t-interval (band), or single seeds (thin) if they are few"
         caption = f"{scale.title} over training: the mean of the seeds with {spread}"
         caption += "; dashed curves diverged or failed." if len(done) < len(rows) else "."
-        return Drawing(figure, caption + " The baseline is grey behind other arms." * (len(panels) > 1))
+        caption += " The baseline is grey behind other arms." * (not share_panel)
+        caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (
+            not share_panel and len(names) > MAX_PANELS
+        )
+        return Drawing(figure, caption)
 
 
 def _over_training(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -121,24 +127,13 @@ def _mean(axes: Axes, rows: pd.DataFrame, colour: str, label: str | None = None)
 def _curve(axes: Axes, rows: pd.DataFrame, colour: str, label: str, alpha: float, overlap: float) -> None:
     """Draw the mean of an arm with its band, or with its seeds if they are few; dashed, what diverged or failed."""
     done = rows[rows["status"] == Ending.DONE]
-    intervals = {float(str(x)): mean_interval(at.tolist(), alpha, 0.0, overlap) for x, at in done.groupby("x")["value"]}
-    banded = {x: interval for x, interval in intervals.items() if interval.n >= MIN_SEEDS_FOR_BAND}
+    at_places = {float(str(x)): mean_interval(at.tolist(), alpha, 0.0, overlap) for x, at in done.groupby("x")["value"]}
+    band = {x: (at.low, at.high) for x, at in at_places.items() if at.n >= MIN_SEEDS_FOR_BAND}
     for _, seed in rows.sort_values("x").groupby("seed"):
         if seed["status"].iloc[0] != Ending.DONE:
             axes.plot(seed["x"], seed["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
-        elif not banded and done["seed"].nunique() > 1:
+        elif not band and done["seed"].nunique() > 1:
             axes.plot(seed["x"], seed["value"], color=colour, linewidth=0.5, alpha=0.35)
-    low, high = ([getattr(interval, end) for interval in banded.values()] for end in ("low", "high"))
-    axes.fill_between(list(banded), low, high, color=colour, alpha=0.14, linewidth=0)
+    low, high = ([ends[side] for ends in band.values()] for side in (0, 1))
+    axes.fill_between(list(band), low, high, color=colour, alpha=0.14, linewidth=0)
     _mean(axes, done, colour, label)
-
-
-def _limits(panels: Sequence[Axes], rows: pd.DataFrame) -> None:
-    """Set the limits to the range of the curves after the first fifth, bands excluded."""
-    late = rows.loc[rows["x"] >= 0.2 * rows["x"].max(), "value"]
-    room = 0.05 * (late.max() - late.min()) or 0.5
-    for axes in panels:
-        axes.set_ylim(late.min() - room, late.max() + room)
-        axes.set_xlim(0, float(rows["x"].max()))
-        axes.grid(axis="y", color=RULE, linewidth=0.5)
-        axes.set_axisbelow(True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ERROR = "test/mce"
 """Mean error over corruptions; ``test/mce_NAME`` is the error on one of them."""
+RELATIVE = "relative to the baseline"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Corrupted(FurtherMetrics):
     heading = "Corrupted test images"
     place = 80
     caption = (
-        "Mean error over corruptions and severities; relative to the baseline's at the same seed, averaged over "
+        "Mean error over corruptions and severities; its ratio to the baseline's at the same seed, averaged over "
         "corruptions (arXiv:1903.12261, with the baseline in the place of AlexNet); and the error on each corruption"
     )
 
@@ -100,4 +101,4 @@ class Corrupted(FurtherMetrics):
         of_baselines = errors.reindex(pd.MultiIndex.from_frame(done[["baseline", "seed"]]))
         ratios = (errors.to_numpy() / of_baselines.to_numpy()).mean(axis=1)
         relative = pd.Series(ratios, done.index).replace(math.inf, math.nan)  # of a baseline without errors
-        return done[[ERROR, *kinds]].assign(relative=relative)[[ERROR, "relative", *kinds]]
+        return done[[ERROR, *kinds]].assign(**{RELATIVE: relative})[[ERROR, RELATIVE, *kinds]]

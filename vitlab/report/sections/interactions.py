@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from vitlab.plan.design import text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm
 from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_line
-from vitlab.report.phrasing import Column, Scale, half_width, interval_name, p_value, percent
+from vitlab.report.phrasing import Column, Row, Scale, half_width, interval_name, p_value, percent
 from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.report.study_results import StudyResults
 from vitlab.spec.design import short_names
@@ -90,38 +90,27 @@ def interactions(results: StudyResults) -> list[Interaction]:
     of the other paths at which the four arms exist; they form a family of their own.  Values are in the
     unit of the metric.
     """
-    plan, values = results.plan, results.values
-    paths = plan.paths
-    arms = {_at(paths, arm): arm.name for arm in plan.arms if not arm.skip}
-    reference = next((arm for arm in plan.arms if arm.baseline is None and not arm.skip), None)
-    if reference is None or len(paths) < 2:
+    plan, values, paths = results.plan, results.values, results.plan.paths
+    running = [arm for arm in plan.arms if not arm.skip]
+    arms = {_levels(paths, arm): arm.name for arm in running}
+    reference = next((_levels(paths, arm) for arm in running if arm.baseline is None), None)
+    if reference is None:
         return []
-    reference_levels = _at(paths, reference)
-    levels = [list(dict.fromkeys(key[index] for key in arms)) for index in range(len(paths))]
-    effects: list[tuple[str, str, str, list[dict[int, float]]]] = []
+    effects = []
     for (i, first), (j, second) in itertools.combinations(enumerate(paths), 2):
-        for a, b in itertools.product(levels[i], levels[j]):
-            squares = (
-                list(_squares(arms, i, j, (a, reference_levels[i]), (b, reference_levels[j])))
-                if a != reference_levels[i] and b != reference_levels[j]
-                else []
-            )
+        changed = [levels for levels in arms if levels[i] != reference[i] and levels[j] != reference[j]]
+        for a, b in dict.fromkeys((levels[i], levels[j]) for levels in changed):
+            squares = [_square(arms, levels, reference, i, j) for levels in changed if (levels[i], levels[j]) == (a, b)]
+            squares = [square for square in squares if None not in square]
             if squares:
-                cells = [_mean([values.get(square[corner], {}) for square in squares]) for corner in range(4)]
-                effects.append(
-                    (
-                        f"{first}={a}",
-                        f"{second}={b}",
-                        f"{first}={reference_levels[i]}, {second}={reference_levels[j]}",
-                        cells,
-                    )
-                )
-    share = 1 / len(plan.alpha_shares)  # interactions are tested at every look
+                cells = [_mean([values.get(str(arm), {}) for arm in corner]) for corner in zip(*squares, strict=True)]
+                against = f"{first}={reference[i]}, {second}={reference[j]}"
+                effects.append((f"{first}={a}", f"{second}={b}", against, cells))
     design = replace(
         Design.with_one_baseline(1),
         family=np.array([len(effects)]),
         alpha=plan.analysis.alpha,
-        share=share,
+        share=1 / len(plan.alpha_shares),  # interactions are tested at every look
         correction=plan.analysis.correction,
         overlap=results.overlap_of(arms.values()),
     )
@@ -139,24 +128,19 @@ def interactions(results: StudyResults) -> list[Interaction]:
     return rows
 
 
-def _at(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:
+def _levels(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:
     return tuple(text(arm.values.get(path)) for path in paths)
 
 
-def _squares(
-    arms: Mapping[tuple[str, ...], str], i: int, j: int, first: tuple[str, str], second: tuple[str, str]
-) -> Iterator[tuple[str, str, str, str]]:
-    """Yield sets of four arms: both changes, the first, the second, neither; other paths are equal within a set."""
-    for key in arms:
-        if (key[i], key[j]) != (first[0], second[0]):
-            continue
-        corners = []
-        for a, b in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            other = list(key)
-            other[i], other[j] = first[a], second[b]
-            corners.append(arms.get(tuple(other)))
-        if all(corner is not None for corner in corners):
-            yield tuple(corners)  # type: ignore[misc]
+def _square(
+    arms: Mapping[tuple[str, ...], str], both: Sequence[str], reference: Sequence[str], i: int, j: int
+) -> list[str | None]:
+    """Return four arms: both changes, the one at ``i``, the one at ``j``, neither; other paths are equal."""
+    corners = []
+    for unchanged in ((), (j,), (i,), (i, j)):
+        corner = tuple(reference[at] if at in unchanged else level for at, level in enumerate(both))
+        corners.append(arms.get(corner))
+    return corners
 
 
 def _mean(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -172,35 +156,27 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
     paths = [path for path in plan.paths if len({text(arm.values.get(path)) for arm in arms}) > 1]
     if len(paths) != 2:
         return None
-    cells = {(text(arm.values.get(paths[0])), text(arm.values.get(paths[1]))): rows[arm.name] for arm in arms}
-    if len(cells) < len(arms):
-        return None
-    across, apart = (list(dict.fromkeys(cell[i] for cell in cells)) for i in (0, 1))
-    if len(apart) > len(across):
-        across, apart, paths = apart, across, paths[::-1]
-        cells = {(second, first): row for (first, second), row in cells.items()}
-    full = any(
-        sum((x, first) in cells and (x, second) in cells for x in across) > 1
-        for first, second in itertools.combinations(apart, 2)
-    )
-    if not full or len(apart) > len(SERIES):
+    cells = {_levels(paths, arm): rows[arm.name] for arm in arms}
+    across, apart = (list(dict.fromkeys(levels)) for levels in zip(*cells, strict=True))
+    # Arms that change one factor at a time fill one row and one column.
+    if len(cells) < len(arms) or len(cells) < len(across) + len(apart):
         return None
     scale, short = Scale.of(plan.analysis.metric, plan.units), short_names(paths)
-    lows = [row["low"] for row in cells.values()]
+
+    def reach(row: Row, end: str) -> float:
+        return 0.0 if row[end] is None else scale.factor * abs(row[end] - row["mean"])
+
     with style():
         figure = new_figure(width, 3.2)
         axes = figure.subplots()
-        for index, level in enumerate(apart):
-            offset = 0.12 * (index - (len(apart) - 1) / 2)
-            places = [place for place, x in enumerate(across) if (x, level) in cells]
-            points = [cells[across[place], level] for place in places]
-            means = [scale.factor * row["mean"] for row in points]
-            half = [0.0 if row["low"] is None else scale.factor * (row["high"] - row["mean"]) for row in points]
+        for index, (level, colour) in enumerate(zip(apart, itertools.cycle(SERIES), strict=False)):
+            offset = 0.12 * (index - (len(apart) - 1) / 2)  # intervals of one place stand beside each other
+            points = {place: cells[x, level] for place, x in enumerate(across) if (x, level) in cells}
             axes.errorbar(
-                [place + offset for place in places],
-                means,
-                yerr=half,
-                color=SERIES[index],
+                [place + offset for place in points],
+                [scale.factor * row["mean"] for row in points.values()],
+                yerr=[[reach(row, end) for row in points.values()] for end in ("low", "high")],
+                color=colour,
                 marker="o",
                 markersize=5,
                 linewidth=1.4,
@@ -210,12 +186,11 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
             )
         room = max(8, int((84 if width >= WIDE else 40) / len(across)))
         axes.set_xticks(range(len(across)), [wrapped_line(x, room) for x in across])
-        axes.set_xlim(-0.5, len(across) - 0.5)
         axes.set_xlabel(short[paths[0]])
         axes.set_ylabel(scale.title)
         axes.grid(axis="y", color=RULE, linewidth=0.5)
-        axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=8, loc="best", handlelength=1.4)
-        interval = f" with its {percent(1 - plan.analysis.alpha)} t-interval" * any(low is not None for low in lows)
+        has_intervals = any(row["low"] is not None for row in cells.values())
+        interval = f" with its {percent(1 - plan.analysis.alpha)} t-interval" * has_intervals
         lines = "Parallel lines: the difference that one factor makes does not depend on the other."
         return Drawing(figure, f"The mean of every cell of the grid{interval}. {lines}")

@@ -149,14 +149,14 @@ class ScalingLaws(Section[Scaling]):
                 Column("exponent", tuple(_number(row.exponent) for row in rows)),
                 Column(interval, tuple(_interval(row.exponent_low, row.exponent_high) for row in rows), rank=1),
             ]
-        error = "the metric" if report.analysis.goal == "min" else "one less the metric"
+        error = report.analysis.metric if report.analysis.goal == "min" else f"1 {MINUS} {report.analysis.metric}"
         few = statistics.scaling.MIN_SIZES_WITH_OFFSET
         caption = (
-            f"Law of {error} over {SIZES[rows[0].size]}, fitted to logarithms at seeds that all sizes have; intervals "
-            "are Student's t over seeds, each by itself. The slope describes these sizes"
+            f"Power law of {error} over {SIZES[rows[0].size]}, fitted to logarithms at seeds that all sizes have; "
+            "intervals are Student's t over seeds, each by itself. The slope describes these sizes"
         )
         if with_offset:
-            caption += f"; offset and exponent belong to the law: offset + A x size to the power of {MINUS}exponent"
+            caption += f"; offset and exponent belong to the law: offset + A \N{MIDDLE DOT} size^{MINUS}exponent"
         elif all(len(row.arms) < few for row in rows):
             caption += f": fewer than {few} cannot show whether the error levels off at larger ones"
         return Table([column for column in table if set(column.cells) != {""}], f"{caption}.")
@@ -290,11 +290,12 @@ def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Drawin
         axes.set_yscale("log")
         plain_ticks(axes)
         axes.set_xlabel(SIZES[rows[0].size])
-        less = "" if plan.analysis.goal == "min" else ("100 % less " if scale.is_share else "1 less ")
+        less = "" if plan.analysis.goal == "min" else (f"100 % {MINUS} " if scale.is_share else f"1 {MINUS} ")
         axes.set_ylabel(less + scale.title)
         axes.grid(color=RULE, linewidth=0.5)
         axes.legend(frameon=False, fontsize=7.5)
-        error, level = ("The metric" if not less else "One less the metric"), percent(1 - plan.analysis.alpha)
+        error = f"1 {MINUS} {plan.analysis.metric}" if less else plan.analysis.metric
+        level = percent(1 - plan.analysis.alpha)
         caption = (
             f"{error} over size, both on logarithmic axes: each seed (small), the geometric mean of each size, and "
         )

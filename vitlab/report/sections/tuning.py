@@ -40,7 +40,7 @@ class Tuning(Section[Candidate]):
         rows = []
         for tuning in findings.plan.tuning:
             edge = edges(tuning)
-            win = f"chosen, at the edge of {', '.join(edge)}" if edge else "chosen"
+            win = f"chosen, at the edge of the grid of {', '.join(edge)}" if edge else "chosen"
             for index, rival in enumerate(tuning.rivals):
                 other = "" if tuning.open or rival.score is not None else "diverged"
                 outcome, values = win if index == tuning.winner else other, name_of(rival.values)
@@ -64,4 +64,7 @@ class Tuning(Section[Candidate]):
             Column("time", tuple(duration(row.wall_s) if row.wall_s else DASH for row in rows), rank=1),
             Column("outcome", tuple(row.outcome for row in rows), right=False),
         ]
-        return Table(columns, "Candidates of each tuning.")
+        return Table(
+            columns,
+            "Candidates of each tuning, with the mean of their trainings, by which one is chosen and none is judged.",
+        )
