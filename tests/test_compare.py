@@ -69,7 +69,7 @@ def test_arms_of_equal_name_are_compared_at_equal_seeds_as_one_family(out: Path)
     interval = pairs[1].confidence_interval(1 - 0.05 / 2)
     ends = rows.loc["new: <b>=1", ["difference_low", "difference_high"]].tolist()
     assert ends == pytest.approx([interval.low, interval.high])
-    assert any("model.drop 0.0 and 0.1; code old-code and new-code" in note for note in table.notes)
+    assert any("model.drop 0.0 -> 0.1; code old-code -> new-code" in note for note in table.notes)
     assert "In old alone, and not compared: gone." in table.notes
     assert "In new alone, and not compared: fresh." in table.notes
     assert table.answers[1].startswith("exploratory: new: <b>=1 is 2.4 points below old: <b>=1")

@@ -84,8 +84,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        parts, values = sections(), dict(vars(self))
-        rows = {name: parts[name].to_json(rows) for name, rows in values.pop("sections").items()}
+        values = dict(vars(self))
+        rows = {name: [asdict(row) for row in rows] for name, rows in values.pop("sections").items()}
         made = None if self.made is None else asdict(self.made)
         return {
             "vitlab": __version__,
@@ -106,7 +106,7 @@ class Report:
         return cls(
             **{name: doc[name] for name in names},
             analysis=Analysis.model_validate(doc["analysis"]),
-            sections={name: part.from_json(doc[name]) for name, part in sections().items() if part.row},
+            sections={name: [part.row(**row) for row in doc[name]] for name, part in sections().items() if part.row},
             made=None if doc["made"] is None else Provenance(**doc["made"]),
             trials=doc.get("trials", ()),
             state=doc.get("state", ""),

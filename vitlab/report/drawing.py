@@ -6,7 +6,6 @@ Figures are drawn without pyplot, which shares global state.
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 import warnings
@@ -18,7 +17,6 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
-from vitlab.report.phrasing import compact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,25 +110,15 @@ def element(svg: str, name: str, alternative: str) -> str:
 
 
 def plain_ticks(axes: Axes) -> None:
-    """Format sizes as ``1.2 M`` and other numbers without mathematical exponents."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """Format sizes as ``1.2 M`` and other numbers without mathematical exponents, on linear and logarithmic axes."""
+    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _whole(compact(x))))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    if axes.get_xscale() == "log":
-        low, high = axes.get_xlim()
-        wide = math.log10(high / low)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide < 1.4 else (1, 3) if wide < 2.5 else (1,)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    if axes.get_yscale() == "log":
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axes.tick_params(axis="y", which="minor", labelsize=7)
-
-
-def _whole(label: str) -> str:
-    """Return ``20 k`` for ``20.0 k``: ticks are at exact values."""
-    number, space, prefix = label.partition(" ")
-    return f"{number.rstrip('0').rstrip('.')}{space}{prefix}" if "." in number else label
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_minor_formatter(NullFormatter())
 
 
 @contextmanager

@@ -235,9 +235,7 @@ def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for item in trials:
         journal = [event for event in item.folder.events()[0] if event.kind == "metrics"]
-        times: dict[int, int] = {}
-        for event in journal:
-            times.setdefault(event.body["step"], event.t)
+        times = {event.body["step"]: event.t for event in reversed(journal)}  # a resumed trial repeats steps
         if item.result is not None:
             measurements = [(moment.step, moment.epoch, moment.metrics) for moment in item.result.outcome.history]
         else:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from vitlab.report.sections import Section
 
 SECONDARY = 4  #: columns of this rank and above are folded
-FOLDED_FROM = 40  #: from this number of arms on, their picture is folded
 
 
 def page(content: Content) -> str:
@@ -42,7 +41,6 @@ def page(content: Content) -> str:
         few=phrasing.OVERVIEW_FROM,
         all_answers=answers if report.overview else [],
         parts=[part for part in parts if part["table"] or part["figure"] or part["images"]],
-        folded=f"Picture of all {len(report.arms)} arms" if len(report.arms) > FOLDED_FROM else "",
         trials=_table(trial_columns(report.trials, report.units)),
         judged=f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
         series=SERIES,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.plan.versions import flat
+from vitlab.plan.versions import differences
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.notes import unpaired_seeds
 from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
 
-MAX_LISTED = 8  #: differences of two arms that are listed one by one
 UNREGISTERED = "neither study registered this comparison"
 
 
@@ -131,24 +130,19 @@ def _notes(old: _Side, new: _Side) -> Iterator[str]:
     """Yield the caveats: how arms differ between the studies, and which are in one alone."""
     yield f"{UNREGISTERED[0].upper()}{UNREGISTERED[1:]}: it is exploratory."
     for arm in new.common:
-        differences = _differences(old.first_trial(arm), new.first_trial(arm))
-        if differences:
-            yield f"{new.name(arm)} differs from its counterpart by {'; '.join(differences)}."
+        if difference := _differences(old.first_trial(arm), new.first_trial(arm)):
+            yield f"From its counterpart, {new.name(arm)} differs by {difference}."
     for side in (old, new):
         alone = [name for name in side.names if name not in side.common]
         if alone:
             yield f"In {side.label} alone, and not compared: {'; '.join(alone)}."
 
 
-def _differences(old: Trial | None, new: Trial | None) -> Sequence[str]:
-    """Return how spec and code differ between two trials, one clause each."""
+def _differences(old: Trial | None, new: Trial | None) -> str:
+    """Return how spec and code differ between two trials."""
     if old is None or new is None:
-        return []
-    before, after = flat(old.spec.plain()), flat(new.spec.plain())
-    paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-    clauses = [f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:MAX_LISTED]]
-    if len(paths) > MAX_LISTED:
-        clauses.append(f"{len(paths) - MAX_LISTED} more")
+        return ""
+    clauses = [differences(old.spec.plain(), new.spec.plain())]
     if old.code != new.code:
-        clauses.append(f"code {old.code[:8]} and {new.code[:8]}")
-    return clauses
+        clauses.append(f"code {old.code[:8]} -> {new.code[:8]}")
+    return "; ".join(filter(None, clauses))

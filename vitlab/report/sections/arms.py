@@ -74,30 +74,24 @@ class Comparisons(Section[Row]):
         def column(title: str, cell: Callable[[Row], str], *, right: bool = True) -> Column:
             return Column(title, tuple(map(cell, compared)), right=right)
 
-        joint = [
-            column(
-                "interval with new images",
-                lambda row: scale.interval(row["new_images_low"], row["new_images_high"], apart),
-            ),
-            column("p with chance", lambda row: p_value(row["chance_p"], alpha)),
-        ]
-        joint = [one for one in joint if set(one.cells) != {DASH}]
         table = [
             column("arm", lambda row: row["arm"], right=False),
             column("compared with", lambda row: row["baseline"], right=False),
             column("test", lambda row: row["test"], right=False),
             column("pairs", lambda row: str(row["pairs"])),
             column("p", lambda row: p_value(row["p"], alpha)),
+            column(
+                "interval with new images",
+                lambda row: scale.interval(row["new_images_low"], row["new_images_high"], apart),
+            ),
             column("broken", lambda row: str(row["broken"])),
             column("difference with chance", lambda row: scale.number(row["chance_difference"], apart, sign=True)),
-            *joint,
+            column("p with chance", lambda row: p_value(row["chance_p"], alpha)),
         ]
-        caption = "Statistics of each verdict."
-        if sum(row["baseline"] is not None for row in report.arms) > 1:
-            caption += " Its p is of one comparison alone"
-            titles = " and ".join(one.title for one in joint)
-            caption += f"; {titles}: for all comparisons at once." if joint else "."
-        return Table([one for one in table if not set(one.cells) <= {DASH, "0"}], caption)
+        several = sum(row["baseline"] is not None for row in report.arms) > 1
+        what = " p is of one comparison alone; columns with new images and with chance hold for all at once."
+        shown = [one for one in table if not set(one.cells) <= {DASH, "0"}]
+        return Table(shown, f"Statistics of each verdict.{what * several}")
 
 
 def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:

@@ -18,7 +18,7 @@ format is rendered from the stored rows; figures alone are drawn from the result
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -80,7 +80,7 @@ class Section(Generic[RowT]):
 
     heading: ClassVar[str]
     place: ClassVar[int] = 1000  #: sections are in the order of their places
-    row: ClassVar[type[Any] | None] = None  #: dataclass of :meth:`rows`; None for a section that stores none
+    row: ClassVar[type[Any] | None] = None  #: dataclass of :meth:`rows`, of JSON values; None if none are stored
     in_terminal: ClassVar[bool] = True  #: whether a terminal shows the table
 
     def inputs(self, plan: Plan, store: Store) -> object:
@@ -106,15 +106,6 @@ class Section(Generic[RowT]):
     def images(self, rows: Sequence[RowT], store: Store) -> Iterable[Image]:
         """Return stored pictures, which the page alone shows."""
         return ()
-
-    def to_json(self, rows: Sequence[RowT]) -> Any:
-        """Return the rows as JSON values."""
-        return [asdict(row) for row in rows]  # type: ignore[call-overload]
-
-    def from_json(self, values: Any) -> list[RowT]:
-        """Return the rows of JSON values; raises if they are of another form."""
-        assert self.row is not None
-        return [self.row(**value) for value in values]
 
 
 section: Slot[Section[Any]] = Slot("section", Section)

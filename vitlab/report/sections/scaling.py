@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style,
 from vitlab.report.phrasing import DASH, MINUS, Column, Scale, percent
 from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.report.study_results import StudyResults
-from vitlab.statistics import Curve, Estimate, Law
+from vitlab.statistics import Estimate, Law
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
@@ -48,7 +48,6 @@ class Scaling:
     exponent_low: float | None
     exponent_high: float | None
     steepens: bool = False  #: whether the error falls the faster, the larger the size
-    curve: Curve | None = None  #: for the figure; report.json has none
 
     @classmethod
     def of(cls, size: str, series: str, arms: Sequence[Arm], seeds: int, law: Law) -> Scaling:
@@ -65,7 +64,6 @@ class Scaling:
             *_ends(law.offset),
             *_ends(law.exponent),
             law.steepens,
-            law.curve,
         )
 
     @property
@@ -165,10 +163,6 @@ class ScalingLaws(Section[Scaling]):
         """Draw the errors of single seeds over size, with the law of each series."""
         return _figure(rows, findings, width) if rows else None
 
-    def to_json(self, rows: Sequence[Scaling]) -> Any:
-        """Return the rows as JSON values, without their curves."""
-        return [{name: value for name, value in asdict(row).items() if name != "curve"} for row in rows]
-
 
 def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
     """Return value, low and high, each None where it is missing or infinite."""
@@ -229,12 +223,11 @@ def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
 
 def _series(results: StudyResults) -> dict[str, list[Arm]]:
     """Return the arms of each series that is to lie on one law, by label; empty if the study asks for none."""
-    size = results.plan.analysis.power_law
-    if size is None:
+    if results.plan.analysis.power_law is None:
         return {}
     sized = {arm.name: at for arm in results.plan.arms if (at := _size_of(results, arm.name)) is not None}
     arms = [arm for arm in results.plan.arms if arm.name in sized]
-    paths = _series_paths(results.plan, arms, sized, size)
+    paths = _series_paths(results.plan, arms, sized)
     series: dict[str, list[Arm]] = {}
     for arm in arms:
         series.setdefault(", ".join(_label(path, arm.values.get(path)) for path in paths), []).append(arm)
@@ -249,15 +242,13 @@ def _label(path: str, value: Any) -> str:
     return f"{path.rpartition('.')[2]}={text(value)}" if _is_number(value) else text(value)
 
 
-def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float], size: str) -> list[str]:
+def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float]) -> list[str]:
     """Return the varied paths that separate arms into series: non-numeric paths, and numbers unrelated to size.
 
     A number is unrelated if it alone changes while the size does not: arms of two learning rates are not replicates of
-    one size.  The number of images seen is unrelated to every number of the model.
+    one size.
     """
     selected = {path for path in plan.paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
-    if size == "images":
-        selected |= {path for path in plan.paths if path.startswith("model.")}
     for first, second in itertools.combinations(arms, 2):
         differing = [path for path in plan.paths if first.values.get(path) != second.values.get(path)]
         if len(differing) == 1 and sized[first.name] == sized[second.name]:
@@ -266,26 +257,23 @@ def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float], s
 
 
 def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Drawing:
-    plan, values = findings.plan, findings.results.values
-    scale = Scale.of(plan.analysis.metric, plan.units)
+    plan, scale = findings.plan, Scale.of(findings.plan.analysis.metric, findings.plan.units)
     with style():
         figure = new_figure(min(width, 0.75 * WIDE), 3.4)
         axes = figure.subplots()
         for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
-            assert row.curve is not None
-            for arm in row.arms:
-                size = _size_of(findings.results, arm)
-                assert size is not None
-                errors = [scale.factor * _error(plan, value) for value in values[arm].values()]
-                axes.plot(
-                    [size] * len(errors), errors, "o", markersize=3, color=colour, alpha=0.6, markerfacecolor="none"
-                )
-                axes.plot([size], [math.exp(np.mean(np.log(errors)))], "o", markersize=5.5, color=colour)
+            points = _points(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
+            law = statistics.fit_law(points, plan.analysis.alpha, findings.results.overlap_of(row.arms))
+            assert law is not None
+            for size, by_seed in points.items():
+                errors = scale.factor * np.array(list(by_seed.values()))
+                axes.plot(np.full(len(errors), size), errors, "o", markersize=3, color=colour, markerfacecolor="none")
+                axes.plot(size, math.exp(np.log(errors).mean()), "o", markersize=5.5, color=colour)
             label = f"{wrapped_line(row.series, 30)}\n" if row.series else ""
             label += f"exponent {_number(row.exponent)}" if row.levels_off else f"slope {_number(row.slope)}"
-            y, low, high = (scale.factor * np.array(part) for part in (row.curve.y, row.curve.low, row.curve.high))
-            axes.plot(row.curve.x, y, color=colour, linewidth=1.4, label=label)
-            axes.fill_between(row.curve.x, low, high, color=colour, alpha=0.14, linewidth=0)
+            y, low, high = (scale.factor * np.array(part) for part in (law.curve.y, law.curve.low, law.curve.high))
+            axes.plot(law.curve.x, y, color=colour, linewidth=1.4, label=label)
+            axes.fill_between(law.curve.x, low, high, color=colour, alpha=0.14, linewidth=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
         plain_ticks(axes)
