@@ -138,7 +138,6 @@ def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
     same = {name: (values, reached, 100, wall_s) for name, (values, reached, _, wall_s) in arms.items()}
     plan, store = study(tmp_path / "same", same)
     found = findings(plan, store)
-    assert len({row["images_per_s"] for row in found.arms}) == 4, "trials that share a machine differ for no reason"
     assert sections()["fronts"].rows(found) == []
     costs = []
     for arm, speed in zip(plan.arms, (400.0, 100.0, 300.0, 200.0), strict=True):

@@ -104,7 +104,6 @@ MEANINGS = {
     "params": ("Int64", "parameters of the model"),
     "macs": ("Int64", "multiply-accumulates of one image, forward"),
     "wall_s": ("float64", "seconds of all trials together"),
-    "images_per_s": ("float64", "training images per second, of the median trial"),
 }
 """Columns of :func:`summary` with their types and meanings; the same for every study."""
 
@@ -119,7 +118,6 @@ class _Trial(NamedTuple):
     trial: str
     params: float
     macs: float
-    images: float
     wall_s: float
     tested: float  #: the test metric of the same name as the metric
 
@@ -211,35 +209,30 @@ def _row(arm: str, trials: Sequence[_Trial], results: StudyResults, comparisons:
     lowest, highest = (None, None) if facts is None else facts.bounds
     statuses = [trial.status for trial in trials]
     of_images = [images[seed] for seed in values if seed in images]
-    row: dict[str, Any] = {
-        "arm": arm,
-        "baseline": None if comparison is None else comparison.baseline,
-        "planned": len(trials),
-        **{status: statuses.count(status) for status in STATUSES},
-        "n": mean.n,
-        "mean": mean.mean,
-        "sd": mean.sd,
-        "low": mean.low if lowest is None else max(mean.low, lowest),
-        "high": mean.high if highest is None else min(mean.high, highest),
-        "split_sd": statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan,
-        "wall_s": float(np.nansum([trial.wall_s for trial in trials])),
-    }
     if comparison is not None:
-        row |= comparison_columns(comparison, plan)
         collapsed = set(comparison.collapsed)
     else:
         # Seeds of a baseline are judged beside those of the arms that are compared with it.
         beside = [name for name, other in comparisons.items() if other.baseline == arm]
         group = {name: results.values.get(name, {}) for name in (arm, *beside)}
         collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[arm])
-    row["collapsed"] = len(collapsed)
-    if collapsed:
-        row["sound_mean"] = float(
-            np.mean([value for seed, value in values.items() if seed not in collapsed] or math.nan)
-        )
-    row["params"], row["macs"] = np.fmax.reduce([(trial.params, trial.macs) for trial in trials])
-    speeds = [trial.images / trial.wall_s for trial in trials if trial.wall_s > 0 and math.isfinite(trial.images)]
-    row["images_per_s"] = float(np.median(speeds or math.nan))
+    sound = [value for seed, value in values.items() if seed not in collapsed]
+    params, macs = np.fmax.reduce([(trial.params, trial.macs) for trial in trials])
+    row = {
+        **({} if comparison is None else comparison_columns(comparison, plan)),
+        **vars(mean),
+        "arm": arm,
+        "planned": len(trials),
+        **{status: statuses.count(status) for status in STATUSES},
+        "low": mean.low if lowest is None else max(mean.low, lowest),
+        "high": mean.high if highest is None else min(mean.high, highest),
+        "split_sd": statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan,
+        "collapsed": len(collapsed),
+        "sound_mean": float(np.mean(sound)) if collapsed and sound else math.nan,
+        "params": params,
+        "macs": macs,
+        "wall_s": float(np.nansum([trial.wall_s for trial in trials])),
+    }
     if test := _test_column(analysis):
         tested = [trial.tested for trial in trials if trial.seed in values and not math.isnan(trial.tested)]
         with np.errstate(invalid="ignore"):  # infinite values have no deviation
@@ -249,18 +242,12 @@ def _row(arm: str, trials: Sequence[_Trial], results: StudyResults, comparisons:
 
 
 def comparison_columns(comparison: Comparison, plan: Plan) -> Row:
-    """Return the columns of a comparison."""
+    """Return the columns of a comparison, and its other attributes, which are no columns."""
     contrast, filled = comparison.contrast, comparison.with_chance
-    names = ["verdict", "complete_verdict", "refused", "exploratory", "registered", "family", "look", "awaited"]
-    row: dict[str, Any] = {
-        name: getattr(comparison, name) for name in [*names, "sound_difference", "choice_sd", "decidable"]
-    }
-    names = ["test", "shared", "pairs", "difference", "p", "p_corrected"]
-    names += ["equal_low", "equal_high", "p_equal", "p_equal_corrected"]
-    row |= {name: getattr(contrast, name) for name in names}
+    row = {**vars(contrast), **vars(comparison), "chance": None}
     row |= {f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")}
     row |= {"looks": len(plan.alpha_shares), "broken": comparison.lost, "collapsed_pairs": contrast.collapsed}
-    row |= dict(zip(("new_images_low", "new_images_high"), comparison.new_images, strict=True))
+    row["new_images_low"], row["new_images_high"] = comparison.new_images
     if filled is not None:
         row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
         row |= {"chance": comparison.chance, "chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}

@@ -7,7 +7,6 @@ from typing import Any
 
 from vitlab.report import phrasing
 
-LATIN = 0x17F  #: the last character that pdflatex knows by itself
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", phrasing.DASH: "--"}
 TEX |= {phrasing.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
 TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", phrasing.PLUS_MINUS: r"$\pm$"}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.report.escaping import LATIN, TEX, csv_cell, latex, markdown, one_line
+from vitlab.report.escaping import csv_cell, latex, markdown, one_line
 from vitlab.report.page import page
 from vitlab.report.phrasing import Column
 from vitlab.report.sections import Table, sections
@@ -71,9 +71,6 @@ def latex_tables(report: Report, tables: Mapping[str, Table]) -> str:
     """Return tables by their labels, for a document that uses booktabs; answers and notes stand in comments."""
     notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance))
     lines = [r"% \usepackage{booktabs}", *(f"% {one_line(note)}" for note in notes)]
-    texts = [text for table in tables.values() for column in table.columns for text in (column.title, *column.cells)]
-    if any(ord(char) > LATIN for char in set("".join(texts)) - TEX.keys()):
-        lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():
         rows = zip(*(column.cells for column in table.columns), strict=True)

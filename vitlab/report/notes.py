@@ -23,7 +23,7 @@ from vitlab.plan.registration import (
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column
-from vitlab.report.phrasing import Row, Scale, duration, percent, states
+from vitlab.report.phrasing import Row, Scale, compared_rows, duration, percent, states
 from vitlab.report.study_results import StudyResults
 from vitlab.statistics import boschloo, gap_score, largest_hidden_rate, sd_interval
 from vitlab.store.result import Ending
@@ -82,9 +82,7 @@ def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
 def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     """Return notes about seeds that one arm of a comparison has alone."""
     looks, lines = results.plan.looks, []
-    for row in rows:
-        if row["baseline"] is None:
-            continue
+    for row in compared_rows(rows):
         first, second = (set(results.values.get(row[side], {})) for side in ("arm", "baseline"))
         if looks is not None:
             judged = set(looks.seeds[row["look"] - 1])
@@ -149,15 +147,14 @@ def _prerequisites(plan: Plan) -> list[str]:
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
             names[planned.arm, PREREQUISITES.get(role, role)].append(name)
-    arms: dict[tuple[str, int, int], list[str]] = defaultdict(list)
-    for (arm, noun), trials in names.items():
-        if len(set(trials)) < len(trials):
-            arms[noun, len(set(trials)), len(trials)].append(arm)
-    return [
-        f"{count(distinct, f'distinct {noun}')} for {count(trials, 'trial')} in each of {_names(affected)}: the "
-        f"results need not hold for other {noun}s."
-        for (noun, distinct, trials), affected in arms.items()
-    ]
+    return _first_of(
+        [
+            f"{arm}: {count(len(set(trials)), f'distinct {noun}')} for {count(len(trials), 'trial')}: the results need "
+            f"not hold for other {noun}s."
+            for (arm, noun), trials in names.items()
+            if len(set(trials)) < len(trials)
+        ]
+    )
 
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
@@ -263,7 +260,7 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
         "intervals of differences hold for all of them together. Differences of comparisons that ended early are 2 to "
         "12 % too large on average."
     ]
-    compared = {row["arm"]: row for row in rows if row["baseline"] is not None}
+    compared = {row["arm"]: row for row in compared_rows(rows)}
     added, given_up, blocked, waiting = defaultdict(list), [], [], []
     failed = {row["arm"] for row in rows if row["failed"]}
     for arm, row in compared.items():
@@ -346,7 +343,7 @@ def _collapsed_seeds(rows: Sequence[Row]) -> list[str]:
             )
         lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds to know.")
     sizes = [row["n"] for row in rows if row["n"] > 1 and not row["collapsed"]]
-    if sizes and any(row["baseline"] is not None for row in rows):
+    if sizes and compared_rows(rows):
         rate = 100 * largest_hidden_rate(min(sizes))
         lines.append(
             f"No collapse in {count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its trainings to "

@@ -114,6 +114,11 @@ class Scale:
         return f"{self.number(abs(value), decimals)} {self.points}".rstrip()
 
 
+def compared_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of arms that are compared with a baseline."""
+    return [row for row in rows if row["baseline"] is not None]
+
+
 def half_width(low: float | None, high: float | None) -> float | None:
     """Return the half-width of an interval; None without an interval, or of one of rounding alone."""
     if low is None or high is None or high - low <= ROUNDING * max(abs(low), abs(high)):
@@ -287,8 +292,7 @@ def states(row: Row) -> str:
 def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return one sentence per comparison, or one per arm if there are no comparisons."""
     scale = Scale.of(analysis.metric, units)
-    compared = [row for row in rows if row["baseline"] is not None]
-    if compared:
+    if compared := compared_rows(rows):
         decimals = scale.decimals(
             widths(compared, "difference_low", "difference_high"), [row["difference"] for row in compared]
         )
@@ -303,7 +307,7 @@ def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
 
 def overview(rows: Sequence[Row]) -> str:
     """Return the number of comparisons per verdict; empty if there are few."""
-    counts = Counter(row["verdict"] for row in rows if row["baseline"] is not None)
+    counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
         return ""
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]

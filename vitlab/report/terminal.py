@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitlab.comparison.verdict import Verdict
 from vitlab.report.escaping import printable
 from vitlab.report.phrasing import Column
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from vitlab.report.document import Report
 
@@ -40,11 +41,9 @@ def terminal(report: Report) -> str:
     for name, part in sections().items():
         table = part.table(report.sections.get(name, ()), report) if part.in_terminal else None
         if table is not None:
-            verdicts = next((column.cells for column in table.columns if column.title == "verdict"), ())
-            dim = [cell.startswith((Verdict.CANNOT_TELL, Verdict.REFUSED)) for cell in verdicts]
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
-            console.print(fitted_table(table.columns, console, dim))
+            console.print(fitted_table(table.columns, console))
     for note in report.notes:
         console.print(Padding(Text(printable(note), style="dim"), (0, 0, 0, 2)))
     for head, text in report.provenance:
@@ -54,14 +53,12 @@ def terminal(report: Report) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-def fitted_table(columns: Sequence[Column], console: Console, dim: Sequence[bool] = ()) -> Any:
+def fitted_table(columns: Sequence[Column], console: Console, dim: Sequence[bool] = ()) -> Table:
     """Return a table that fits into a console: the columns of the highest rank are left out until it does.
 
-    Args:
-        columns: of the table; columns of rank 0 stay, and text in them is folded.
-        console: the table is fitted to its width.
-        dim: whether each row is dimmed; by default none is.
+    Columns of rank 0 stay, and text in them is folded; ``dim`` tells which rows are dimmed, by default none.
     """
+    # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
     table = _table(columns, dim)
     while console.measure(table, options=unbounded).maximum > console.width and (highest := ranks.pop()):
@@ -70,15 +67,16 @@ def fitted_table(columns: Sequence[Column], console: Console, dim: Sequence[bool
     return table
 
 
-def _table(columns: Sequence[Column], dim: Sequence[bool]) -> Any:
+def _table(columns: Sequence[Column], dim: Sequence[bool]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        justify = "right" if column.right else "left"
-        table.add_column(Text(printable(column.title)), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
-    for index, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
-        table.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if any(dim[index : index + 1]) else "")
+        title, justify = Text(printable(column.title)), "right" if column.right else "left"
+        table.add_column(title, justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
+    rows = zip(*(column.cells for column in columns), strict=True)
+    for cells, is_dim in zip(rows, dim or itertools.repeat(False), strict=False):
+        table.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if is_dim else "")
     return table

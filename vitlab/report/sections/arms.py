@@ -20,6 +20,7 @@ from vitlab.report.phrasing import (
     Row,
     Scale,
     compact,
+    compared_rows,
     interval_name,
     mean_interval,
     p_value,
@@ -88,7 +89,7 @@ class Comparisons(Section[Row]):
             column("difference with chance", lambda row: scale.number(row["chance_difference"], apart, sign=True)),
             column("p with chance", lambda row: p_value(row["chance_p"], alpha)),
         ]
-        several = sum(row["baseline"] is not None for row in report.arms) > 1
+        several = len(compared_rows(report.arms)) > 1
         what = " p is of one comparison alone; columns with new images and with chance hold for all at once."
         shown = [one for one in table if not set(one.cells) <= {DASH, "0"}]
         return Table(shown, f"Statistics of each verdict.{what * several}")
@@ -120,7 +121,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
             return f"{row['collapsed']}/{row['n']}{without}"
 
         table.append(column("collapsed", collapsed))
-    compared = [row for row in rows if row["baseline"] is not None]
+    compared = compared_rows(rows)
     if len({row["baseline"] for row in compared}) > 1:
         table.append(column("compared with", lambda row: row["baseline"] or "", rank=2, right=False))
     if compared:
@@ -184,7 +185,7 @@ def paper_table(report: Report) -> Table:
     table.append(Column(scale.title, cells))
     seeds = count(max(counts), "seed") if len(counts) == 1 else "n seeds"
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
-    compared = [row for row in rows if row["baseline"] is not None]
+    compared = compared_rows(rows)
     if compared:
         title = f"difference ({scale.points})" if scale.points else "difference"
         table.append(Column(title, tuple(map(difference, rows))))
