@@ -125,12 +125,12 @@ class _Trial(NamedTuple):
 def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]:
     """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
-    Columns are those of :func:`column_names`, also where nothing was measured.  What is missing is None; infinities are
+    Columns are :func:`column_names`, also where nothing was measured.  What is missing is None; infinities are
     the texts ``inf`` and ``-inf``, because JSON has no number for them.
 
     Args:
         results: the results.
-        refused: arm to a reason why its comparison is refused, in addition to those of its prerequisites.
+        refused: arm to a reason why its comparison is refused, in addition to its prerequisites.
     """
     arms = _trials_by_arm(results)
     compared = {arm: trials[0].baseline for arm, trials in arms.items() if isinstance(trials[0].baseline, str)}
@@ -185,7 +185,7 @@ def _awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
 def column_names(analysis: Analysis) -> list[str]:
     """Return the columns of :func:`summary`, which depend on the study's metric alone.
 
-    They are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard deviation
+    They are ``MEANINGS``, followed by the mean of the test metric of the same name and its standard deviation
     (``test/NAME``, ``test/NAME_sd``), unless a table of other programs does not say which split its metric is of.
     """
     test = _test_column(analysis)

@@ -96,7 +96,7 @@ class Report:
         }
 
     @classmethod
-    def from_json(cls, doc: Mapping[str, Any]) -> Report:
+    def from_json(cls, doc: Any) -> Report:
         """Return the report of JSON values.
 
         Raises:
@@ -314,7 +314,7 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def plain(frame: pd.DataFrame) -> list[Row]:
     """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
     names = [str(name) for name in frame.columns]
     rows = zip(*(_plain_values(column) for _, column in frame.items()), strict=True)  # by column: pandas' rows are slow

@@ -42,7 +42,7 @@ BEFORE = {
     ),
     "failure": ("string", "the same in a sentence; empty where nothing went wrong"),
 }
-"""Columns of :func:`results` before those of the study, with their types and meanings."""
+"""First columns of :func:`results`, with their types and meanings."""
 AFTER = {
     "params": ("Int64", "parameters of the model"),
     "macs": ("Int64", "multiply-accumulates of one image, forward"),
@@ -55,7 +55,7 @@ AFTER = {
     "device": ("string", "cpu or cuda"),
     "origins": ("string", "its components, each with the source and the version it came from"),
 }
-"""Columns of :func:`results` behind those of the study."""
+"""Last columns of :func:`results`."""
 HISTORY = {
     "trial": ("string", "the key of the trial"),
     "arm": ("string", "the arm"),
@@ -107,8 +107,8 @@ def metric_column(analysis: Analysis) -> str:
 def results(plan: Plan, store: Store) -> pd.DataFrame:
     """Return one row per trial of the plan.
 
-    Columns are those of ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text
-    (string); the final values ``val/...``, ``test/...`` and ``train/...`` (float64); and those of ``AFTER``.  The
+    Columns are ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text (string); the
+    final values ``val/...``, ``test/...`` and ``train/...`` (float64); and ``AFTER``.  The
     metric of the analysis has a column even if no trial reports it.  With ``at: best``, that is ``METRIC@best``, the
     best value of each training.
     """
@@ -128,7 +128,7 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     rows = []
     for item in trials:
         arm, trial = arms[item.planned.arm], item.planned.trial
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "study": plan.study,
             "arm": arm.name,
             "baseline": arm.baseline,
@@ -253,7 +253,7 @@ def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
 
 
 def usable(frame: pd.DataFrame, analysis: Analysis, quantum: float = 0.0) -> dict[str, dict[int, float]]:
-    """Return the values by which arms are judged, by arm and seed; those of trials not done are left out.
+    """Return the values by which arms are judged, by arm and seed, of trials that are done.
 
     Values that are not finite are left out too, and seeds that share the trial of an earlier seed (nothing that the
     seed varies is used), because one training counted twice is no replicate.  Where the step of the metric is known,

@@ -6,6 +6,8 @@ The spread is the standard deviation of differences between two arms at one seed
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
@@ -62,7 +64,7 @@ class Forecast:
         """Return the forecast in words."""
         scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
         low, high = self.sd_low / self.sd, self.sd_high / self.sd
-        planned = max(MIN_SEEDS, _planned_seeds(plan))
+        planned = _planned_seeds(plan)
         at = dict(self.detectable)[planned]
         decimals = scale.decimals([at * (high - low) / 2])
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
@@ -136,7 +138,7 @@ class _Spread:
     df: int
     variances: tuple[float, ...]  #: of the differences from the baseline, by comparison
     varies_split: bool  #: whether its seeds have different splits, and the metric is of their validation images
-    overlap: float = 0.0  #: see :class:`vitlab.comparison.arrays.Design`
+    overlap: float  #: see :class:`vitlab.comparison.arrays.Design`
 
 
 def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int, half_width: float | None) -> Forecast:
@@ -161,7 +163,7 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int, ha
     variance = plan.analysis.variance if one_baseline else "own"
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
     rules = family, alpha, plan.analysis.correction, variance, max(item.overlap for item in spreads)
-    counts = sorted({*SEED_COUNTS, max(MIN_SEEDS, _planned_seeds(plan))})
+    counts = sorted({*SEED_COUNTS, _planned_seeds(plan)})
     detectable = tuple((n, sd * simulate(n, *rules)[0]) for n in counts)
     width = None
     if half_width is not None:
@@ -186,8 +188,13 @@ def simulate(
     comparisons = min(family, MAX_SIMULATED)
     studies = max(20, min(STUDIES, MAX_VALUES // (n * (comparisons + 1))))
     values = np.random.default_rng(1).standard_normal((studies, comparisons + 1, n)) / math.sqrt(2)
-    rules: dict[str, Any] = {"alpha": alpha, "correction": correction, "variance": variance}
-    design = replace(Design.with_one_baseline(comparisons), family=np.full(comparisons, family), **rules)
+    design = replace(
+        Design.with_one_baseline(comparisons),
+        family=np.full(comparisons, family),
+        alpha=alpha,
+        correction=correction,
+        variance=variance,
+    )
     contrasts = judge(values, design).contrasts
     half_widths = (contrasts.high - contrasts.low) / 2
     half_widths[np.isnan(half_widths)] = np.inf  # by chance a seed looks collapsed: the exact test finds nothing
@@ -198,15 +205,9 @@ def simulate(
 
 def _seeds_for(half_width: float, rules: Rules) -> int | None:
     """Return the fewest seeds whose median interval is no wider, in standard deviations; None for too many."""
-    too_few, enough = MIN_SEEDS - 1, MIN_SEEDS
-    while simulate(enough, *rules)[1] > half_width:
-        too_few, enough = enough, 2 * enough
-        if too_few >= MAX_SEEDS:
-            return None
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if simulate(middle, *rules)[1] <= half_width else (middle, enough)
-    return enough if enough <= MAX_SEEDS else None
+    counts = range(MIN_SEEDS, MAX_SEEDS + 1)
+    place = bisect_left(counts, True, key=lambda n: simulate(n, *rules)[1] <= half_width)
+    return counts[place] if place < len(counts) else None
 
 
 def _plans(plan: Plan, store: Store) -> Iterator[Plan]:
@@ -228,25 +229,27 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
     if not stored.trials:
         return
     results = StudyResults.read(stored, store)
-    values = results.values
     trials = {(item.arm, item.seed): item.trial for item in stored.trials}
-    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    groups = defaultdict(list)
     for arm in stored.arms:
         if arm.baseline is not None:
-            seeds = tuple(sorted(values.get(arm.name, {}).keys() & values.get(arm.baseline, {}).keys()))
-            groups.setdefault((arm.baseline, seeds), []).append(arm.name)
+            sides = [results.values.get(name, {}).keys() for name in (arm.name, arm.baseline)]
+            groups[arm.baseline, tuple(sorted(sides[0] & sides[1]))].append(arm.name)
     for (baseline, seeds), arms in groups.items():
-        if len(seeds) > 1:
-            table_AS = np.array([[values[name][seed] for seed in seeds] for name in (baseline, *arms)])
-            squares = statistics.MeanSquares.of(table_AS)
-            keys = frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds)
-            variances = tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist())
-            df = len(arms) * (len(seeds) - 1)
-            overlap = results.overlap_of((baseline, *arms))
-            if not math.isnan(overlap):
-                varies = _varies_split(stored, (trials[baseline, seed] for seed in seeds))
-                first = trials[arms[0], seeds[0]]
-                yield _Spread(stored.study, first, keys, 2 * squares.rest, df, variances, varies, overlap)
+        overlap = results.overlap_of((baseline, *arms))
+        if len(seeds) < 2 or math.isnan(overlap):
+            continue
+        table_AS = np.array([[results.values[name][seed] for seed in seeds] for name in (baseline, *arms)])
+        yield _Spread(
+            stored.study,
+            trials[arms[0], seeds[0]],
+            keys=frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds),
+            variance=2 * statistics.MeanSquares.of(table_AS).rest,
+            df=len(arms) * (len(seeds) - 1),
+            variances=tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist()),
+            varies_split=_varies_split(stored, (trials[baseline, seed] for seed in seeds)),
+            overlap=overlap,
+        )
 
 
 def _varies_split(plan: Plan, trials: Iterable[Trial]) -> bool:
@@ -265,8 +268,8 @@ def _is_like(trial: Trial, other: Trial) -> bool:
 
 
 def _planned_seeds(plan: Plan) -> int:
-    """Return the largest number of seeds that an arm of a plan may have."""
-    return len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)})
+    """Return the largest number of seeds that an arm of a plan may have, at least as many as can be judged."""
+    return max(MIN_SEEDS, len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)}))
 
 
 def _trials(plan: Plan) -> Iterator[Any]:

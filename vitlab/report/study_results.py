@@ -62,7 +62,7 @@ class StudyResults:
         return image_values(self.plan, self.trials)
 
     def overlap_of(self, arms: Iterable[str]) -> float:
-        """Return the largest overlap of some arms, NaN if that of one is not known."""
+        """Return the largest overlap of some arms; NaN if one is not known."""
         ratios = [self.overlap.get(arm, 0.0) for arm in arms]
         return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
 
