@@ -18,7 +18,7 @@ from vitlab.comparison.study import judge_study
 from vitlab.geometry import DataIdentity
 from vitlab.plan.metric_facts import MetricFacts
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import comparison
+from vitlab.report import comparison, phrasing
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import STREAMS, Analysis, TrialSpec
 from vitlab.store.files import write_json
@@ -122,6 +122,10 @@ def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, StudyR
 
 def arms_table(results: StudyResults) -> pd.DataFrame:
     return comparison.summary_frame(comparison.summary(results), results.plan.analysis).set_index("arm")
+
+
+def answers_of(results: StudyResults) -> list[str]:
+    return phrasing.answers(comparison.summary(results), results.plan.analysis, results.plan.units)
 
 
 def judged_rows(

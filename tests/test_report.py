@@ -30,6 +30,7 @@ from synthetic_studies import (
     POSITIONS,
     SINE,
     STEPS,
+    answers_of,
     arms_table,
     document,
     outcome,
@@ -236,7 +237,7 @@ def test_comparisons_share_their_variance_by_the_rule(tmp_path):
     assert rows["difference_high"].tolist()[1:] == pytest.approx((d.mean(axis=1) + half).tolist())
     excludes_zero = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
     assert excludes_zero.tolist() == rows["verdict"].isin(["better", "worse"]).tolist()
-    assert "corrected for 3 comparisons" in report.answers(results)[0]
+    assert "corrected for 3 comparisons" in answers_of(results)[0]
     assert any("mean variance of 3 comparisons" in note for note in document(results.plan, Store(tmp_path))["notes"])
 
 
@@ -256,7 +257,7 @@ def test_comparison_of_other_seeds_keeps_its_own_variance(tmp_path):
 
 def test_answers_in_plain_words(tmp_path):
     _, _, results, _ = outcome(tmp_path, analysis=Analysis(variance="own"))
-    worse, unclear, _ = report.answers(results)
+    worse, unclear, _ = answers_of(results)
     interval = stats.ttest_rel(NONE, BASE).confidence_interval(1 - 0.05 / 3)
     low, high = (f"{100 * end:.1f}".replace("-", "\N{MINUS SIGN}") for end in interval)
     assert worse == (
@@ -277,7 +278,7 @@ def test_margin_makes_equivalence_a_verdict(tmp_path):
         assert rows.loc[arm, "p_equal"] == pytest.approx(expected)
     half = stats.t.ppf(0.95, 4) * stats.sem(np.array(NEAR) - np.array(BASE))
     assert rows.loc["position=sincos2d", "equal_high"] == pytest.approx(np.mean(NEAR) - np.mean(BASE) + half)
-    sentences = report.answers(StudyResults.read(plan, store))
+    sentences = answers_of(StudyResults.read(plan, store))
     assert (
         "shown to be equivalent within 1.0 points (90 % interval" in sentences[1] and "cannot tell" not in sentences[1]
     )
@@ -314,7 +315,7 @@ def test_loss_is_shown_raw_and_less_is_better(tmp_path):
     high = [value - 0.9 for value in BASE]
     analysis = Analysis(metric="val/loss", goal="min")
     _, _, results, summary = outcome(tmp_path, {"baseline": high, "b": low}, analysis=analysis, metric="val/loss")
-    [sentence] = report.answers(results)
+    [sentence] = answers_of(results)
     assert sentence.startswith("b is 0.031 below baseline, which is better (95 % interval \N{MINUS SIGN}0.03")
     assert "points" not in sentence and "after" not in sentence
     assert summary.loc["b", "verdict"] == "better"
@@ -467,7 +468,7 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
     assert row["chance_p"] == pytest.approx(min(1, 2 * filled.pvalue))
     interval = filled.confidence_interval(1 - 0.05 / 2)
     assert (row["chance_low"], row["chance_high"]) == pytest.approx((interval.low, interval.high))
-    fragile, sturdy = report.answers(results)
+    fragile, sturdy = answers_of(results)
     assert fragile.startswith("cannot tell: fragile is 3.10 points above baseline")
     assert (
         "with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below" in fragile
@@ -483,10 +484,10 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
 
 def test_claim_supported_by_both_comparisons_is_made(tmp_path):
     plan, store = _diverging_study(tmp_path, {"baseline": [0.9, 0.901, 0.902, 0.9], "b": [0.101, 0.1, 0.102, None]})
-    [sentence] = report.answers(StudyResults.read(plan, store))
+    [sentence] = answers_of(StudyResults.read(plan, store))
     assert sentence.startswith("b is 80.") and "in the place of 1 seed" in sentence
     unknown = dataclasses.replace(plan, metrics=METRICS)
-    [sentence] = report.answers(StudyResults.read(unknown, store))
+    [sentence] = answers_of(StudyResults.read(unknown, store))
     assert (
         sentence.startswith("cannot tell: b is 80.") and "what chance reaches in val/accuracy is not known" in sentence
     )
@@ -644,7 +645,7 @@ def test_unknown_metric_is_reported_with_existing_ones(tmp_path):
 
 def test_one_seed_has_no_interval_and_no_verdict(tmp_path):
     plan, store, results, summary = outcome(tmp_path, {"baseline": BASE[:1], "b": NONE[:1]})
-    assert report.answers(results) == [
+    assert answers_of(results) == [
         "cannot tell: b is 3.1 points below baseline, and one seed has no spread to judge that by."
     ]
     assert summary[["sd", "low", "high", "p", "p_corrected"]].isna().all(axis=None)
@@ -666,7 +667,7 @@ def test_equal_seeds_are_one_replicate(tmp_path):
 def test_equal_arms_are_equal_and_constant_differences_uncertain(tmp_path):
     shifted = [value - 0.01 for value in BASE]
     _, _, results, summary = outcome(tmp_path, {"baseline": BASE, "same": BASE, "moved": shifted})
-    same, constant = report.answers(results)
+    same, constant = answers_of(results)
     assert same == "same and baseline reached the same val/accuracy at each of 5 seeds."
     assert constant.startswith("cannot tell: moved is 1.0 points below baseline at each of 5 seeds alike")
     assert summary.loc["moved", "p"] == 0.0625
@@ -859,10 +860,10 @@ def test_pending_comparison_counts_in_family(tmp_path):
 
 def test_claims_before_all_trials_ended_are_preliminary(tmp_path):
     _, _, results, _ = outcome(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None], "c": NONE})
-    b, c = report.answers(results)
+    b, c = answers_of(results)
     assert b.startswith("preliminary: b is ") and c.startswith("c is ")
     _, _, results, _ = outcome(tmp_path / "2", {"baseline": [*BASE[:4], None], "b": NONE, "c": [None] * 5})
-    b, c = report.answers(results)
+    b, c = answers_of(results)
     assert b.startswith("preliminary: b is ")
     assert c == "cannot tell: no trial of c can be judged yet (5 missing)."
 
@@ -1462,7 +1463,7 @@ def test_collapsed_seed_is_counted_and_no_verdict_rests_on_t(tmp_path):
     assert rows["collapsed"].tolist() == [0, 0, 1] and rows["collapsed_pairs"].tolist()[1:] == [0, 1]
     assert rows["test"].tolist()[1:] == ["paired t", "sign flip"] and rows.loc["b", "verdict"] == "cannot tell"
     assert rows.loc["b", "p"] == pytest.approx(2 / 2**5)
-    assert "1 seed collapsed, so t is not used" in report.answers(results)[1]
+    assert "1 seed collapsed, so t is not used" in answers_of(results)[1]
     notes = document(plan, store)["notes"]
     p = stats.boschloo_exact([[1, 0], [4, 5]], alternative="greater").pvalue
     assert any("1 of 5 seeds of b collapsed" in note and f"p = {p:.2g}" in note for note in notes)

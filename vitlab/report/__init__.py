@@ -2,7 +2,6 @@
 
 from vitlab.report.document import Content as Content
 from vitlab.report.document import Report as Report
-from vitlab.report.document import answers as answers
 from vitlab.report.document import collect as collect
 from vitlab.report.document import is_current as is_current
 from vitlab.report.document import read_report as read_report

@@ -245,13 +245,6 @@ def is_current(plan: Plan, store: Store) -> bool:
     return present and read_report(plan, store, "json") is not None
 
 
-def answers(results: StudyResults) -> list[str]:
-    """Return one sentence per comparison."""
-    from vitlab.report.comparison import summary
-
-    return phrasing.answers(summary(results), results.plan.analysis, results.plan.units)
-
-
 def warm_up() -> None:
     """Import what a report needs beyond this module, which takes seconds; for a thread of its own."""
     import scipy.special  # noqa: F401

@@ -85,7 +85,7 @@ class ScalingLaws(Section[Scaling]):
         rows = []
         for label, arms in _series(findings.results).items():
             points = _points(findings.results, arms)
-            if len(points) < statistics.scaling.MIN_SIZES or max(points) < SPAN * min(points):
+            if _reason(points, ""):
                 continue
             overlap = findings.results.overlap_of(arm.name for arm in arms)
             if law := statistics.fit_law(points, findings.plan.analysis.alpha, overlap):
@@ -105,7 +105,7 @@ class ScalingLaws(Section[Scaling]):
         )
         for label, arms in _series(findings.results).items():
             if label not in fitted:
-                because = _reason(_points(findings.results, arms), SIZES[size])
+                because = _reason(_points(findings.results, arms), SIZES[size]) or "no seed has a value at every size"
                 lines.append(f"No law over {SIZES[size]}{f' for {label}' * bool(label)}: {because}.")
         for row in rows:
             who = f"For {row.series}, the" if row.series else "The"
@@ -210,7 +210,7 @@ def _points(results: StudyResults, arms: Sequence[Arm]) -> dict[float, dict[int,
 
 
 def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
-    """Return why there is no law through some points."""
+    """Return why no law can be fitted to some points; empty if one can."""
     if any(error <= 0 for by_seed in points.values() for error in by_seed.values()):
         return "an error of 0 has no logarithm"
     sizes = [value for value, by_seed in points.items() if by_seed]
@@ -218,7 +218,7 @@ def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
         return f"it has {len(sizes)} different numbers of {size}, and two lie on every power law"
     if max(sizes) < SPAN * min(sizes):
         return f"the largest number of {size} is less than {SPAN:g} times the smallest"
-    return "no seed has a value at every size"
+    return ""
 
 
 def _series(results: StudyResults) -> dict[str, list[Arm]]:
