@@ -22,6 +22,7 @@ from vitlab.store.result import Ending, TrialResult
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 GROUPS = ("val", "test", "train")
 STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, "running", "missing")
@@ -158,9 +159,12 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
 def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
     """Return the smallest change of the metric of the analysis; 0 if it has none or it is not known."""
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
-    if facts is None:
-        return 0.0
-    return facts.smallest_change(images_per_split(trials).get(split) if facts.quantum else None)
+    if facts is None or not facts.quantum:
+        return 0.0 if facts is None else facts.smallest_change(None)
+    for item in trials:
+        if item.status == Ending.DONE and (table := read_predictions(item.folder, split, ["split"])) is not None:
+            return facts.smallest_change(table.num_rows)
+    return 0.0
 
 
 def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:
@@ -189,29 +193,26 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
 
 def _overlap(folders: Iterable[Sequence[TrialFolder]]) -> float:
     """Return validation images over training images, given trials of each split, of which one is read."""
-    from pyarrow import parquet
-
-    def load(path: Path) -> Any:
-        return parquet.read_table(path, columns=["id"], filters=[("split", "==", "val")]).column("id").to_pylist()
-
-    images = [frozenset(read_stored(some[0].predictions, load) or ()) for some in folders if some]
-    pairs = list(itertools.combinations(filter(None, images), 2))
+    tables = [read_predictions(some[0], "val", ["id"]) for some in folders if some]
+    images = [frozenset(table.column("id").to_pylist()) for table in tables if table is not None]
+    pairs = list(itertools.combinations(images, 2))
     if not any(one & other for one, other in pairs):
         return math.nan
     share = sum(len(one & other) / min(len(one), len(other)) for one, other in pairs) / len(pairs)
     return share / (1 - share) if share < 1 else 0.0
 
 
-def images_per_split(trials: Sequence[StoredTrial]) -> Mapping[str, int]:
-    """Return the number of images per split, from one trial that has stored its predictions."""
+def read_predictions(folder: TrialFolder, split: str, columns: Sequence[str]) -> pa.Table | None:
+    """Return columns of the stored predictions of a split, one row per image; None if there are none."""
     from pyarrow import parquet
 
-    for item in trials:
-        if item.status == Ending.DONE and item.folder.predictions.exists():
-            splits = read_stored(item.folder.predictions, lambda path: parquet.read_table(path, columns=["split"]))
-            if splits is not None:
-                return {row["values"]: row["counts"] for row in splits.column("split").value_counts().to_pylist()}
-    return {}
+    def read(path: Path) -> pa.Table | None:
+        if not {"split", *columns} <= set(parquet.read_schema(path).names):
+            return None
+        return parquet.read_table(path, columns=list(columns), filters=[("split", "==", split)])
+
+    table = read_stored(folder.predictions, read)
+    return table if table is not None and table.num_rows else None
 
 
 def is_metric(name: str) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 from vitlab.plan.values import Plan
 from vitlab.report import frame as frames
 from vitlab.report.frame import StoredTrial
-from vitlab.store.damage import read_stored
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 
@@ -82,7 +81,7 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     for item in trials:
         if item.status != Ending.DONE or item.result is None:
             continue
-        stored = _load(item, split, name)
+        stored = _values(item, split, name)
         if stored is None:
             continue
         ids, per_image = stored
@@ -97,21 +96,12 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     return values
 
 
-def _load(item: StoredTrial, split: str, name: str) -> tuple[NDArray[Any], NDArray[np.float64]] | None:
+def _values(item: StoredTrial, split: str, name: str) -> tuple[NDArray[Any], NDArray[np.float64]] | None:
     """Return the numbers of the images of a split and their values; None if they are not stored."""
-    from pyarrow import parquet
-
     names = ["label", "prediction"] if name == "accuracy" else [name]
-
-    def load(path: Any) -> Any:
-        available = parquet.read_schema(path).names
-        if not {"split", "id", *names} <= set(available):
-            return None
-        return parquet.read_table(path, columns=["id", *names], filters=[("split", "==", split)])
-
-    table = read_stored(item.folder.predictions, load)
-    if table is None or not table.num_rows:
+    table = frames.read_predictions(item.folder, split, ["id", *names])
+    if table is None:
         return None
-    columns = {column: table.column(column).to_numpy() for column in ("id", *names)}
-    per_image = columns["label"] == columns["prediction"] if name == "accuracy" else columns[name]
-    return columns["id"], np.asarray(per_image, dtype=np.float64)
+    ids, *columns = (table.column(column).to_numpy() for column in ("id", *names))
+    per_image = columns[0] == columns[1] if name == "accuracy" else columns[0]
+    return ids, np.asarray(per_image, dtype=np.float64)
