@@ -153,7 +153,7 @@ def _trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
     # A table of other programs need not have every column.
     table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
     table = table.reindex(columns=list(_Trial._fields))
-    numbers = dict.fromkeys(("params", "macs", "images", "wall_s", "tested"), "float64")
+    numbers = dict.fromkeys(("params", "macs", "wall_s", "tested"), "float64")
     arms: dict[str, list[_Trial]] = {}
     for values in table.astype(numbers).itertuples(index=False, name=None):
         trial = _Trial(*values)
