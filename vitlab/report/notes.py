@@ -159,17 +159,18 @@ def _prerequisites(plan: Plan) -> list[str]:
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     """Return notes about comparisons whose arms were trained with different numerics."""
-    numerics: dict[str, dict[str, set[str]]] = {}
+    numerics: dict[str | None, set[tuple[str, str]]] = defaultdict(set)
     for item in trials:
         if item.result is not None:
-            values = numerics.setdefault(item.planned.arm, {name: set() for name in NUMERICS})
-            for name in NUMERICS:
-                values[name].add(str(item.result.circumstances.numerics.get(name)))
+            values = item.result.circumstances.numerics
+            numerics[item.planned.arm] |= {(name, str(values.get(name))) for name in NUMERICS}
     arms: dict[str, list[str]] = defaultdict(list)
     for arm in plan.arms:
         if arm.name in numerics and arm.baseline in numerics:
-            both = {name: numerics[arm.name][name] | numerics[arm.baseline][name] for name in NUMERICS}
-            mixed = [f"{name} {' and '.join(sorted(values))}" for name, values in both.items() if len(values) > 1]
+            distinct = defaultdict(list)
+            for name, value in sorted(numerics[arm.name] | numerics[arm.baseline]):
+                distinct[name].append(value)
+            mixed = [f"{name} {' and '.join(several)}" for name, several in distinct.items() if len(several) > 1]
             if mixed:
                 arms["; ".join(mixed)].append(arm.name)
     return [

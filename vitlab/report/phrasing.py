@@ -136,6 +136,15 @@ def widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
     return [half_width(row[low], row[high]) for row in rows]
 
 
+def decimals_of_means_and_differences(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
+    """Return the number of decimals of means and of differences."""
+    means, differences = ([row[name] for row in rows] for name in ("mean", "difference"))
+    return (
+        scale.decimals(widths(rows, "low", "high"), means),
+        scale.decimals(widths(rows, "difference_low", "difference_high"), differences),
+    )
+
+
 def p_value(p: float | None, alpha: float) -> str:
     """Format a p value as ``< 0.001``, ``0.034`` or ``0.61``; more digits if rounding would cross alpha."""
     if p is None:
@@ -291,18 +300,14 @@ def states(row: Row) -> str:
 
 def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return one sentence per comparison, or one per arm if there are no comparisons."""
-    scale = Scale.of(analysis.metric, units)
-    if compared := compared_rows(rows):
-        decimals = scale.decimals(
-            widths(compared, "difference_low", "difference_high"), [row["difference"] for row in compared]
-        )
-        n = {row["arm"]: row["n"] for row in rows}
-        return [
-            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, decimals)
-            for row in compared
-        ]
-    decimals = scale.decimals(widths(rows, "low", "high"), [row["mean"] for row in rows])
-    return [describe_arm(row, analysis, scale, decimals) for row in rows]
+    scale, compared = Scale.of(analysis.metric, units), compared_rows(rows)
+    own, apart = decimals_of_means_and_differences(rows, scale)
+    if not compared:
+        return [describe_arm(row, analysis, scale, own) for row in rows]
+    n = {row["arm"]: row["n"] for row in rows}
+    return [
+        describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart) for row in compared
+    ]
 
 
 def overview(rows: Sequence[Row]) -> str:

@@ -107,8 +107,8 @@ def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
         frames.append(frame.assign(arm=arms.astype("string"), baseline=arms.map(baselines).astype("string")))
         overlap |= {side.name(arm): ratio for arm, ratio in side.results.overlap.items() if arm in side.common}
     for name, facts in metrics.items():
-        of_sides = [(side, side.plan.metrics[name].chance) for side in (old, new) if name in side.plan.metrics]
-        chance = {side.name(arm): of_arms[arm] for side, of_arms in of_sides for arm in side.common if arm in of_arms}
+        sides = [side for side in (old, new) if name in side.plan.metrics]
+        chance = {side.name(arm): of for side in sides for arm, of in side.plan.metrics[name].chance.items()}
         metrics[name] = replace(facts, chance=chance)
     quantum = new.results.quantum if new.results.quantum == old.results.quantum else 0.0
     frame = pd.concat(frames, ignore_index=True)

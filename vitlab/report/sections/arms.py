@@ -21,6 +21,7 @@ from vitlab.report.phrasing import (
     Scale,
     compact,
     compared_rows,
+    decimals_of_means_and_differences,
     interval_name,
     mean_interval,
     p_value,
@@ -154,15 +155,6 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         column("MACs", lambda row: compact(row["macs"]), rank=7),
     ]
     return [*table, *(cost for cost in costs if set(cost.cells) != {DASH})]
-
-
-def decimals_of_means_and_differences(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
-    """Return the number of decimals of means and of differences."""
-    means, differences = ([row[name] for row in rows] for name in ("mean", "difference"))
-    return (
-        scale.decimals(widths(rows, "low", "high"), means),
-        scale.decimals(widths(rows, "difference_low", "difference_high"), differences),
-    )
 
 
 def paper_table(report: Report) -> Table:
