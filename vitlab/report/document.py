@@ -292,7 +292,8 @@ def state(plan: Plan, store: Store) -> str:
         endings.append([path.stat().st_mtime_ns if path.exists() else 0 for path in files] + [folder.is_locked()])
     study = store.study(plan.study)
     latest, own = versions.version(study), versions.version(study, plan.version)
-    ran = own.time if own is not None else 0.0  # tells which trials the last run has trained
+    # The time of the last run decides which trials it is said to have trained.
+    ran = own.time if own is not None else 0.0
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in sections().items()]
     content = [__version__, _code(), plan.to_json(), endings, inputs, latest.name if latest is not None else "", ran]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

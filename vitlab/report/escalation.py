@@ -1,21 +1,21 @@
 """Looks at the results of a study: the comparisons that get more seeds.
 
 They depend on the results of the seeds so far, and on the arms that were open before: an addition of seeds that has
-begun continues.  A run stores them in plan.json, where planning reads them.  :mod:`vitlab.report.comparison`
+begun continues.  A run stores them in plan.json, where planning reads them.  :mod:`vitlab.comparison.study`
 describes the spending of alpha.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from vitlab.comparison.study import is_futile
 from vitlab.comparison.verdict import Verdict
 from vitlab.plan.registration import added_comparisons
 from vitlab.plan.values import Looks, Plan
-from vitlab.report import phrasing
 from vitlab.report.comparison import summary
+from vitlab.report.phrasing import Row
 from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
 
@@ -25,15 +25,13 @@ def with_open_arms(plan: Plan, store: Store) -> Looks | None:
     looks = plan.looks
     if looks is None or plan.pending:  # tunings come first
         return looks
-    planned_seeds: dict[str, set[int]] = {}
-    for planned in plan.trials:
-        planned_seeds.setdefault(planned.arm, set()).add(planned.seed)
+    existing = {(planned.arm, planned.seed) for planned in plan.trials}
     for look, seeds in enumerate(looks.seeds[:-1]):
-        if look and not all(planned_seeds.get(arm, set()).issuperset(seeds) for arm in looks.open[look - 1]):
+        if look and any((arm, seed) not in existing for arm in looks.open[look - 1] for seed in seeds):
             break  # the next plan has the seeds of this look
         trials = tuple(planned for planned in plan.trials if planned.seed in seeds)
         so_far = replace(plan, trials=trials, looks=replace(looks, open=looks.open[:look]))
-        arms = inconclusive_arms(so_far, store, looks.open[look] if look < len(looks.open) else ())
+        arms = inconclusive_arms(so_far, store, *looks.open[look : look + 1])
         looks = replace(looks, open=(*looks.open[:look], arms, *looks.open[look + 1 :]) if arms else looks.open[:look])
         if not arms:
             break
@@ -54,28 +52,21 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     if plan.looks is None or plan.pending:
         return ()
     rows = summary(StudyResults.read(plan, store))
-    failed = {row["arm"]: row["failed"] for row in rows}
+    failed = {row["arm"] for row in rows if row["failed"]}
     rows = [row for row in rows if plan.looks.number(row["arm"]) == len(plan.looks.open)]
     pending = {row["arm"] for row in rows if row["awaited"]}
-    open_arms = {row["arm"] for row in rows if row["arm"] in before} - pending
+    open_arms = set(before)
     if not pending - added_comparisons(plan):
-        open_arms |= {
-            row["arm"] for row in rows if row["arm"] not in pending and may_become_conclusive(row, plan, failed)
-        }
-    return tuple(row["arm"] for row in rows if row["arm"] in open_arms)
+        open_arms |= {row["arm"] for row in rows if _may_become_conclusive(row, plan, failed)}
+    return tuple(row["arm"] for row in rows if row["arm"] in open_arms - pending)
 
 
-def may_become_conclusive(row: phrasing.Row, plan: Plan, failed: Mapping[str, int]) -> bool:
+def _may_become_conclusive(row: Row, plan: Plan, failed: Collection[str]) -> bool:
     """Return whether a comparison is inconclusive and more seeds may decide it.
 
-    False if it is refused, if one of its trials failed, which must be retried first, or if all seeds that it may get
-    would decide it with too little probability.
-
-    Args:
-        row: the comparison's row of the summary.
-        plan: the plan with the analysis.
-        failed: arm to the number of its failed trials.
+    False if it is refused, if a trial of one of its arms failed, which must be retried first, or if all seeds that it
+    may get would decide it with too little probability.
     """
-    if row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):
+    if row["difference"] is None or row["arm"] in failed or row["baseline"] in failed:
         return False
     return bool(row["verdict"] == Verdict.CANNOT_TELL) and not is_futile(row["decidable"], plan)

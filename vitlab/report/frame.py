@@ -274,6 +274,7 @@ def _on_step(value: float, quantum: float) -> float:
     if not quantum:
         return float(value)
     steps = value / quantum
+    # Single precision is off by less than a hundredth of a step up to 100,000 images; more is another value.
     if abs(steps - round(steps)) >= 1e-2:
         return float(value)
     images = round(1 / quantum)  # dividing by the number of images is exact, where multiplying by the step is not

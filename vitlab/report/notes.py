@@ -402,6 +402,7 @@ def _of_splits(ratios: set[float]) -> str:
 
 def _split_noise(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return a note on the spread between seeds, and on what the finite split adds to it."""
+    # Pooled, because the spread of a single arm with few seeds is hardly known.
     usable = [row for row in rows if row["split_sd"] is not None and row["n"] > 1]
     df = sum(row["n"] - 1 for row in usable)
     if not any(row["sd"] for row in usable):

@@ -77,6 +77,7 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
 
     from vitlab.report.drawing import element
 
+    # A stored report has no rows of sections that store none, such as the arms.
     rows = content.report.sections.get(name, ())
     table, picture = part.table(rows, content.report), content.pictures.get(name)
     columns = table.columns if table else ()

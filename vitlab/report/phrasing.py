@@ -69,6 +69,7 @@ class Scale:
 
         Without an interval, the values decide, see :meth:`decimals_of`.
         """
+        # The middle one, so that a single arm of wide spread takes no digit from the others.
         half_widths = sorted(self.factor * width for width in widths if width is not None and width > 0)
         least = 1 if self.is_share else 0
         if not half_widths:

@@ -186,6 +186,7 @@ def simulate(
     Both are of simulated studies with ``n`` seeds, in standard deviations of a difference at one seed.
     """
     comparisons = min(family, MAX_SIMULATED)
+    # Few studies suffice for many seeds and arms, whose intervals hardly differ from one study to the next.
     studies = max(20, min(STUDIES, MAX_VALUES // (n * (comparisons + 1))))
     values = np.random.default_rng(1).standard_normal((studies, comparisons + 1, n)) / math.sqrt(2)
     design = replace(

@@ -86,6 +86,7 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
             continue
         ids, per_image = stored
         value = item.result.outcome.metrics.get(plan.analysis.metric, math.nan)
+        # Predictions of another moment than the metric, or of other images, say nothing about it.
         same = images is None or np.array_equal(images, ids)
         if not same or not math.isclose(per_image.mean(), value, rel_tol=ROUNDING, abs_tol=ROUNDING):
             return {}

@@ -110,6 +110,7 @@ def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
         sides = [side for side in (old, new) if name in side.plan.metrics]
         chance = {side.name(arm): of for side in sides for arm, of in side.plan.metrics[name].chance.items()}
         metrics[name] = replace(facts, chance=chance)
+    # Of different steps, neither is one of the differences.
     quantum = new.results.quantum if new.results.quantum == old.results.quantum else 0.0
     frame = pd.concat(frames, ignore_index=True)
     return StudyResults(replace(plan, metrics=metrics), frame, quantum=quantum, overlap=overlap)

@@ -275,6 +275,7 @@ class _Mark:
 
 
 def _difference(y: float, row: Row) -> _Mark:
+    # Other verdicts are hollow and grey, so that only claims catch the eye.
     colour = {Verdict.BETTER: BETTER, Verdict.WORSE: WORSE}.get(row["verdict"])
     fill, colour = colour or PAPER, colour or GREY
     return _Mark(y, row["difference"], row["difference_low"], row["difference_high"], colour, fill)

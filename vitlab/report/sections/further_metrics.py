@@ -98,6 +98,7 @@ class Corrupted(FurtherMetrics):
         if not kinds:
             return done[[]]
         errors = done.set_index(["arm", "seed"])[kinds]
+        # At the same seed both arms saw the same batches, so that the ratio scatters less than either error.
         of_baselines = errors.reindex(pd.MultiIndex.from_frame(done[["baseline", "seed"]]))
         ratios = (errors.to_numpy() / of_baselines.to_numpy()).mean(axis=1)
         relative = pd.Series(ratios, done.index).replace(math.inf, math.nan)  # of a baseline without errors
