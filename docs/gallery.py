@@ -169,7 +169,7 @@ def _page(study: str) -> Iterator[str]:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
     for name in ("scaling", "heads", "tuning"):
         part = sections()[name]
-        if table := part.table(report.sections[name], report):
+        if table := report.table(name):
             lines = [f"## {part.heading}\n", f"{markdown(table.caption)}\n", *markdown_table(table.columns), ""]
             yield "\n".join(lines)
     if report.notes:

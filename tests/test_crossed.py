@@ -128,14 +128,14 @@ def test_values_of_other_images_are_not_crossed(study: Path, monkeypatch: pytest
 
     _, plan = lab.plan_study(study, out=study.parent / "out")
     trials = gather(plan, Store((study.parent / "out").resolve()))
-    load, calls = reader._load, iter(range(100))
+    load, calls = reader._values, iter(range(100))
 
     def shifted(*arguments):  # the images of the third trial are others
         ids, values = load(*arguments)
         return ids + (next(calls) == 2), values
 
     assert reader.image_values(plan, trials)
-    monkeypatch.setattr(reader, "_load", shifted)
+    monkeypatch.setattr(reader, "_values", shifted)
     assert reader.image_values(plan, trials) == {}
-    monkeypatch.setattr(reader, "_load", lambda *arguments: tuple(values[:1] for values in load(*arguments)))
+    monkeypatch.setattr(reader, "_values", lambda *arguments: tuple(values[:1] for values in load(*arguments)))
     assert reader.image_values(plan, trials) == {}, "one image has no spread"

@@ -22,7 +22,6 @@ from vitlab.plan.values import Plan
 from vitlab.report import Report, phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.phrasing import Column
-from vitlab.report.sections import sections
 from vitlab.report.sections.arms import columns
 from vitlab.report.study_results import StudyResults
 
@@ -143,8 +142,7 @@ def arm_texts(arm: str, plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:
 
 
 def section_columns(name: str, doc: Mapping[str, Any]) -> list[Column]:
-    report = Report.from_json(doc)
-    table = sections()[name].table(report.sections[name], report)
+    table = Report.from_json(doc).table(name)
     return [] if table is None else [*table.columns]
 
 

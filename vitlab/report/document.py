@@ -24,7 +24,7 @@ from vitlab.report.formats import FORMATS, csv, markdown_report
 from vitlab.report.frame import prerequisites, rivals
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
-from vitlab.report.sections import Findings, section, sections
+from vitlab.report.sections import Findings, Table, section, sections
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
@@ -81,6 +81,11 @@ class Report:
     def provenance(self) -> list[tuple[str, str]]:
         """How the numbers were made, as pairs of heading and text."""
         return [] if self.made is None else self.made.lines()
+
+    def table(self, name: str) -> Table | None:
+        """Return the table of a section; None if it has none, or found nothing."""
+        part, rows = sections()[name], self.sections.get(name, ())
+        return part.table(rows, self) if rows or not part.row else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -45,7 +45,7 @@ def markdown_report(report: Report, captions: Mapping[str, str] = {}) -> str:
     lines += [f"- {markdown(sentence)}" for sentence in report.answers]
     lines += ["", markdown(f"{report.analysis.metric}: {report.analysis.direction}.")]
     for name, part in sections().items():
-        table = part.table(report.sections.get(name, ()), report)
+        table = report.table(name)
         if (table or name in captions) and name != "arms":
             lines += ["", f"## {part.heading}"]
         if table:
@@ -103,7 +103,7 @@ def _every_table(report: Report) -> dict[str, Table]:
     """Return the tables of all sections, each with its heading in the caption."""
     tables = {}
     for name, part in sections().items():
-        if table := part.table(report.sections.get(name, ()), report):
+        if table := report.table(name):
             tables[part.heading.lower()] = Table(table.columns, f"{part.heading}. {table.caption}")
     return tables
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison.verdict import Verdict
 from vitlab.plan.palette import SERIES
 from vitlab.report import phrasing
 from vitlab.report.escaping import valid_html
-from vitlab.report.phrasing import DASH, Column, Row, Scale, duration
+from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, duration
 
 if TYPE_CHECKING:
     from vitlab.report.document import Content
@@ -50,23 +50,20 @@ def page(content: Content) -> str:
 
 def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]:
     """Return the table of trials: a selection of the columns of results.csv."""
-
-    def column(title: str, cell: Callable[[Row], str], *, right: bool = False) -> Column:
-        return Column(title, tuple(map(cell, rows)), right=right)
-
+    column = Columns(rows)
     table = [
-        column("arm", lambda row: row["arm"]),
-        column("seed", lambda row: str(row["seed"]), right=True),
-        column("status", lambda row: row["status"]),
-        column("failure", lambda row: row["failure_kind"] or ""),
+        column("arm", lambda row: row["arm"], right=False),
+        column("seed", lambda row: str(row["seed"])),
+        column("status", lambda row: row["status"], right=False),
+        column("failure", lambda row: row["failure_kind"] or "", right=False),
     ]
     for metric in (name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))):
         scale = Scale.of(metric, units)
         decimals = scale.decimals_of([row[metric] for row in rows], 2, 4)
         table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))
     table += [
-        column("time", lambda row: DASH if row["wall_s"] is None else duration(row["wall_s"]), right=True),
-        column("trial", lambda row: row["trial"][:12]),
+        column("time", lambda row: DASH if row["wall_s"] is None else duration(row["wall_s"])),
+        column("trial", lambda row: row["trial"][:12], right=False),
     ]
     return [one for one in table if one.title != "failure" or any(one.cells)]
 
@@ -79,7 +76,7 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
 
     # A stored report has no rows of sections that store none, such as the arms.
     rows = content.report.sections.get(name, ())
-    table, picture = part.table(rows, content.report), content.pictures.get(name)
+    table, picture = content.report.table(name), content.pictures.get(name)
     columns = table.columns if table else ()
     more = [column for column in columns if column.rank >= SECONDARY]
     figure = picture and {

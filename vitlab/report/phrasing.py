@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
@@ -18,6 +18,7 @@ from vitlab.plan.metric_facts import own_metric
 from vitlab.spec import Analysis
 
 Row = Mapping[str, Any]
+RowT = TypeVar("RowT")
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
@@ -32,6 +33,17 @@ class Column:
     cells: tuple[str, ...]
     rank: int = 0
     right: bool = True
+
+
+@dataclass(frozen=True)
+class Columns(Generic[RowT]):
+    """Maker of the columns of a table that has a line for each of some rows."""
+
+    rows: Sequence[RowT]
+
+    def __call__(self, title: str, cell: Callable[[RowT], str], rank: int = 0, *, right: bool = True) -> Column:
+        """Return the column of the texts that ``cell`` makes of the rows."""
+        return Column(title, tuple(map(cell, self.rows)), rank, right)
 
 
 @dataclass(frozen=True)

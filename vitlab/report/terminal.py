@@ -39,7 +39,7 @@ def terminal(report: Report) -> str:
         console.print(Padding(Text(printable(sentence)), (0, 0, 0, 2)))
     console.print(Text(printable(f"{report.analysis.metric}: {report.analysis.direction}."), style="dim"))
     for name, part in sections().items():
-        table = part.table(report.sections.get(name, ()), report) if part.in_terminal else None
+        table = report.table(name) if part.in_terminal else None
         if table is not None:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))

@@ -36,7 +36,7 @@ def check_section(choice: registry.ResolvedChoice) -> None:
             assert again.to_json() == content.report.to_json(), f"rows {state} change when JSON is read again"
             rows = content.report.sections.get(name, ())
             with about(f"is rendered {state}"):
-                table = part.table(rows, again)
+                table = again.table(name)
                 figures = [part.figure(rows, content.findings, width) for width in WIDTHS]
             lengths = {len(column.cells) for column in table.columns} if table else set()
             assert len(lengths) < 2, f"columns {state} have {sorted(lengths)} cells; give each one per row"

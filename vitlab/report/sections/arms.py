@@ -17,6 +17,7 @@ from vitlab.report.phrasing import (
     PLUS_MINUS,
     ROUNDING,
     Column,
+    Columns,
     Row,
     Scale,
     compact,
@@ -72,10 +73,7 @@ class Comparisons(Section[Row]):
             return None
         scale, alpha = Scale.of(report.analysis.metric, report.units), report.analysis.alpha
         _, apart = decimals_of_means_and_differences(report.arms, scale)
-
-        def column(title: str, cell: Callable[[Row], str], *, right: bool = True) -> Column:
-            return Column(title, tuple(map(cell, compared)), right=right)
-
+        column = Columns(compared)
         table = [
             column("arm", lambda row: row["arm"], right=False),
             column("compared with", lambda row: row["baseline"], right=False),
@@ -101,9 +99,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
     scale = Scale.of(analysis.metric, units)
     own, apart = decimals_of_means_and_differences(rows, scale)
     of_sd = own + 1 if own or any(row["sd"] for row in rows) else 0
-
-    def column(title: str, cell: Callable[[Row], str], rank: int = 0, *, right: bool = True) -> Column:
-        return Column(title, tuple(map(cell, rows)), rank, right)
+    column = Columns(rows)
 
     def difference(title: str, cell: Callable[[Row], str], rank: int = 0) -> Column:
         return column(title, lambda row: "" if row["baseline"] is None else cell(row), rank)
@@ -170,18 +166,16 @@ def paper_table(report: Report) -> Table:
             return text
         return f"{text} {scale.interval(row['difference_low'], row['difference_high'], apart)}"
 
-    table = [Column("arm", tuple(labels.values()), right=False)]
+    column = Columns(rows)
+    table = [column("arm", lambda row: labels[row["arm"]], right=False)]
     if len(counts) > 1:
-        table.append(Column("n", tuple(str(row["n"]) for row in rows)))
-    cells = tuple(scale.spread(row["mean"], row["sd"], own) for row in rows)
-    table.append(Column(scale.title, cells))
+        table.append(column("n", lambda row: str(row["n"])))
+    table.append(column(scale.title, lambda row: scale.spread(row["mean"], row["sd"], own)))
     seeds = count(max(counts), "seed") if len(counts) == 1 else "n seeds"
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
-    compared = compared_rows(rows)
-    if compared:
-        title = f"difference ({scale.points})" if scale.points else "difference"
-        table.append(Column(title, tuple(map(difference, rows))))
-        table.append(Column("verdict", tuple(map(_verdict_cell, rows)), right=False))
+    if compared := compared_rows(rows):
+        table.append(column(f"difference ({scale.points})" if scale.points else "difference", difference))
+        table.append(column("verdict", _verdict_cell, right=False))
         interval = interval_name(max(compared, key=lambda row: row["family"]), analysis)
         caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
     return Table(table, f"{report.question} {caption}".strip())

@@ -96,7 +96,7 @@ class Section(Generic[RowT]):
         return ()
 
     def table(self, rows: Sequence[RowT], report: Report) -> Table | None:
-        """Return the table; None if there is none."""
+        """Return the table; None if there is none.  It is asked for where there are rows, or none are stored."""
         return None
 
     def figure(self, rows: Sequence[RowT], findings: Findings, width: float) -> Drawing | None:

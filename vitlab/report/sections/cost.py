@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report.frame import parquet
-from vitlab.report.phrasing import Column
+from vitlab.report.phrasing import Columns
 from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.store.damage import read_stored
 from vitlab.store.files import write_bytes
@@ -81,17 +81,17 @@ class Cost(Section[MeasuredCost]):
             "'vitlab run --measure' measures again."
         ]
 
-    def table(self, rows: Sequence[MeasuredCost], report: Report) -> Table | None:
+    def table(self, rows: Sequence[MeasuredCost], report: Report) -> Table:
         """Return the table; its caption has the conditions of the measurement."""
-        if not rows:
-            return None
-        table = [Column("arm", tuple(row.arm for row in rows), right=False)]
-        for name, what in SPEEDS.items():
-            medians, q1, q3 = ([getattr(row, f"{name}{end}") for row in rows] for end in ("", "_q1", "_q3"))
-            quartiles = (f"{low:,.0f} to {high:,.0f}" for low, high in zip(q1, q3, strict=True))
-            table.append(Column(what, tuple(f"{median:,.0f}" for median in medians)))
-            table.append(Column("quartiles", tuple(quartiles), rank=1))
-        table.append(Column("memory", tuple(f"{row.peak_bytes / (1 << 20):,.0f} MiB" for row in rows)))
+        column = Columns(rows)
+        table = [
+            column("arm", lambda row: row.arm, right=False),
+            column(SPEEDS["train_images_per_s"], lambda row: f"{row.train_images_per_s:,.0f}"),
+            column("quartiles", lambda row: f"{row.train_images_per_s_q1:,.0f} to {row.train_images_per_s_q3:,.0f}", 1),
+            column(SPEEDS["infer_images_per_s"], lambda row: f"{row.infer_images_per_s:,.0f}"),
+            column("quartiles", lambda row: f"{row.infer_images_per_s_q1:,.0f} to {row.infer_images_per_s_q3:,.0f}", 1),
+            column("memory", lambda row: f"{row.peak_bytes / (1 << 20):,.0f} MiB"),
+        ]
         first = rows[0]
         caption = (
             f"Each arm alone, arms in turns, medians of {count(first.rounds, 'round')}; training by the loop, with its "

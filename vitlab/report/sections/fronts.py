@@ -12,7 +12,7 @@ from vitlab import statistics
 from vitlab.errors import count
 from vitlab.plan.palette import GREY, PAPER, RULE, SERIES
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_labels
-from vitlab.report.phrasing import Column, Scale
+from vitlab.report.phrasing import Columns, Scale
 from vitlab.report.sections import cost
 from vitlab.report.sections.base import Findings, Section, Table, section
 
@@ -58,18 +58,20 @@ class Fronts(Section[Front]):
             rows.append(Front(name, dict(zip(values, statistics.pareto(signed, results), strict=True))))
         return rows
 
-    def table(self, rows: Sequence[Front], report: Report) -> Table | None:
+    def table(self, rows: Sequence[Front], report: Report) -> Table:
         """Return the table; an arm whose mean lacks seeds that diverged or failed is marked."""
-        if not rows:
-            return None
         labels = {}
         for row in report.arms:
             broken = row["diverged"] + row["failed"]
             labels[row["arm"]] = f"{row['arm']} ({count(broken, 'broken seed')})" if broken else row["arm"]
-        on_front = tuple("; ".join(labels[arm] for arm, on in row.arms.items() if on) for row in rows)
+
+        def on_front(row: Front) -> str:
+            return "; ".join(labels[arm] for arm, on in row.arms.items() if on)
+
+        column = Columns(rows)
         columns = [
-            Column("cost", tuple(COSTS[row.cost] for row in rows), right=False),
-            Column("arms that no other arm beats in both", on_front, right=False),
+            column("cost", lambda row: COSTS[row.cost], right=False),
+            column("arms that no other arm beats in both", on_front, right=False),
         ]
         return Table(
             columns,

@@ -50,10 +50,8 @@ class FurtherMetrics(Section[MetricsOfArm]):
                 rows.append(MetricsOfArm(str(arm), means, sds))
         return rows
 
-    def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table | None:
+    def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table:
         """Return the table; metrics that no arm has are left out."""
-        if not rows:
-            return None
         columns = [Column("arm", tuple(row.arm for row in rows), right=False)]
         for place, name in enumerate(rows[0].means):
             means, scale = [row.means[name] for row in rows], Scale.of(name, report.units)

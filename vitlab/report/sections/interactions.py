@@ -14,7 +14,7 @@ from vitlab.plan.design import text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm
 from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_line
-from vitlab.report.phrasing import Column, Row, Scale, half_width, interval_name, p_value, percent
+from vitlab.report.phrasing import Columns, Row, Scale, half_width, interval_name, p_value, percent
 from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.report.study_results import StudyResults
 from vitlab.spec.design import short_names
@@ -51,22 +51,20 @@ class Interactions(Section[Interaction]):
         """Return the interaction of every two paths and pair of levels, against the reference levels."""
         return interactions(findings.results)
 
-    def table(self, rows: Sequence[Interaction], report: Report) -> Table | None:
+    def table(self, rows: Sequence[Interaction], report: Report) -> Table:
         """Return the table."""
-        if not rows:
-            return None
-        scale, analysis = Scale.of(report.analysis.metric, report.units), report.analysis
+        scale, analysis, column = Scale.of(report.analysis.metric, report.units), report.analysis, Columns(rows)
         decimals = scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
         title = "interaction" + (f" ({scale.points})" if scale.points else "")
-        intervals = tuple(scale.interval(row.low, row.high, decimals) for row in rows)
+        interval = interval_name({"family": rows[0].family}, analysis)
         columns = [
-            Column("change", tuple(row.first for row in rows), right=False),
-            Column("with", tuple(row.second for row in rows), right=False),
-            Column("beside", tuple(row.against for row in rows), rank=2, right=False),
-            Column("n", tuple(str(row.pairs) for row in rows), rank=1),
-            Column(title, tuple(scale.number(row.difference, decimals, sign=True) for row in rows)),
-            Column(interval_name({"family": rows[0].family}, analysis), intervals, rank=1),
-            Column("p", tuple(p_value(row.p_corrected, analysis.alpha) for row in rows)),
+            column("change", lambda row: row.first, right=False),
+            column("with", lambda row: row.second, right=False),
+            column("beside", lambda row: row.against, rank=2, right=False),
+            column("n", lambda row: str(row.pairs), rank=1),
+            column(title, lambda row: scale.number(row.difference, decimals, sign=True)),
+            column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),
+            column("p", lambda row: p_value(row.p_corrected, analysis.alpha)),
         ]
         return Table(
             columns,

@@ -15,7 +15,7 @@ from vitlab.plan.design import text
 from vitlab.plan.palette import RULE, SERIES
 from vitlab.plan.values import Arm, Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_line
-from vitlab.report.phrasing import DASH, MINUS, Column, Scale, percent
+from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections.base import Findings, Section, Table, section
 from vitlab.report.study_results import StudyResults
 from vitlab.statistics import Estimate, Law
@@ -121,31 +121,26 @@ class ScalingLaws(Section[Scaling]):
                 )
         return lines
 
-    def table(self, rows: Sequence[Scaling], report: Report) -> Table | None:
+    def table(self, rows: Sequence[Scaling], report: Report) -> Table:
         """Return the table."""
-        if not rows:
-            return None
-        scale, interval = (
-            Scale.of(report.analysis.metric, report.units),
-            f"{percent(1 - report.analysis.alpha)} interval",
-        )
+        scale, column = Scale.of(report.analysis.metric, report.units), Columns(rows)
+        interval = f"{percent(1 - report.analysis.alpha)} interval"
         table = [
-            Column("arms with", tuple(row.series for row in rows), right=False),
-            Column("sizes", tuple(str(len(row.arms)) for row in rows), rank=2),
-            Column("seeds", tuple(str(row.seeds) for row in rows), rank=2),
-            Column("slope of the logarithms", tuple(_number(row.slope) for row in rows)),
-            Column(interval, tuple(_interval(row.slope_low, row.slope_high) for row in rows), rank=1),
+            column("arms with", lambda row: row.series, right=False),
+            column("sizes", lambda row: str(len(row.arms)), rank=2),
+            column("seeds", lambda row: str(row.seeds), rank=2),
+            column("slope of the logarithms", lambda row: _number(row.slope)),
+            column(interval, lambda row: _interval(row.slope_low, row.slope_high), rank=1),
         ]
         with_offset = any(row.offset is not None for row in rows)
         if with_offset:
             decimals = scale.decimals([row.offset_high and row.offset_high / 2 for row in rows])
-            offsets = tuple(scale.interval(row.offset_low, row.offset_high, decimals) for row in rows)
             title = f"offset ({scale.unit})" if scale.unit else "offset"
             table += [
-                Column(title, tuple(scale.number(row.offset, decimals) for row in rows)),
-                Column(interval, offsets, rank=1),
-                Column("exponent", tuple(_number(row.exponent) for row in rows)),
-                Column(interval, tuple(_interval(row.exponent_low, row.exponent_high) for row in rows), rank=1),
+                column(title, lambda row: scale.number(row.offset, decimals)),
+                column(interval, lambda row: scale.interval(row.offset_low, row.offset_high, decimals), rank=1),
+                column("exponent", lambda row: _number(row.exponent)),
+                column(interval, lambda row: _interval(row.exponent_low, row.exponent_high), rank=1),
             ]
         error = report.analysis.metric if report.analysis.goal == "min" else f"1 {MINUS} {report.analysis.metric}"
         few = statistics.scaling.MIN_SIZES_WITH_OFFSET

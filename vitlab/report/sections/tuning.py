@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.plan.tune import edges, name_of
-from vitlab.report.phrasing import DASH, Column, Scale, duration
+from vitlab.report.phrasing import DASH, Columns, Scale, duration
 from vitlab.report.sections.base import Findings, Section, Table, section
 
 if TYPE_CHECKING:
@@ -50,19 +50,17 @@ class Tuning(Section[Candidate]):
                 )
         return rows
 
-    def table(self, rows: Sequence[Candidate], report: Report) -> Table | None:
+    def table(self, rows: Sequence[Candidate], report: Report) -> Table:
         """Return the table of candidates."""
-        if not rows:
-            return None
-        scale = Scale.of(rows[0].metric, report.units)
+        scale, column = Scale.of(rows[0].metric, report.units), Columns(rows)
         decimals = scale.decimals_of([row.score for row in rows], 2, 4)
         columns = [
-            Column("tuned for", tuple(row.arm for row in rows), right=False),
-            Column("candidate", tuple(row.rival for row in rows), right=False),
-            Column(scale.title, tuple(scale.number(row.score, decimals) for row in rows)),
-            Column("trainings", tuple(str(row.trials) for row in rows), rank=2),
-            Column("time", tuple(duration(row.wall_s) if row.wall_s else DASH for row in rows), rank=1),
-            Column("outcome", tuple(row.outcome for row in rows), right=False),
+            column("tuned for", lambda row: row.arm, right=False),
+            column("candidate", lambda row: row.rival, right=False),
+            column(scale.title, lambda row: scale.number(row.score, decimals)),
+            column("trainings", lambda row: str(row.trials), rank=2),
+            column("time", lambda row: duration(row.wall_s) if row.wall_s else DASH, rank=1),
+            column("outcome", lambda row: row.outcome, right=False),
         ]
         return Table(
             columns,
