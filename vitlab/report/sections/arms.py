@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
-from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, WORSE
+from vitlab.plan.palette import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.plan.values import Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, short_labels, style, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import (
@@ -225,7 +225,7 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
             axes.tick_params(axis="y", length=0, pad=7)
             axes.locator_params(axis="x", nbins=FEW_TICKS)
             axes.ticklabel_format(axis="x", useOffset=False, style="plain")
-            axes.grid(axis="x", color=RULE, linewidth=0.5)
+            axes.grid(axis="x")
             low, high = axes.get_xlim()
             if high - low <= ROUNDING * abs(high):  # of equal values, ticks would be as long as their rounding
                 axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.plan.palette import GREY, INK, RULE, SERIES
+from vitlab.plan.palette import GREY, INK, SERIES
 from vitlab.plan.values import Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_labels
 from vitlab.report.phrasing import Scale, percent
@@ -84,20 +84,20 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str, width: float
             colours = dict(zip(panel, SERIES, strict=False))
             colours |= {name: INK for name in panel if name in baselines.values()}
             if not share_panel:
-                axes.set_title(labels[panel[0]], loc="left", fontsize=8)
+                axes.set_title(labels[panel[0]])
                 if baselines[panel[0]] in names:
                     _mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
             for name in sorted(panel, key=lambda name: baselines[name] is None):  # baselines in front
                 own = rows[rows["arm"] == name]
                 _curve(axes, own, colours[name], labels[name], plan.analysis.alpha, results.overlap_of([name]))
             if share_panel:
-                axes.legend(frameon=False, fontsize=7.5, loc="best", handlelength=1.4)
+                axes.legend()
             axes.tick_params(labelbottom=True)
             axes.set_ylim(late.min() - room, late.max() + room)
             axes.set_xlim(0, float(done["x"].max()))
-            axes.grid(axis="y", color=RULE, linewidth=0.5)
-        figure.supxlabel(unit, fontsize=9)
-        figure.supylabel(scale.title, fontsize=9)
+            axes.grid(axis="y")
+        figure.supxlabel(unit)
+        figure.supylabel(scale.title)
         spread = f"its {percent(1 - plan.analysis.alpha)} t-interval (band), or single seeds (thin) if they are few"
         caption = f"{scale.title} over training: the mean of the seeds with {spread}"
         caption += "; dashed curves diverged or failed." if len(done) < len(rows) else "."

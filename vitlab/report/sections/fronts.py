@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitlab import statistics
 from vitlab.errors import count
-from vitlab.plan.palette import GREY, PAPER, RULE, SERIES
+from vitlab.plan.palette import GREY, PAPER, SERIES
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_labels
 from vitlab.report.phrasing import Columns, Scale
 from vitlab.report.sections import cost
@@ -122,13 +122,13 @@ def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Drawing:
                 axes.set_xscale("log")
             plain_ticks(axes)
             axes.set_xlabel(COSTS[row.cost])
-            axes.grid(color=RULE, linewidth=0.5)
+            axes.grid()
         for axes in panels[len(rows) :]:
             axes.set_visible(False)
         for axes in panels[::across]:
             axes.set_ylabel(scale.title)
         named = {text: sign for axes in panels for sign, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(named.values(), named, loc="outside lower center", ncols=across, frameon=False, fontsize=7.5)
+        figure.legend(named.values(), named, loc="outside lower center", ncols=across)
         caption = (
             "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: arms "
             "that no other one beats in both."

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.comparison.arrays import Design, contrast
 from vitlab.plan.design import text
-from vitlab.plan.palette import RULE, SERIES
+from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Arm
 from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_line
 from vitlab.report.phrasing import Columns, Row, Scale, half_width, interval_name, p_value, percent
@@ -186,8 +186,8 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
         axes.set_xticks(range(len(across)), [wrapped_line(x, room) for x in across])
         axes.set_xlabel(short[paths[0]])
         axes.set_ylabel(scale.title)
-        axes.grid(axis="y", color=RULE, linewidth=0.5)
-        axes.legend(frameon=False, fontsize=8, loc="best", handlelength=1.4)
+        axes.grid(axis="y")
+        axes.legend()
         has_intervals = any(row["low"] is not None for row in cells.values())
         interval = f" with its {percent(1 - plan.analysis.alpha)} t-interval" * has_intervals
         lines = "Parallel lines: the difference that one factor makes does not depend on the other."

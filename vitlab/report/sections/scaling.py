@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.plan.design import text
-from vitlab.plan.palette import RULE, SERIES
+from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Arm, Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_line
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
@@ -275,8 +275,8 @@ def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Drawin
         axes.set_xlabel(SIZES[rows[0].size])
         less = "" if plan.analysis.goal == "min" else (f"100 % {MINUS} " if scale.is_share else f"1 {MINUS} ")
         axes.set_ylabel(less + scale.title)
-        axes.grid(color=RULE, linewidth=0.5)
-        axes.legend(frameon=False, fontsize=7.5)
+        axes.grid()
+        axes.legend()
         error = f"1 {MINUS} {plan.analysis.metric}" if less else plan.analysis.metric
         level = percent(1 - plan.analysis.alpha)
         caption = (
