@@ -113,18 +113,19 @@ def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Drawing:
         for axes, row in zip(panels, rows, strict=False):
             at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in row.arms}
             front = sorted(at[arm] for arm, on in row.arms.items() if on)
-            axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
-            for arm, place in at.items():
+            axes.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, zorder=1)
+            for arm, on in row.arms.items():
                 marker, colour = signs.get(arm, ("o", GREY))
-                fill = colour if row.arms[arm] else PAPER
-                axes.plot(*place, marker, color=colour, markerfacecolor=fill, label=labels.get(arm))
-            if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
+                fill = colour if on else PAPER
+                axes.plot(*at[arm], marker, color=colour, markerfacecolor=fill, label=labels.get(arm))
+            (lowest, _), (highest, _) = min(at.values()), max(at.values())
+            if highest > 10 * lowest:
                 axes.set_xscale("log")
             plain_ticks(axes)
             axes.set_xlabel(COSTS[row.cost])
             axes.grid()
         for axes in panels[len(rows) :]:
-            axes.set_visible(False)
+            axes.remove()
         for axes in panels[::across]:
             axes.set_ylabel(scale.title)
         named = {text: sign for axes in panels for sign, text in zip(*axes.get_legend_handles_labels(), strict=True)}
