@@ -236,7 +236,7 @@ def _caption(plan: Plan, rows: Sequence[Row]) -> str:
     """Return the caption of the figure."""
     interval = f" with its {percent(1 - plan.analysis.alpha)} interval"
     text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
-    text += interval * any(row["low"] is not None for row in rows)
+    text += interval * any(mean_interval(row)[0] is not None for row in rows)
     compared = [row for row in rows if row["difference"] is not None]
     if not compared:
         return f"Of every arm {text}."

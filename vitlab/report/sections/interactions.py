@@ -14,7 +14,7 @@ from vitlab.plan.design import text
 from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Arm
 from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_line
-from vitlab.report.phrasing import Columns, Row, Scale, half_width, interval_name, p_value, percent
+from vitlab.report.phrasing import Columns, Row, Scale, half_width, interval_name, mean_interval, p_value, percent
 from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.report.study_results import StudyResults
 from vitlab.spec.design import short_names
@@ -161,8 +161,9 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
         return None
     scale, short = Scale.of(plan.analysis.metric, plan.units), short_names(paths)
 
-    def reach(row: Row, end: str) -> float:
-        return 0.0 if row[end] is None else scale.factor * abs(row[end] - row["mean"])
+    def reach(row: Row, side: int) -> float:
+        end = mean_interval(row)[side]
+        return 0.0 if end is None else scale.factor * abs(end - row["mean"])
 
     with style():
         figure = new_figure(width, 3.2)
@@ -173,7 +174,7 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
             axes.errorbar(
                 [place + offset for place in points],
                 [scale.factor * row["mean"] for row in points.values()],
-                yerr=[[reach(row, end) for row in points.values()] for end in ("low", "high")],
+                yerr=[[reach(row, side) for row in points.values()] for side in (0, 1)],
                 color=colour,
                 marker="o",
                 markersize=5,
@@ -188,7 +189,7 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
         axes.set_ylabel(scale.title)
         axes.grid(axis="y")
         axes.legend()
-        has_intervals = any(row["low"] is not None for row in cells.values())
+        has_intervals = any(mean_interval(row)[0] is not None for row in cells.values())
         interval = f" with its {percent(1 - plan.analysis.alpha)} t-interval" * has_intervals
         lines = "Parallel lines: the difference that one factor makes does not depend on the other."
         return Drawing(figure, f"The mean of every cell of the grid{interval}. {lines}")
