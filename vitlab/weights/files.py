@@ -221,13 +221,11 @@ def _unwrap(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str], l
     """Return the mapping inside wrappers such as ``state_dict``, the wrappers' keys, and the keys beside them."""
     wrappers: list[str] = []
     other_keys: list[str] = []
-    while True:
-        inner = next((name for name in WRAPPERS if isinstance(content.get(name), Mapping)), None)
-        if inner is None:
-            return content, wrappers, other_keys
+    while inner := next((name for name in WRAPPERS if isinstance(content.get(name), Mapping)), None):
         wrappers.append(inner)
         other_keys += [str(name) for name in content if name != inner]
         content = content[inner]
+    return content, wrappers, other_keys
 
 
 def _json(file: Path, data: bytes | None) -> Json:

@@ -274,7 +274,11 @@ _IN_MEMORY: Table = (
     ("blocks.{i}.mlp.fc1.{p}", "layers.{i}.mlp.fc1.{p}"),
     ("blocks.{i}.mlp.fc2.{p}", "layers.{i}.mlp.fc2.{p}"),
 )
-_CLASSIFIERS = {"classifier": "head", "cls_classifier": "head", "distillation_classifier": "head_dist"}
+_CLASSIFIERS: Table = (
+    ("head.{p}", "classifier.{p}"),
+    ("head.{p}", "cls_classifier.{p}"),
+    ("head_dist.{p}", "distillation_classifier.{p}"),
+)
 
 
 class HuggingFaceFormat(Format):
@@ -294,21 +298,13 @@ class HuggingFaceFormat(Format):
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename the tensors, fuse qkv, and drop those that a classifier does not use."""
-        body: dict[str, Tensor] = {}
-        heads: dict[str, Tensor] = {}
-        dropped = []
-        has_classifier = any(name.rpartition(".")[0] in _CLASSIFIERS for name in state)
-        for name, value in state.items():
-            layer, _, kind = name.rpartition(".")
-            bare = name.removeprefix("vit.").removeprefix("deit.")
-            if layer in _CLASSIFIERS:
-                heads[f"{_CLASSIFIERS[layer]}.{kind}"] = value
-            elif bare == "embeddings.mask_token" or (has_classifier and bare.startswith("pooler.")):
-                dropped.append(name)  # its classifiers read neither
-            else:
-                body[bare] = value
-        canonical, unknown = _read((*self.table, *self.further), body)
-        return Canonical({**canonical, **heads}, unknown, tuple(dropped))
+        bare = {re.sub(r"^(vit|deit)\.", "", name): value for name, value in state.items()}
+        has_classifier = any("classifier." in name for name in bare)
+        # Classifiers read neither.
+        unread = ("embeddings.mask_token", "pooler.") if has_classifier else ("embeddings.mask_token",)
+        body = {name: value for name, value in bare.items() if not name.startswith(unread)}
+        canonical, unknown = _read((*self.table, *self.further, *_CLASSIFIERS), body)
+        return Canonical(canonical, unknown, tuple(name for name in bare if name not in body))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"
