@@ -169,12 +169,6 @@ def test_resnet_narrow_and_wide() -> None:
     assert narrow(torch.randn(2, 1, 16, 16)).shape == (2, 4, 16)
 
 
-def test_resnet_refuses_grid_of_other_stride() -> None:
-    assert patch.get("resnet").reduction == patch.get("resnet").reduction_of({}) == 16
-    sizes = geometry((64, 64), (1, 1), reduction=16)
-    assert "stride of 32" in refusal(patch, {"type": "resnet", "layers": [1, 1, 1, 1]}, sizes)
-
-
 CASES: list[tuple[str, Geometry, dict[str, Any]]] = [
     ("linear", geometry((8, 12), (4, 2)), {}),
     ("conv_stem", geometry((8, 12), (4, 2)), {}),

@@ -120,8 +120,20 @@ class DeiT(Init):
         nn.init.trunc_normal_(x, std=0.02, generator=g)
 
 
+class _Xavier(Init):
+    """Base of schemes with Xavier's uniform."""
+
+    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+        """Return the growth of the sum of inputs and outputs, as for Xavier's variance."""
+        return sum(shape) / sum(base_shape)
+
+    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        """Draw from a Xavier uniform."""
+        xavier(x, g)
+
+
 @init.register("jax")
-class Jax(Init):
+class Jax(_Xavier):
     """Google's, as timm ports it: Xavier, MLP biases near 0, LeCun convolutions, a head of zeros.
 
     Reference: arXiv:2010.11929.
@@ -136,16 +148,12 @@ class Jax(Init):
         super().__init__(token_std=token_std, position_std=position_std)
         self.head_bias = head_bias
 
-    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
-        """Return the growth of the sum of inputs and outputs, as for Xavier's variance."""
-        return sum(shape) / sum(base_shape)
-
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw from a Xavier uniform; set the head to zero."""
         if _is_head(name):
             nn.init.zeros_(x)
         else:
-            xavier(x, g)
+            super().linear(x, name, g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
         """Draw biases of MLPs, std 1e-6; set the head's to its constant and others to zero."""
@@ -168,12 +176,8 @@ class Jax(Init):
 
 
 @init.register("moco")
-class MoCo(Init):
+class MoCo(_Xavier):
     """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
-
-    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
-        """Return the growth of the sum of inputs and outputs, as for Xavier's variance."""
-        return sum(shape) / sum(base_shape)
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw qkv from a Xavier uniform over each third of its rows."""
@@ -181,18 +185,18 @@ class MoCo(Init):
             bound = math.sqrt(6 / (x.shape[0] // 3 + x.shape[1]))
             nn.init.uniform_(x, -bound, bound, generator=g)
         else:
-            xavier(x, g)
+            super().linear(x, name, g)
 
 
 @init.register("torchvision")
-class Torchvision(Init):
+class Torchvision(_Xavier):
     """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
 
     def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
         """Return the growth that :meth:`linear` divides the variance by."""
         if name.endswith("attn.proj.weight") or name.startswith("pre_logits"):
             return shape[1] / base_shape[1]
-        return sum(shape) / sum(base_shape)
+        return super().fall(name, shape, base_shape)
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         """Set the head to zero and draw the others as torchvision does."""
@@ -203,7 +207,7 @@ class Torchvision(Init):
         elif name.startswith("pre_logits"):
             nn.init.trunc_normal_(x, std=1 / math.sqrt(x.shape[1]), generator=g)
         else:
-            xavier(x, g)
+            super().linear(x, name, g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
         """Draw biases of MLPs, std 1e-6; set others to zero."""
@@ -239,7 +243,7 @@ class Torch(Init):
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
         """Draw uniformly within 1 / sqrt(fan_in), as torch's Linear does."""
-        nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
+        self.conv_bias(x, fan_in, g)
 
 
 @contextmanager

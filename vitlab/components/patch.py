@@ -156,17 +156,6 @@ class ResNet(PatchEmbedding):
         """Return the backbone's reduction: 4, doubled for each stage after the first."""
         return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
 
-    @classmethod
-    def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if the backbone and the patches do not tile the image; None otherwise."""
-        reduction = cls.reduction_of(options)
-        if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):
-            return (
-                f"patch 'resnet' has a stride of {reduction} with these layers, and the grid of {g.grid[0]} by "
-                f"{g.grid[1]} patches was laid out for another"
-            )
-        return None
-
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Apply the backbone and project its map, BCHW to BND."""
         return _tokens(self.proj(self.backbone(x_BCHW)))

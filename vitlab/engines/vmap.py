@@ -102,8 +102,9 @@ class Vmap(Engine):
             step=noise.tensor_of([draws.step for _, draws in stacked], first.feed.device),
         )
         loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
-        weights = [torch.as_tensor(first.parts.weight(first.objective, y_B)) for y_B in y_KB]
-        weight_K = torch.stack(weights).to(loss.total)
+        weight_K = torch.ones_like(loss.total)
+        if not first.parts.whole:
+            weight_K = torch.stack([first.objective.weight(y_B) for y_B in y_KB]).to(loss.total)
         gradients = torch.autograd.grad((loss.total * weight_K).sum(), list(self.trainable.values()))
         # Fused optimizers read memory in the order of the weights and ignore the strides of a gradient.
         return (loss.detached(), weight_K), [gradient.contiguous() for gradient in gradients]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, State
 from vitlab.spec.trial import Ema
 
 
@@ -25,8 +25,6 @@ class Average:
         # Parameters and buffers themselves: engines move them to other storage, which detached tensors would miss.
         self._current: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self._averaged = {name: value.detach().clone() for name, value in self._current.items()}
-        self._float_names = [name for name, value in self._current.items() if value.is_floating_point()]
-        self._integer_names = [name for name in self._current if name not in self._float_names]
 
     def share(self, step: int) -> float:
         """Return the weight of the previous average at a step, counted from 1."""
@@ -37,10 +35,7 @@ class Average:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the average with the weights after a step, counted from 1."""
-        averaged, current = ([of[name] for name in self._float_names] for of in (self._averaged, self._current))
-        torch._foreach_lerp_(averaged, current, 1 - self.share(step))  # type: ignore[no-untyped-call,unused-ignore]
-        for name in self._integer_names:
-            self._averaged[name].copy_(self._current[name])
+        move(self._averaged, self._current, 1 - self.share(step))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -63,6 +58,15 @@ class Average:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the weights that :meth:`state_dict` returned."""
         _copy(state, self._averaged)
+
+
+@torch.no_grad()
+def move(target: State, source: State, share: float) -> None:
+    """Move floating point values by a share towards others of the same names, and copy integers, such as counters."""
+    floats = [name for name, value in target.items() if value.is_floating_point()]
+    torch._foreach_lerp_([target[name] for name in floats], [source[name] for name in floats], share)  # type: ignore[no-untyped-call,unused-ignore]
+    for name in target.keys() - floats:
+        target[name].copy_(source[name])
 
 
 @torch.no_grad()

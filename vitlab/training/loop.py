@@ -200,7 +200,7 @@ class Training:
         compute_loss = self.compiled_loss or self.compute_loss
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
         # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
-        weight = self.parts.weight(self.objective, batch.y_B)
+        weight = 1.0 if self.parts.whole else self.objective.weight(batch.y_B)
         weighted = loss.total * weight
         torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
         return WeightedLoss(loss.detached(), weight)

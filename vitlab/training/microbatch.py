@@ -12,7 +12,7 @@ generator draw anew for every microbatch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,6 @@ class WeightedLoss(NamedTuple):
 
     loss: Value
     weight: Tensor | float
-
-
-class Weighted(Protocol):
-    """A loss or an objective: a mean over the decisions of a batch."""
-
-    def weight(self, target: Tensor) -> Tensor:
-        """Return the number of decisions in the mean, a scalar."""
 
 
 class MicroBatches:
@@ -73,10 +66,6 @@ class MicroBatches:
         own = self.peers.rows(count)
         size = self.size or len(own)
         return [range(begin, min(begin + size, own.stop)) for begin in range(own.start, own.stop, size)]
-
-    def weight(self, loss: Weighted, target: Tensor) -> Tensor | float:
-        """Return the weight of a microbatch; see :meth:`~vitlab.training.losses.Loss.weight`."""
-        return 1.0 if self.whole else loss.weight(target)
 
     def combine(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
         """Return the loss of the full batch, and normalise the accumulated gradients to it in place."""

@@ -1,8 +1,8 @@
 """The slot ``metric``: the metrics of an evaluation, one number per split each.
 
 contract.py       the contract
-predictions.py    loss, accuracy, top_k, balanced_accuracy, per_class_accuracy, ece, brier
-segmentation.py   pixel_accuracy, miou, miou_foreground
+predictions.py    loss, accuracy, top_k, balanced_accuracy, per_class_accuracy, ece, brier; pixel_accuracy, miou,
+                  miou_foreground
 features.py       effective_rank, knn
 test_sets.py      mce, shifted_accuracy, real_accuracy
 reported.py       the metrics of a trial
@@ -10,9 +10,8 @@ reported.py       the metrics of a trial
 
 from vitlab.training.metrics import features
 from vitlab.training.metrics.contract import TASKS, Metric, declaration_fault, mean, metric
-from vitlab.training.metrics.predictions import calibration_error
+from vitlab.training.metrics.predictions import calibration_error, confusion, mean_iou
 from vitlab.training.metrics.reported import STANDARD, metrics_of, resolve_metrics
-from vitlab.training.metrics.segmentation import confusion, mean_iou
 from vitlab.training.metrics.test_sets import metrics_of_options, metrics_of_test_set, values_of_test_sets
 
 __all__ = [

@@ -130,6 +130,14 @@ def _is_number(value: Any) -> bool:
 metric: Slot[Metric] = Slot("metric", Metric, fault=declaration_fault)  # type: ignore[type-abstract]  # a contract is not built
 
 
+class GuessedByClass:
+    """Accuracies: guesses reach one over the number of classes."""
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the accuracy of guesses: 1 / classes."""
+        return 1 / data.classes
+
+
 class OfDecisions(Metric):
     """A mean over decisions (images or their pixels); a row per image holds the sum and the number of decisions."""
 

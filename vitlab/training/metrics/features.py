@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from vitlab.geometry import DataInfo
-from vitlab.training.metrics.contract import Metric, metric
+from vitlab.training.metrics.contract import GuessedByClass, Metric, metric
 
 RANK_EPS = 1e-7
 """Added to every share of the singular values, as in RankMe."""
@@ -74,7 +73,7 @@ class EffectiveRank(FeatureMetric):
 
 @metric.register("knn")
 @dataclass(kw_only=True)
-class NearestNeighbours(FeatureMetric):
+class NearestNeighbours(GuessedByClass, FeatureMetric):
     """Accuracy of the vote of the k training images with the most similar features, by cosine similarity.
 
     Named ``knnK`` in results, such as ``knn20``, ``knn20_t0_05`` at a temperature of 0.05 instead of the default, and
@@ -99,10 +98,6 @@ class NearestNeighbours(FeatureMetric):
             self.name += "_uniform"
         elif self.temperature != 0.07:
             self.name += f"_t{Decimal(str(self.temperature)):f}".replace(".", "_")
-
-    def chance(self, data: DataInfo) -> float:
-        """Return the accuracy of guesses: 1 / classes."""
-        return 1 / data.classes
 
     def of_features(self, images: Features, train: Features | None) -> float:
         """Return the share of images for whose class the votes are most; of equal classes, the first is predicted."""

@@ -1,4 +1,8 @@
-"""Metrics of predictions: of the class of an image and its probability, and of every decision."""
+"""Metrics of predictions: of the class of an image and its probability, and of every pixel.
+
+Reference: Everingham et al., The Pascal Visual Object Classes Challenge: a retrospective, 2015, section 2.5
+(intersection over union).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +20,8 @@ from torch import Tensor
 from vitlab.components.base import Options
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
-from vitlab.training.metrics.contract import TASKS, Metric, OfDecisions, mean, metric
+from vitlab.training.losses import flat
+from vitlab.training.metrics.contract import TASKS, GuessedByClass, Metric, OfDecisions, mean, metric
 
 
 @metric.register("loss")
@@ -40,15 +45,11 @@ class NegativeLogLikelihood(OfDecisions):
 
 
 @metric.register("accuracy")
-class Accuracy(Metric):
+class Accuracy(GuessedByClass, Metric):
     """Share of images whose class has the largest logit."""
 
     every_view = True
     quantum = 1.0
-
-    def chance(self, data: DataInfo) -> float:
-        """Return the accuracy of guesses: 1 / classes."""
-        return 1 / data.classes
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return True for each correctly classified image, (B,)."""
@@ -89,16 +90,12 @@ class TopK(Metric):
 
 
 @metric.register("balanced_accuracy")
-class BalancedAccuracy(Metric):
+class BalancedAccuracy(GuessedByClass, Metric):
     """Mean over the classes of the split of the share of their images that are predicted correctly.
 
     A rare class counts as much as a frequent one.  Reference: Brodersen et al., The Balanced Accuracy and Its Posterior
     Distribution, ICPR 2010.
     """
-
-    def chance(self, data: DataInfo) -> float:
-        """Return the accuracy of guesses: 1 / classes."""
-        return 1 / data.classes
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the class of each image and whether it was recognised, B2."""
@@ -185,3 +182,73 @@ def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) ->
     excess_N = right_N.double() - probability_N.double()
     gap_S = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_N, excess_N)
     return float(gap_S.abs().sum() / len(probability_N))
+
+
+# -- segmentation ----------------------------------------------------------------------------------------------------
+
+
+@metric.register("pixel_accuracy")
+class PixelAccuracy(GuessedByClass, OfDecisions):
+    """Share of correctly predicted pixels of the split.
+
+    Uninformative for images that are mostly background: predicting background alone reaches the background's share.
+    """
+
+    tasks = ("segmentation",)
+
+    def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
+        """Return True for each correct decision, (M,)."""
+        return logits_MK.argmax(1) == target_M
+
+
+@metric.register("miou")
+class MeanIoU(Metric):
+    """Mean over classes of intersection over union, including the background (class 0).
+
+    Computed from the confusion matrix of the whole split, over the classes that occur there as labels or predictions.
+    """
+
+    tasks = ("segmentation",)
+    left_out: ClassVar[int | None] = None
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the batch's confusion matrix as one row."""
+        return confusion(logits, target)[None]
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return the mean IoU of the summed confusion matrix."""
+        return mean_iou(rows_N.sum(0), self.left_out)
+
+
+@metric.register("miou_foreground")
+class MeanIoUForeground(MeanIoU):
+    """Mean over classes of intersection over union, without the background (class 0)."""
+
+    left_out = 0
+
+
+def confusion(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the (K, K) counts of labelled decisions by label (rows) and prediction (columns)."""
+    classes = logits.shape[1]
+    logits_MK, target_M = flat(logits, target)
+    # Unlabelled pixels are counted in one extra bin, which is dropped.
+    pair_M = torch.where(target_M != IGNORED, target_M * classes + logits_MK.argmax(1), classes**2)
+    return torch.bincount(pair_M, minlength=classes**2 + 1)[:-1].view(classes, classes)
+
+
+def mean_iou(confusion_KK: Tensor, background: int | None = None) -> float:
+    """Return the mean intersection over union of the classes that occur.
+
+    Args:
+        confusion_KK: Counts by (label, prediction).
+        background: A class left out of the mean; confusions with it still count against the other classes.
+
+    Returns:
+        The mean, or 0 if no class occurs.
+    """
+    hit_K = confusion_KK.diagonal().double()
+    union_K = confusion_KK.sum(0) + confusion_KK.sum(1) - confusion_KK.diagonal()
+    counts_K = union_K > 0
+    if background is not None:
+        counts_K[background] = False
+    return mean(hit_K[counts_K] / union_K[counts_K]) if counts_K.any() else 0.0

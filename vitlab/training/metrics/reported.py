@@ -11,7 +11,6 @@ from vitlab.spec import Choice
 
 # The standard metrics are found by name; the imports make them part of the code of every trial.
 from vitlab.training.metrics import predictions as predictions
-from vitlab.training.metrics import segmentation as segmentation
 from vitlab.training.metrics import test_sets as test_sets
 from vitlab.training.metrics.contract import Metric, metric
 
@@ -63,21 +62,19 @@ def resolve_metrics(
     for index, choice in enumerate(chosen):
         if (choice.component, choice.options) in components:
             continue
-        component, name = choice.component, _name(choice)
-        assert issubclass(component, Metric)
+        component, name, reason = choice.component, _name(choice), ""
         if data.task not in component.tasks:
-            faults.append((index, f"metric '{choice.type}' is for {' and '.join(component.tasks)}, not {data.task}"))
+            reason = f" is for {' and '.join(component.tasks)}, not {data.task}"
         elif without_labels and component.reads == "logits":
-            message = f"reads predictions, and objective '{without_labels}' trains none; remove it"
-            faults.append((index, f"metric '{choice.type}' {message}"))
-        elif reason := component.incompatibility(data, choice.options):
-            faults.append((index, f"metric '{choice.type}': {reason}"))
+            reason = f" reads predictions, and objective '{without_labels}' trains none; remove it"
+        elif misfit := component.incompatibility(data, choice.options):
+            reason = f": {misfit}"
         elif not re.fullmatch(r"\w+", name) or name in RESERVED:
-            message = f"its name in results, '{name}', is reserved or not of letters, digits and _; rename it"
-            faults.append((index, f"metric '{choice.type}': {message}"))
+            reason = f": its name in results, '{name}', is reserved or not of letters, digits and _; rename it"
         elif name in names:
-            message = f"another metric of the trial is called '{name}' in results; remove one of the two"
-            faults.append((index, f"metric '{choice.type}': {message}"))
+            reason = f": another metric of the trial is called '{name}' in results; remove one of the two"
+        if reason:
+            faults.append((index, f"metric '{choice.type}'{reason}"))
         indices.append(index)
         components.append((component, choice.options))
         names.add(name)

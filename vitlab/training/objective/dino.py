@@ -26,6 +26,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import ResolvedChoice
+from vitlab.training.ema import move
 from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
@@ -204,15 +205,10 @@ class SelfDistillation(Model):
         self.teacher.eval()
         return self
 
-    @torch.no_grad()
     def update_teacher(self, share: float) -> None:
         """Move weights and statistics of the teacher by a share towards the student's; copy its integer buffers."""
-        own, other = self.teacher.state_dict(), self.student.state_dict()
         # The statistics of batch normalisation belong to the weights: the teacher, in evaluation mode, updates none.
-        floats = [name for name, value in own.items() if value.is_floating_point()]
-        torch._foreach_lerp_([own[name] for name in floats], [other[name] for name in floats], share)  # type: ignore[no-untyped-call,unused-ignore]
-        for name in own.keys() - floats:
-            own[name].copy_(other[name])
+        move(self.teacher.state_dict(), self.student.state_dict(), share)
 
 
 class Projected(nn.Module):

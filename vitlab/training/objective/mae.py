@@ -90,7 +90,6 @@ class MAE(Objective):
             return f"objective 'mae' is for images with one label each, and the task of this data is {data.task}"
         if getattr(model.component, "forward_features", None) is not ViT.forward_features:
             return f"objective 'mae' hides patches of a ViT, and model '{model.type}' is none; use model 'vit'"
-        assert issubclass(model.component, ViT)
         anatomy, options = model.component.anatomy(data, model.options), trial["train"]["objective"]
         if visible_patches(anatomy.geometry.patches, options["mask_ratio"]) < 1:
             return (
