@@ -10,8 +10,8 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import model
-from vitlab.models.anatomy import SIZES
 from vitlab.models.cost import Cost, cost_of, macs, parameters
+from vitlab.models.vit_parts import SIZES
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")

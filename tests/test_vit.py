@@ -18,7 +18,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import Model, ViT, model
-from vitlab.models.anatomy import SIZES, SizeName
+from vitlab.models.vit_parts import SIZES, SizeName
 from vitlab.registry import slot
 
 torchvision()  # timm imports torchvision, whose import may need a workaround

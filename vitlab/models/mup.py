@@ -34,7 +34,7 @@ from vitlab.components.attention import SOFTMAX, SoftmaxAttention
 from vitlab.components.block import Place
 from vitlab.errors import UserError
 from vitlab.geometry import Geometry
-from vitlab.models.anatomy import Anatomy
+from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import BUILT_IN, slot
 
 if TYPE_CHECKING:

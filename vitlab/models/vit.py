@@ -25,7 +25,9 @@ from vitlab.components.norm import NormChoice
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.models.anatomy import (
+from vitlab.models.contract import Model, State, model
+from vitlab.models.initial import initialise
+from vitlab.models.vit_parts import (
     LARGEST,
     Anatomy,
     AttentionChoice,
@@ -40,8 +42,6 @@ from vitlab.models.anatomy import (
     Token,
     expand_size,
 )
-from vitlab.models.contract import Model, State, model
-from vitlab.models.initial import initialise
 from vitlab.registry import Pick, ResolvedChoice, Unhashed, optional_module, slot
 from vitlab.spec import Choice
 

@@ -22,12 +22,15 @@ from vitlab.models.contract import digest
 from vitlab.store.damage import Damaged
 from vitlab.store.files import sort_metadata, write_bytes
 
+State = Mapping[str, Any]
+"""The content of a checkpoint."""
+
 FILE = "last.safetensors"
 _JSON = "vitlab"
 _DIGEST = "sha256"
 
 
-def write(folder: Path, state: Mapping[str, Any]) -> None:
+def write(folder: Path, state: State) -> None:
     """Replace the checkpoint in ``folder``.
 
     Args:
@@ -44,7 +47,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     write_bytes(folder / FILE, pack(tensors, metadata))
 
 
-def load(folder: Path) -> dict[str, Any] | None:
+def load(folder: Path) -> State | None:
     """Return the checkpoint in ``folder`` with tensors on the CPU, or None if there is none.
 
     The caller must hold the trial's lock: temporary files of killed writers are deleted.
@@ -63,7 +66,7 @@ def load(folder: Path) -> dict[str, Any] | None:
         rest = metadata[_JSON]
         if metadata[_DIGEST] != _digest_of_file(tensors, rest):
             raise Damaged(f"{folder / FILE} is damaged: its digest differs")
-        state: dict[str, Any] = _from_json(json.loads(rest), tensors)
+        state: State = _from_json(json.loads(rest), tensors)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise Damaged(f"{folder / FILE} cannot be read: {error}") from error
     return state

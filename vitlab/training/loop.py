@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from vitlab.models.contract import Model
 from vitlab.registry import optional_module, slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement, Outcome
+from vitlab.training.checkpoint import State as State
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
 from vitlab.training.features import evaluate_features
 from vitlab.training.loss_scaling import LossScaling
@@ -40,9 +41,6 @@ from vitlab.training.optim.groups import split_groups
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
-
-State = Mapping[str, Any]
-"""The content of a checkpoint."""
 
 LossFunction = Callable[[Tensor, Tensor, noise.Draws], Value]
 """Returns the loss of images, (B, C, H, W), with their targets and the random draws of the layers."""

@@ -9,11 +9,12 @@ For torch's fused optimizers nothing is read back from the device; others read i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from vitlab.training.checkpoint import State
 
 
 class LossScaling:
@@ -56,11 +57,11 @@ class LossScaling:
         self._skipped.zero_()
         return skipped
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the scale, the number of steps since it changed, and the number of skipped steps."""
         return {"scaler": self._scaler.state_dict(), "skipped": self._skipped}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore a state."""
         self._scaler.load_state_dict(state["scaler"])
         self._skipped.copy_(state["skipped"])

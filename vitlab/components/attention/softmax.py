@@ -19,6 +19,8 @@ from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
 from vitlab.registry import slot
 
+Kernel = Literal["explicit", "sdpa"]
+
 
 class SoftmaxAttention(Attention):
     """Scaled dot-product attention with softmax: one function, computed in one of five ways.
@@ -49,7 +51,7 @@ class SoftmaxAttention(Attention):
     mixes_values = True
     counts_keys = True
 
-    kernel: Literal["sdpa", "explicit"] | None = None  #: of ``auto`` alone: the kernel of the latest forward pass
+    kernel: Kernel | None = None  #: of ``auto`` alone: the kernel of the latest forward pass
     maps_per_head: ClassVar[int] = 1  #: attention maps of a head, each of which has an equal share of its channels
 
     def __init__(
@@ -122,8 +124,19 @@ class SoftmaxAttention(Attention):
 
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         """Return the values mixed by attention weights, (B, H, T, K)."""
-        weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
-        return weights_BHTT @ v_BHTK
+        if self._kernel(v_BHTK) == "explicit":
+            weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
+            return weights_BHTT @ v_BHTK
+        mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)
+        if mask is not None and mask.ndim == 3:
+            mask = mask[None]
+        # Torch's own default is rounded in another way, and is kept where it is meant.
+        scale = None if self.scale == q_BHTK.shape[-1] ** -0.5 else self.scale
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=scale)
+
+    def _kernel(self, v_BHTK: Tensor) -> Kernel:
+        """Return the kernel for these values."""
+        return "explicit"
 
 
 @attention.register("explicit")
@@ -154,8 +167,8 @@ class SDPA(SoftmaxAttention):
             )
         return None
 
-    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
-        return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT, self.scale)
+    def _kernel(self, v_BHTK: Tensor) -> Kernel:
+        return "sdpa"
 
 
 @attention.register("auto")
@@ -173,14 +186,12 @@ class Auto(SoftmaxAttention):
     ``kernel`` is the one of the latest forward pass.
     """
 
-    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    def _kernel(self, v_BHTK: Tensor) -> Kernel:
         dropping = self.training and self.attn_drop.p > 0
         # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
         narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)
         self.kernel = "explicit" if dropping or narrow_on_cpu or stacked() else "sdpa"
-        if self.kernel == "explicit":
-            return super()._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
-        return _sdpa(q_BHTK, k_BHTK, v_BHTK, bias_HTT, self.scale)
+        return self.kernel
 
 
 class _Apart(SoftmaxAttention):
@@ -332,13 +343,3 @@ def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
     return logits.softmax(-1)
-
-
-def _sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None, scale: float) -> Tensor:
-    mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)
-    if mask is not None and mask.ndim == 3:
-        mask = mask[None]
-    default = q_BHTK.shape[-1] ** -0.5  # where torch's own rounding is kept
-    return F.scaled_dot_product_attention(
-        q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=None if scale == default else scale
-    )

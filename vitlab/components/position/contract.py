@@ -58,12 +58,9 @@ def resample_grid(values_RCX: Tensor, size: Pair, how: Resampling) -> Tensor:
         return values_RCX
     wide = values_RCX if values_RCX.dtype.itemsize >= 4 else values_RCX.float()
     x_1XRC = wide.permute(2, 0, 1)[None]
-    if how.filter == "nearest":
-        y_1XRC = F.interpolate(x_1XRC, size=size, mode="nearest")
-    else:
-        y_1XRC = F.interpolate(
-            x_1XRC, size=size, mode=how.filter, align_corners=how.align_corners, antialias=how.antialias
-        )
+    corners = None if how.filter == "nearest" else how.align_corners
+    antialias = how.antialias and how.filter != "nearest"
+    y_1XRC = F.interpolate(x_1XRC, size=size, mode=how.filter, align_corners=corners, antialias=antialias)
     return y_1XRC[0].permute(1, 2, 0).to(values_RCX.dtype)
 
 

@@ -21,6 +21,7 @@ class OfTestSet(Metric):
     """A metric that an option of the data adds, of the final weights; it is not named in ``train.metrics``."""
 
     splits = ("test",)
+    test_set: TestSet | None = None
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str:
@@ -60,13 +61,12 @@ class ShiftedAccuracy(OfTestSet):
     """
 
     option = "data.shifted: {NAME: FOLDER}"
-    classes: tuple[int, ...] = ()  #: classes that occur; empty for all
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return True for each correctly classified image, (B,)."""
-        if not self.classes:
+        if self.test_set is None or not self.test_set.classes:  # all classes occur
             return logits.argmax(1) == target
-        classes_K = torch.tensor(self.classes, device=logits.device)
+        classes_K = torch.tensor(self.test_set.classes, device=logits.device)
         return classes_K[logits[:, classes_K].argmax(1)] == target
 
 
@@ -79,14 +79,13 @@ class RealAccuracy(OfTestSet):
     """
 
     option = "data.real_labels: FILE"
-    right_SK: Tensor | None = None  #: bool, the right classes of each target; None: the target itself
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return True for each image whose prediction is right, (B,)."""
         prediction_B = logits.argmax(1)
-        if self.right_SK is None:
+        if self.test_set is None or self.test_set.right_SK is None:  # the target itself is right
             return prediction_B == target
-        return self.right_SK.to(logits.device)[target, prediction_B]
+        return self.test_set.right_SK.to(logits.device)[target, prediction_B]
 
 
 def metrics_of_options(options: Options) -> dict[str, Metric]:
@@ -99,10 +98,8 @@ def metrics_of_options(options: Options) -> dict[str, Metric]:
 def metrics_of_test_set(test_set: TestSet) -> dict[str, Metric]:
     """Return the metrics of a test set by name."""
     one = metric.build(f"{BUILT_IN}:{test_set.metric}")
-    if isinstance(one, ShiftedAccuracy):
-        one.classes = test_set.classes
-    if isinstance(one, RealAccuracy):
-        one.right_SK = test_set.right_SK
+    assert isinstance(one, OfTestSet)
+    one.test_set = test_set
     return {test_set.metric: one}
 
 

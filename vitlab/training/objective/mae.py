@@ -27,9 +27,9 @@ from vitlab.components.position import Position, choices_of
 from vitlab.components.position.additive import Additive
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo, Geometry
-from vitlab.models.anatomy import Anatomy
 from vitlab.models.contract import Model, head_names
 from vitlab.models.vit import ViT
+from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value

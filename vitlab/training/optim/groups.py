@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -40,13 +39,13 @@ def layer_groups(groups: Sequence[Group], layers: Mapping[str, int], factor: flo
     """
     deepest = max(layers.values())
 
-    def scale(name: str, group: Group) -> Mapping[str, Any]:
+    def scale(name: str, group: Group) -> Mapping[str, object]:
         return {"lr_scale": group.get("lr_scale", 1.0) * factor ** (deepest - layers[name])}
 
     return split_groups(groups, scale)
 
 
-def split_groups(groups: Sequence[Group], changes: Callable[[str, Group], Mapping[str, Any]]) -> list[Group]:
+def split_groups(groups: Sequence[Group], changes: Callable[[str, Group], Mapping[str, object]]) -> list[Group]:
     """Split groups so that the parameters of a group have equal further settings.
 
     Args:
