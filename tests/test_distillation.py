@@ -233,7 +233,7 @@ def test_teacher_input_equals_torchvision_transform(channels: tuple[int, int], s
 def test_teacher_with_same_input_gets_same_batch() -> None:
     x_BCHW = torch.randn(2, 3, 8, 8)
     assert InputAdapter(NORMAL, NORMAL, like=x_BCHW)(x_BCHW) is x_BCHW
-    with pytest.raises(WeightsError, match="of 3 channels, and those of this trial have 4"):
+    with pytest.raises(WeightsError, match="of 3 channels, and this trial's images have 4"):
         InputAdapter(sight(4, 8, 0.5, 0.2), NORMAL, like=x_BCHW)
 
 

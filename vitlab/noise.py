@@ -42,7 +42,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fold(k: Key, number: int) -> Key:
-    """Return a key derived from ``k``, such as that of one layer; on the device of ``k`` if it is a tensor."""
+    """Return a key derived from ``k``, such as the key of one layer; on the device of ``k`` if it is a tensor."""
     low, high = _words(k)
     if isinstance(low, Tensor):
         low = _mix(low + _signed(number * 0x9E3779B9))

@@ -41,7 +41,7 @@ class Probabilities(NamedTuple):
 
 
 class DistilledLogits(NamedTuple):
-    """(B, C) each: the prediction of the class token, and that of the distillation token."""
+    """(B, C) each: the predictions of the class token and of the distillation token."""
 
     cls: Tensor
     dist: Tensor
@@ -182,7 +182,7 @@ class LinearHead(_Pooled):
         pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``.
         over: what is pooled: the patches, or all tokens.
         drop: dropout of the pooled row.
-        approximate: the GELU of attention pooling, as that of the blocks' MLP.
+        approximate: the GELU of attention pooling, as in the blocks' MLP.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
@@ -215,8 +215,8 @@ class MLPHead(_Pooled):
         pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``; see ``linear``.
         over: what is pooled: the patches, or all tokens.
         drop: dropout before the last layer.
-        approximate: the GELU of attention pooling, as that of the blocks' MLP.
-        representation_size: width of the pre-logits; by default that of the tokens.
+        approximate: the GELU of attention pooling, as in the blocks' MLP.
+        representation_size: width of the pre-logits; by default the tokens' own.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """

@@ -1,7 +1,7 @@
 """Initial values: named schemes, drawn per canonical parameter name.
 
-Each parameter is drawn from its own generator, seeded by the trial's seed and the parameter's canonical name (that of
-timm's checkpoint).  So two arms have equal initial values of all parameters they share, in whatever order they are
+Each parameter is drawn from its own generator, seeded by the trial's seed and the parameter's canonical name, which
+timm's checkpoint has.  So two arms have equal initial values of all parameters they share, in whatever order they are
 built, and two implementations of one attention start as the same function.
 
 A scheme draws the weights of linear and convolutional layers, tokens and the learned position table.  Norms,

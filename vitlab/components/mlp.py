@@ -127,7 +127,7 @@ class _Gated(_Hidden):
     8/3 it has as many parameters as the plain MLP at 4; that is the default.
 
     Args:
-        ratio: width of the hidden layer by that of the tokens.
+        ratio: width of the hidden layer over the width of the tokens.
         drop: dropout after each of the layers.
         bias: whether the linear layers have biases.
         norm: of the hidden layer, before the last linear layer (timm's ``scale_mlp_norm``).

@@ -49,7 +49,7 @@ class LayerNorm(Norm):
         eps: Epsilon = 1e-6,
         affine: Literal["scale_and_shift", "scale", "none"] = "scale_and_shift",
     ) -> None:
-        """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, that of Hugging Face 1e-12."""
+        """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, Hugging Face's 1e-12."""
         super().__init__()
         self.eps = eps
         self.dim = dim

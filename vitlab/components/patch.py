@@ -119,7 +119,7 @@ class ResNet(PatchEmbedding):
 
     ``layers`` counts the bottlenecks of each stage.  The first stage keeps the stem's stride of 4, each other doubles
     it: three stages make 16, four 32, and no stage leaves the stem alone.  R50+ViT-B/16 is ``layers: [3, 4, 9]`` with
-    ``patch_size: 1``.  Parameters are named as in timm's hybrids, and padding is that of TensorFlow, as theirs.
+    ``patch_size: 1``.  Parameters are named as in timm's hybrids, and images are padded as by TensorFlow.
 
     Reference: arXiv:2010.11929; arXiv:1912.11370 (Big Transfer); arXiv:1903.10520 (weight standardisation).
 

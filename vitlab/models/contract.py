@@ -88,7 +88,7 @@ class Model(nn.Module):
         return exempt
 
     def rate_factors(self) -> dict[str, float]:
-        """Return the factor of the learning rate of each parameter that has one, by name: those of models inside."""
+        """Return the factor of the learning rate of each parameter that has one, by name, from models inside."""
         return {
             f"{path}.{name}": factor
             for path, module in self.named_modules()

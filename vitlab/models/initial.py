@@ -1,6 +1,6 @@
 """The initial values of a Vision Transformer, as a function of the seed.
 
-The scheme (:mod:`vitlab.components.init`) draws parameters by their canonical names.  The other values are those of a
+The scheme (:mod:`vitlab.components.init`) draws parameters by their canonical names.  The other values come from a
 component that was built with its own generator, so that no component changes the values of another.
 """
 

@@ -15,7 +15,7 @@ output                 times 1 / m                  times 1 / m           times 
 m is the number of a map's inputs, relative to the same model of width ``base_width``, at which nothing differs.  What
 the deviation of a scheme falls by itself is not applied twice.  Logits of attention are
 divided by the width of a head instead of its root.  Decay is scaled because AdamW multiplies it by the rate;
-that of ``adam`` is a part of the gradient, and stays.
+the decay of ``adam`` is a part of the gradient, and stays.
 
 Reference: arXiv:2203.03466, tables 3 and 8 and appendix B.1.
 """

@@ -56,7 +56,7 @@ class ViT(Model):
         data: what the model sees.
         size: a named size, shorthand for dim, depth, heads and the ratio of the MLP; given beside it, these win.
         patch_size: pixels, one number or height and width.
-        dim: width of the tokens; by default that of the size, and 192 without one.
+        dim: width of the tokens; by default the size's, and 192 without one.
         depth: number of blocks; 12.
         heads: heads of attention; 3.
         prefix: tokens before the patches: class, distillation.
@@ -238,7 +238,7 @@ class ViT(Model):
     # -- parameters -------------------------------------------------------------------------------------------------
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay: tokens, the position table, and those of parts."""
+        """Return the names of parameters without weight decay: tokens, and what parts declare."""
         tokens = {"cls_token", "dist_token", "reg_token"}
         return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
 

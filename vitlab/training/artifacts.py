@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _HEADER = "vitlab"
-_DIGEST = "sha256"  #: of the header; that of the tensors is in the result
+_DIGEST = "sha256"  #: of the header; the digest of the tensors is in the result
 TEST_FACTS = ("test_sets", "test_images")  #: fields of :class:`DataInfo` on which no model depends
 
 

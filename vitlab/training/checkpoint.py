@@ -98,7 +98,7 @@ def _to_json(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             tensors[place] = value
             return {"tensor": place}
         case Mapping():
-            # Pairs, because the keys of JSON are strings and those of an optimizer's state are numbers.
+            # Pairs, because the keys of JSON are strings, and an optimizer's state has numbers as keys.
             return {"pairs": [[key, _to_json(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
         case list() | tuple():
             return [_to_json(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]

@@ -164,7 +164,7 @@ class Prediction(NamedTuple):
 
 
 class Projected(Model):
-    """A student, and linear maps from its features to those of the teacher.
+    """A student, and linear maps from its features to the teacher's.
 
     Args:
         student: The student with its features.
@@ -209,7 +209,7 @@ class InputAdapter:
                 mean_C11, std_C11 = (_channels(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
             elif mine.info.channels != 1:
                 raise WeightsError(
-                    f"the teacher takes images of {theirs.info.channels} channels, and those of this trial have "
+                    f"the teacher takes images of {theirs.info.channels} channels, and this trial's images have "
                     f"{mine.info.channels}; set data.channels: {theirs.info.channels}"
                 )
         their_std_C11 = _channels(theirs.std)
@@ -247,7 +247,7 @@ def soft(
         tau: Temperature of both softmaxes.
         reduction: Divide the sum by batch times classes (``numel``) or by the batch (``batchmean``).
 
-    Reference: arXiv:2012.12877, equation 2; the reduction of its code is ``numel``, that of timm ``batchmean``.
+    Reference: arXiv:2012.12877, equation 2; its code reduces by ``numel``, timm by ``batchmean``.
     """
     divergence = F.kl_div(
         (student_BK / tau).log_softmax(1), (teacher_BK / tau).log_softmax(1), reduction="sum", log_target=True

@@ -178,7 +178,7 @@ class Training:
         """Take one optimizer step.  Nothing is read back from the device."""
         self.optimizer.zero_grad()
         # A batch may be computed in micro-batches, and by several processes that each have some of its images; loss and
-        # gradients are then combined to those of the whole batch.
+        # gradients are then combined to the ones of the whole batch.
         losses = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
         loss = self.parts.combine(losses, self.parameters)
         self.set_rate()

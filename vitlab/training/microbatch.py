@@ -1,9 +1,9 @@
 """Gradient accumulation: a step's batch in microbatches, to fit in memory or to divide it between processes.
 
-The gradient of a step is that of its full batch.  A loss is the mean over its decisions (images, or labelled pixels),
+The gradient of a step equals its full batch's.  A loss is the mean over its decisions (images, or labelled pixels),
 so each microbatch is weighted by its number of decisions, and the sum is divided by the total weight.  The images of a
 step, their augmentation, mixing and masks are drawn per step and image (:mod:`vitlab.noise`), not per batch.  Results
-therefore equal those of the full batch up to rounding, and the setting belongs to ``run``, not to a trial's identity.
+therefore equal the full batch's up to rounding, and the setting belongs to ``run``, not to a trial's identity.
 
 Batch normalisation depends on the full batch and is refused.  Third-party components that draw from torch's own
 generator draw anew for every microbatch.

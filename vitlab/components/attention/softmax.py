@@ -212,7 +212,7 @@ class _Apart(SoftmaxAttention):
         return out
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """Split the qkv projection into those of this implementation."""
+        """Split the qkv projection into the projections of this implementation."""
         out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
         for kind in ("weight", "bias"):
             if f"qkv.{kind}" in state:
@@ -225,7 +225,7 @@ class _Apart(SoftmaxAttention):
 class Split(_Apart):
     """Three projection matrices, for q, k and v; explicit kernel.
 
-    The projections are those of Hugging Face's implementation.
+    Hugging Face's implementation has the same projections.
     """
 
     def _add_projections(self, g: Geometry, bias: bool) -> None:
@@ -258,7 +258,7 @@ class PerHead(_Apart):
         if bias_HTT is not None:  # an axis of length 1 stands for all heads
             biases = bias_HTT.expand(*bias_HTT.shape[:-3], self.num_heads, -1, -1).unbind(-3)
         maps = [_weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], biases[head]) for head in heads]
-        # One dropout for all heads, so that the draws are those of the other implementations.
+        # One dropout for all heads, because the other implementations draw for all heads, too.
         dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
         return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in heads], 1)
 

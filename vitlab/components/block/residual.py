@@ -88,7 +88,7 @@ class Parallel(Block):
     """Attention and MLP of the same normalised tokens, added together.  Reference: arXiv:2302.05442 (ViT-22B).
 
     timm's ``ParallelScalingBlock``, which keeps the first matrices of both in one: ``in_norm`` is ``norm1`` here, the
-    rows of ``in_proj`` are those of ``mlp.fc1`` and ``attn.qkv``, ``attn_out_proj`` and ``mlp_out_proj`` are
+    rows of ``in_proj`` are the rows of ``mlp.fc1`` and ``attn.qkv``, ``attn_out_proj`` and ``mlp_out_proj`` are
     ``attn.proj`` and ``mlp.fc2``, and ``ls`` is ``ls1``.
     """
 

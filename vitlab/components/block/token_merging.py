@@ -31,11 +31,11 @@ class Merged(NamedTuple):
         return cls(torch.arange(tokens, device=x_BTD.device).expand(images, -1), size_BT)
 
     def restore(self, x_BSD: Tensor) -> Tensor:
-        """Return a row for each of the T tokens, with that of the one it was merged into, BTD."""
+        """Return a row for each of the T tokens, the row of the token it was merged into, BTD."""
         return x_BSD.gather(1, self.source_BT[..., None].expand(-1, -1, x_BSD.shape[2]))
 
     def spread(self, maps_BHSS: Tensor) -> Tensor:
-        """Return attention weights over the T tokens, BHTT: those of a merged key are shared equally; rows sum to 1."""
+        """Return attention weights over the T tokens, BHTT: a merged key's are shared equally; rows sum to 1."""
         shared_BHSS = maps_BHSS / self.size_BS[:, None, None]
         _, heads, remaining, _ = shared_BHSS.shape
         tokens = self.source_BT.shape[1]
@@ -51,7 +51,7 @@ class TokenMerging(Block):
     ToMe, in training and inference: patches are split by turns into two halves; each of the first has an edge to the
     one of the second whose key, the mean over heads, has the most similar direction, and the ``tokens`` most similar
     pairs become their mean, weighted by the number of patches in each.  Attention weighs a key by that number.  Tokens
-    before the patches are never merged.  Remaining tokens of the first half precede those of the second, as in the
+    before the patches are never merged.  Remaining tokens of the first half precede the second half, as in the
     authors' code for models with a class token.  There is no gradient through the choice of pairs, which rounding may
     decide, so that results of different engines and kernels may differ by more than rounding.
 
@@ -80,13 +80,13 @@ class TokenMerging(Block):
         bias_HTT: Tensor | None,
         merged: Merged | None = None,
     ) -> tuple[Tensor, Merged | None]:
-        """Return the tokens after this block, and where those of the first block are.
+        """Return the tokens after this block, and where the tokens of the first block are.
 
         Args:
             x_BTD: tokens.
             rotation: see :class:`Attention`.
             bias_HTT: see :class:`Attention`.
-            merged: those of earlier blocks; None if none were.
+            merged: what earlier blocks merged; None if they merged nothing.
         """
         keys: list[Tensor] = []
 
@@ -140,7 +140,7 @@ def merge(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> tuple[Te
         x_BSD: tokens.
         new_BS: of :func:`match`.
         count: number of tokens that are removed.
-        merged: those of earlier blocks.
+        merged: what earlier blocks merged.
     """
     images, tokens, width = x_BSD.shape
     size_BS = merged.size_BS

@@ -90,7 +90,7 @@ class Learned(Additive):
         return self.pos_embed[table]
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
-        """Resample each table's grid to that of ``new`` as ``how`` says; keep the rows of prefix tokens."""
+        """Resample each table to the grid of ``new`` as ``how`` says; keep the rows of prefix tokens."""
         prefix = len(old.prefix) if self.prefix_rows == "own" else 0
         tables = []
         for rows_TD in state["pos_embed"]:

@@ -100,7 +100,7 @@ class Position(Part):
         return name
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
-        """Resample a state of this module from the grid of ``old`` to that of ``new``.
+        """Resample a state of this module from the grid of ``old`` to the grid of ``new``.
 
         Raises:
             WeightsError: if ``new`` has prefix tokens whose rows ``old`` lacks.

@@ -83,7 +83,7 @@ class RelativeBias(Position):
 class ALiBi2D(Position):
     """Attention falls off linearly with the Euclidean distance of two patches, with a fixed slope per head.
 
-    Slopes are those of ALiBi.  To and from prefix tokens there is no bias.
+    Slopes are as in ALiBi.  To and from prefix tokens there is no bias.
 
     Reference: arXiv:2311.00566 (CROMA); arXiv:2108.12409 (ALiBi).
     """
@@ -106,7 +106,7 @@ class ALiBi2D(Position):
 
 
 def slopes(heads: int) -> list[float]:
-    """Return 2^(-8/h), 2^(-16/h), ... for a power of two; else those of the power below and half of that above."""
+    """Return 2^(-8/h), 2^(-16/h), ... for a power of two, else slopes of the powers below and above."""
     power = 2 ** int(math.log2(heads))
     below = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     above = [2 ** (-4 * (head + 1) / power) for head in range(2 * power)]

@@ -179,7 +179,7 @@ def _frequencies(theta: float, g: Geometry) -> Tensor:
 
 
 def _angles(place_2N: Tensor, frequency_Q: Tensor) -> Tensor:
-    """Return the angle of every place and pair, (N, K/2): the pairs of the column, then those of the row."""
+    """Return the angle of every place and pair, (N, K/2): first the pairs of the column, then of the row."""
     row_N, column_N = place_2N
     return torch.cat([column_N[:, None] * frequency_Q, row_N[:, None] * frequency_Q], 1)
 

@@ -29,7 +29,7 @@ TASKS: tuple[Task, ...] = get_args(Task)
 
 
 class Metric(ABC):
-    """Contract: ``rows`` returns the contributions of a batch, and ``value`` reduces those of a split to one number.
+    """Contract: ``rows`` returns the contributions of a batch, and ``value`` one number from all of a split.
 
     The rows of all batches are concatenated along the first axis and read back from the device once, at the end.  The
     default reduction is their mean, so that a mean over images, such as accuracy, defines ``rows`` alone.  The rows of

@@ -33,13 +33,13 @@ class Features(NamedTuple):
 
 
 class FeatureMetric(Metric):
-    """Base of metrics of features; ``of_features`` gets those of a whole split.
+    """Base of metrics of features; ``of_features`` gets the features of a whole split.
 
     Features are the input of the model's linear classifier, in evaluation mode and without augmentation.
     """
 
     reads = "features"
-    needs_train: ClassVar[bool] = False  #: whether ``of_features`` gets those of the training images too
+    needs_train: ClassVar[bool] = False  #: whether ``of_features`` gets the features of the training images, too
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the features of a batch, here called logits, and their labels as the last column."""

@@ -32,7 +32,7 @@ def metrics_of(
     Args:
         data: What the model sees.
         chosen: The metrics that the trial names.
-        standard: The metrics that every trial of its objective reports; by default those of the task.
+        standard: The metrics that every trial of its objective reports; by default the task's metrics.
     """
     if standard is None:
         standard = {_name(choice): metric.build(choice) for choice in _standard(data)}

@@ -58,7 +58,7 @@ class Objective(ABC):
     """Paths of options that it never reads, such as ``train.loss``; arms that differ in these alone are refused."""
     module: Model
     """The trained module: the model itself, or a module that holds it as ``model`` beside the objective's own parts.
-    It is in checkpoints; stored weights are those of the model alone."""
+    It is in checkpoints; only the model's own weights are stored."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

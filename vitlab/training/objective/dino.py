@@ -50,7 +50,7 @@ class DINO(Objective):
     constant solution.  Differs from the paper: all views have the size of the image and one distribution, the last
     layer of the projection is trained from the first step, and the teacher's temperature is constant.
 
-    A loss near ln K, that of uniform outputs, need not be a failure; ``val/knn`` is the measure.  In trials of a few
+    A loss near ln K, as of uniform outputs, need not be a failure; ``val/knn`` is the measure.  In trials of a few
     hundred steps on small images, features improved while the loss stayed there, and teachers of smaller ``momentum``
     had a lower loss and worse features.  The loss falls if the teacher's outputs for different images differ by more
     than its temperature.  In narrow models with initial values of standard deviation 0.02 they did not at first;
@@ -99,7 +99,7 @@ class DINO(Objective):
         self.momentum = momentum
         self.centre_momentum = centre_momentum
         projection = Projection(model.geometry.dim, hidden, bottleneck, prototypes)
-        # The deviation of 0.02 in the authors' code is about that of 2,048 inputs, as theirs; in narrow layers it would
+        # The deviation of 0.02 in the authors' code is about 1 / sqrt(2,048), their inputs; in narrow layers it would
         # make the outputs of all images alike.
         draw_by_name(projection, setup.seeds["init"], "projection", by_inputs)
         self.student = Projected(model, projection.to(next(model.parameters())))

@@ -244,7 +244,7 @@ class PartialPosition(Position):
 
     def __init__(self, whole: Position, visible_BV: Tensor, g: Geometry) -> None:
         super().__init__()
-        self.whole = [whole]  # not a submodule: its parameters are those of the model
+        self.whole = [whole]  # not a submodule: its parameters belong to the model
         self.visible_BV = visible_BV
         self.g = g
 

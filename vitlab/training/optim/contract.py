@@ -49,7 +49,7 @@ class WeightAverage(Protocol):
 class Optimizer(ABC):
     """Contract: options in the constructor; ``build`` turns parameter groups into a torch optimizer.
 
-    ``lr`` is the learning rate at schedule factor 1, and ``weight_decay`` that of the decaying parameters.  The
+    ``lr`` is the learning rate at schedule factor 1, and ``weight_decay`` the decay of the decaying parameters.  The
     training sets ``lr`` in every group before every step, multiplied by the group's ``lr_scale`` if it has one.
     """
 
@@ -68,7 +68,7 @@ class Optimizer(ABC):
         """Return why the optimizer cannot be used, in one sentence; None if it can.
 
         Args:
-            train: The section ``train`` in plain values, with the defaults of all fields but those of components.
+            train: The section ``train`` in plain values, with the defaults of all fields but the options of components.
         """
         if cls.library and find_spec(cls.library) is None:
             return f"it needs the package {cls.library}, which is not installed; run: pip install 'vitlab[optimizers]'"
@@ -98,7 +98,7 @@ optimizer: Slot[Optimizer] = Slot("optimizer", Optimizer)  # type: ignore[type-a
 class Composite(torch.optim.Optimizer):
     """Several optimizers of disjoint parameters behind the interface of one.
 
-    It has no state of its own: its groups are those of its parts, and its state is the list of theirs.
+    It has no state of its own: it has the groups of its parts, and the list of their states.
 
     Args:
         parts: The optimizers.

@@ -28,7 +28,7 @@ def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str
 
 
 def layer_groups(groups: Sequence[Group], layers: Mapping[str, int], factor: float) -> list[Group]:
-    """Split groups by layer, with a learning rate ``factor`` times that of the next deeper layer.
+    """Split groups by layer, with a learning rate ``factor`` times the rate of the next deeper layer.
 
     Args:
         groups: The groups of :func:`decay_groups`.

@@ -89,8 +89,8 @@ class Soap(Optimizer):
 
     Args:
         lr: Largest learning rate.
-        betas: Decay rates of the averages of the gradient and its square; the second is also that of the
-            preconditioner.
+        betas: Decay rates of the averages of the gradient and its square; the second is the
+            preconditioner's, too.
         eps: Added to the denominator.
         weight_decay: Factor of the weight decay, which is decoupled.
         every: Steps between two updates of the bases.
@@ -139,7 +139,7 @@ class ScheduleFree(Optimizer):
 
     The authors' package schedulefree.  The averaged weights are evaluated, stored and passed on to other trials;
     ``train.ema`` is refused beside them.  Use ``schedule: {type: constant, warmup: 0.05}``: a falling rate would be
-    averaged as well.  The averages of batch norm are those of the weights in training, not of the averaged weights.
+    averaged as well.  Batch norm has the averages of the weights in training, not of the averaged weights.
 
     Args:
         lr: Largest learning rate; larger than AdamW's, by 1 to 10.

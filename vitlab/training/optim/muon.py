@@ -125,7 +125,7 @@ class Muon(Optimizer):
         adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
         adamw_eps: Added to the denominator in AdamW.
         ns_steps: Newton-Schulz iterations.
-        ns_precision: Precision of the iterations: that of the weights, or bfloat16 as in torch.optim.Muon, which is
+        ns_precision: Precision of the iterations: the weights' own, or bfloat16 as in torch.optim.Muon, which is
             faster on GPUs and slower on most CPUs.
     """
 
@@ -143,11 +143,11 @@ class Muon(Optimizer):
     matrix_optimizer: ClassVar[type[Any]] = BatchedMuon
 
     def settings(self) -> Mapping[str, object]:
-        """Return the settings of the groups of matrices beside those of torch's Muon."""
+        """Return the settings of the groups of matrices beside the settings of torch's Muon."""
         return {"ns_precision": self.ns_precision}
 
     def route(self, groups: Sequence[Group], model: Model) -> list[Group]:
-        """Split groups into those of hidden matrices, which have the setting ``maps``, and those of AdamW."""
+        """Split groups into groups of hidden matrices, which have the setting ``maps``, and groups of AdamW."""
         matrices = hidden_matrices(model)
 
         def changes(name: str, group: Group) -> Mapping[str, object]:
@@ -191,12 +191,12 @@ class NorMuon(Muon):
         nesterov: Nesterov's momentum.
         weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
         adjust: Size of the step of an m x n matrix.  ``match_rms_adamw``: a root mean square of 0.2, as in Algorithm 1
-            of the reference.  ``original``: that of Muon's step, times sqrt(max(1, m / n)), as in the authors' code.
+            of the reference.  ``original``: as Muon's step, times sqrt(max(1, m / n)), as in the authors' code.
         adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
         adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
         adamw_eps: Added to the denominator in AdamW.
         ns_steps: Newton-Schulz iterations.
-        ns_precision: Precision of the iterations: that of the weights, or bfloat16.
+        ns_precision: Precision of the iterations: the weights' own, or bfloat16.
     """
 
     beta2: Beta = 0.95
