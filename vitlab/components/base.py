@@ -28,6 +28,8 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
 
 
 class Part(nn.Module):

@@ -12,10 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Dropout, Options, Part, Probability
+from vitlab.components.base import Count, Dropout, Options, Part, Probability
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot, Unhashed, slot
 
@@ -229,7 +228,7 @@ class MLPHead(_Pooled):
         over: Over = "patches",
         drop: Probability = 0.0,
         approximate: Gelu = "none",
-        representation_size: Annotated[int, Field(gt=0)] | None = None,
+        representation_size: Count | None = None,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:

@@ -5,18 +5,15 @@ B batch, T tokens, D width, M hidden width.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Dropout, Part, Probability
+from vitlab.components.base import Dropout, Part, Positive, Probability
 from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot, slot
-
-Ratio = Annotated[float, Field(gt=0)]
 
 
 class MLP(Part):
@@ -44,7 +41,7 @@ class _Hidden(MLP):
         self,
         g: Geometry,
         *,
-        ratio: Ratio = 4.0,
+        ratio: Positive = 4.0,
         drop: Probability = 0.0,
         bias: bool = True,
         norm: NormChoice = "none",
@@ -90,7 +87,7 @@ class GeluMLP(_Hidden):
         self,
         g: Geometry,
         *,
-        ratio: Ratio = 4.0,
+        ratio: Positive = 4.0,
         drop: Probability = 0.0,
         approximate: Literal["none", "tanh"] = "none",
         bias: bool = True,
@@ -137,7 +134,7 @@ class _Gated(_Hidden):
         self,
         g: Geometry,
         *,
-        ratio: Ratio = 8 / 3,
+        ratio: Positive = 8 / 3,
         drop: Probability = 0.0,
         bias: bool = True,
         norm: NormChoice = "none",

@@ -9,14 +9,11 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Part
+from vitlab.components.base import Part, Positive
 from vitlab.registry import Pick, Slot
 from vitlab.spec import Choice
-
-Epsilon = Annotated[float, Field(gt=0)]
 
 
 class Norm(Part):
@@ -46,7 +43,7 @@ class LayerNorm(Norm):
         self,
         dim: int,
         *,
-        eps: Epsilon = 1e-6,
+        eps: Positive = 1e-6,
         affine: Literal["scale_and_shift", "scale", "none"] = "scale_and_shift",
     ) -> None:
         """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, Hugging Face's 1e-12."""
@@ -70,7 +67,7 @@ class RMSNorm(Norm):
         affine: learned after normalising: a scale, or none.
     """
 
-    def __init__(self, dim: int, *, eps: Epsilon = 1e-6, affine: Literal["scale", "none"] = "scale") -> None:
+    def __init__(self, dim: int, *, eps: Positive = 1e-6, affine: Literal["scale", "none"] = "scale") -> None:
         super().__init__()
         self.eps = eps
         self.dim = dim
@@ -93,7 +90,7 @@ class DynamicTanh(Norm):
         alpha: start of the learned number that all values are multiplied by before the tangent.
     """
 
-    def __init__(self, dim: int, *, alpha: Annotated[float, Field(gt=0)] = 0.5) -> None:
+    def __init__(self, dim: int, *, alpha: Positive = 0.5) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.full((1,), alpha))
         self.weight = nn.Parameter(torch.ones(dim))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Options, Part
+from vitlab.components.base import Options, Part, Positive
 from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot, slot
@@ -136,7 +136,7 @@ class ResNet(PatchEmbedding):
         g: Geometry,
         *,
         layers: Annotated[Sequence[Annotated[int, Field(ge=1)]], Field(max_length=4)] = (3, 4, 9),
-        width_factor: Annotated[float, Field(gt=0)] = 1.0,
+        width_factor: Positive = 1.0,
     ) -> None:
         super().__init__()
         channels = _rounded(64 * width_factor)

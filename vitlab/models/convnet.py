@@ -8,13 +8,12 @@ of the same name, and the other way round, where stem, channels and classes are 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from pydantic import Field
 from torch import Generator, Tensor, nn
 
-from vitlab.components.base import Options
+from vitlab.components.base import Options, Positive
 from vitlab.components.head import Logits
 from vitlab.components.init import Kind, Torch
 from vitlab.data.torchvision_import import torchvision
@@ -22,7 +21,6 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
 
 Stem = Literal["imagenet", "small"]
-Factor = Annotated[float, Field(gt=0)]
 
 
 class ConvNet(Model):
@@ -145,7 +143,7 @@ class _ResNet(ConvNet):
     channels: ClassVar[int]  #: of the stem
     scheme = _He()
 
-    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
+    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Positive = 1.0) -> None:
         super().__init__()
         block: Any = getattr(torchvision("torchvision.models.resnet"), self.block)
         width = max(1, round(self.channels * width_factor))
@@ -200,7 +198,7 @@ class ResNet8(_ResNet):
     layers = (1, 1, 1)
     channels = 16
 
-    def __init__(self, data: DataInfo, *, stem: Stem = "small", width_factor: Factor = 1.0) -> None:
+    def __init__(self, data: DataInfo, *, stem: Stem = "small", width_factor: Positive = 1.0) -> None:
         super().__init__(data, stem=stem, width_factor=width_factor)
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
-from vitlab.components.base import Dropout, Options, PatchDrop, Probability, name_draws
+from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, name_draws
 from vitlab.components.block import Block, Place
 from vitlab.components.head import Head
 from vitlab.components.init import Init
@@ -108,7 +108,7 @@ class ViT(Model):
         mlp: MLPChoice = "gelu",
         norm: NormChoice = "layernorm",
         blocks: Mapping[Span, BlockParts] = {},
-        layer_scale: Annotated[float, Field(gt=0)] | None = None,
+        layer_scale: Positive | None = None,
         drop: Probability = 0.0,
         patch_drop: Probability = 0.0,
         drop_path: Probability = 0.0,

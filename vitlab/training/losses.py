@@ -10,17 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
+from vitlab.components.base import Probability
 from vitlab.data.pixels import IGNORED
 from vitlab.registry import Slot
-
-Smoothing = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Value(NamedTuple):
@@ -74,7 +72,7 @@ class CrossEntropy(Loss):
             mistake: with K classes the loss is bounded below by ln(e + K - 1) - 1, which is 1.46 for ten.
     """
 
-    label_smoothing: Smoothing = 0.0
+    label_smoothing: Probability = 0.0
     reads: Literal["logits", "probabilities"] = "logits"
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
@@ -101,8 +99,8 @@ class BinaryCrossEntropy(Loss):
             papers' code.  Without one, the target of a decision is the share.
     """
 
-    label_smoothing: Smoothing = 0.0
-    threshold: Smoothing | None = None
+    label_smoothing: Probability = 0.0
+    threshold: Probability | None = None
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         """Return the mean binary cross-entropy over labelled targets and classes."""

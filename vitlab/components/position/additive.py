@@ -18,14 +18,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Options, State
+from vitlab.components.base import Options, Positive, State
 from vitlab.components.position.contract import Position, Resampling, places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 
 Where = Literal["stem", "every_layer", "every_layer_shared"]
 PrefixRows = Literal["own", "none"]
-Positive = Annotated[float, Field(gt=0)]
 
 
 @position.register("none")

@@ -14,12 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.base import Options, Rotation
+from vitlab.components.base import Count, Options, Positive, Rotation
 from vitlab.components.position.contract import Position, places, position
 from vitlab.geometry import Geometry
-
-Positive = Annotated[float, Field(gt=0)]
-Side = Annotated[int, Field(gt=0)]
 
 PLACE = 0x526F5045
 """Number by which the key of a step is folded for the coordinates of rotary encodings."""
@@ -93,7 +90,7 @@ class RoPE2D(_Rotary):
         theta: Positive = 100.0,
         coordinates: Literal["patches", "centred"] = "patches",
         offset: float = 0.0,
-        reference: tuple[Side, Side] | None = None,
+        reference: tuple[Count, Count] | None = None,
         normalize: Literal["separate", "max", "min"] = "separate",
         periods: tuple[Positive, Positive] | None = None,
         shift: Annotated[float, Field(ge=0)] = 0.0,

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from vitlab.components.base import Positive
 from vitlab.training.metrics.contract import GuessedByClass, Metric, metric
 
 RANK_EPS = 1e-7
@@ -89,7 +90,7 @@ class NearestNeighbours(GuessedByClass, FeatureMetric):
     needs_train = True
 
     k: Annotated[int, Field(ge=1)] = 20
-    temperature: Annotated[float, Field(gt=0)] | None = 0.07
+    temperature: Positive | None = 0.07
 
     def __post_init__(self) -> None:
         """Set the name in results, which has letters, digits and ``_`` alone."""

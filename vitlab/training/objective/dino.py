@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
+from vitlab.components.base import Count, Positive, Probability
 from vitlab.components.head import Head
 from vitlab.components.init import by_inputs, draw_by_name
 from vitlab.data.batches import Batch
@@ -34,10 +35,6 @@ from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weigh
 
 TEACHER_VIEWS = 2
 """Views that the teacher sees."""
-
-Count = Annotated[int, Field(gt=0)]
-Temperature = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 @objective.register("dino")
@@ -64,10 +61,10 @@ class DINO(Objective):
         prototypes: Outputs of the projection.
         hidden: Width of the two hidden layers of the projection.
         bottleneck: Width of the layer before the prototypes.
-        student_temperature: Temperature of the student's softmax.
-        teacher_temperature: Temperature of the teacher's softmax.
-        momentum: Share that the teacher keeps of itself in the first step; it grows to 1 along half a cosine.
-        centre_momentum: Share that the centre of the teacher's outputs keeps of itself in a step.
+        student_temperature: Positive of the student's softmax.
+        teacher_temperature: Positive of the teacher's softmax.
+        momentum: Probability that the teacher keeps of itself in the first step; it grows to 1 along half a cosine.
+        centre_momentum: Probability that the centre of the teacher's outputs keeps of itself in a step.
     """
 
     labels = False
@@ -85,10 +82,10 @@ class DINO(Objective):
         prototypes: Count = 1024,
         hidden: Count = 256,
         bottleneck: Count = 64,
-        student_temperature: Temperature = 0.1,
-        teacher_temperature: Temperature = 0.04,
-        momentum: Share = 0.996,
-        centre_momentum: Share = 0.9,
+        student_temperature: Positive = 0.1,
+        teacher_temperature: Positive = 0.04,
+        momentum: Probability = 0.996,
+        centre_momentum: Probability = 0.9,
     ) -> None:
         super().__init__(setup)
         model = setup.model

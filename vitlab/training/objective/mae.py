@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from vitlab import noise
 from vitlab.components.attention import SOFTMAX
-from vitlab.components.base import Part, Rotation
+from vitlab.components.base import Count, Part, Rotation
 from vitlab.components.block import Place
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.init import draw_by_name, xavier
@@ -38,8 +38,6 @@ from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weigh
 
 VARIANCE_EPS = 1e-6
 """Added to the variance of a patch's pixels, as in the authors' code."""
-
-Count = Annotated[int, Field(gt=0)]
 
 
 @objective.register("mae")

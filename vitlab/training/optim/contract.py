@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vitlab.components.base import Positive, Probability
 from vitlab.models.contract import Model
 from vitlab.registry import Slot
 
@@ -21,10 +22,10 @@ Group = dict[str, Any]
 """A parameter group of a torch optimizer: named ``params``, ``weight_decay``, and ``lr_scale`` if its learning rate
 differs from the optimizer's."""
 
-Rate = Annotated[float, Field(gt=0)]
+Rate = Positive
 Decay = Annotated[float, Field(ge=0)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Small = Annotated[float, Field(gt=0)]
+Beta = Probability
+Small = Positive
 
 
 class WeightAverage(Protocol):

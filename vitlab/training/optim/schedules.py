@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from vitlab.components.base import Positive
 from vitlab.registry import Slot
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -101,7 +102,7 @@ class Polynomial(_Warm):
         final: factor towards which it then falls.
     """
 
-    power: Annotated[float, Field(gt=0)] = 0.9
+    power: Positive = 0.9
     final: Share = 0.0
 
     def after(self, progress: float) -> float:
