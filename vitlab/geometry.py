@@ -69,6 +69,7 @@ class Geometry:
         """
         faults: list[tuple[tuple[str, ...], str]] = []
         axes = list(zip(("height", "width"), image, patch, strict=True))
+        # Of a square, one sentence is enough.
         equal = axes[0][1:] == axes[1][1:]
         for axis, pixels, side in axes[:1] if equal else axes:
             step = side * reduction

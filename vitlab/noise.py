@@ -63,6 +63,7 @@ def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
     """
     low, high = _words(k)
     sample_B = sample_B.long()
+    # Both halves of the sample and of the key are mixed in before the draws are counted.
     row_B = _mix(sample_B.int() ^ low)
     row_B = _mix(row_B ^ (sample_B >> 32).int() ^ high)
     draw_N = torch.arange(n, dtype=torch.int32, device=sample_B.device) * _signed(0x9E3779B9)
@@ -71,6 +72,7 @@ def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
 
 def uniform(k: Key, sample_B: Tensor, n: int) -> Tensor:
     """Return uniform draws in [0, 1) on a grid of 2^-24, float32 (B, N)."""
+    # 24 bits are what float32 holds exactly below 1.
     return ((bits(k, sample_B, n) >> 8) & 0xFFFFFF).float() * 2.0**-24
 
 
@@ -82,6 +84,7 @@ def integers(k: Key, sample_B: Tensor, n: int, below: int) -> Tensor:
 def normal(k: Key, sample_B: Tensor, n: int) -> Tensor:
     """Return standard normal draws (Box and Muller, 1958), float32 (B, N)."""
     pairs = (n + 1) // 2
+    # log1p of -u, since u may be 0 and is never 1.
     u_BN = uniform(k, sample_B, 2 * pairs)
     radius_BP = torch.sqrt(-2 * torch.log1p(-u_BN[:, :pairs]))
     angle_BP = 2 * torch.pi * u_BN[:, pairs:]
@@ -90,6 +93,7 @@ def normal(k: Key, sample_B: Tensor, n: int) -> Tensor:
 
 def permutation(k: Key, n: int) -> Tensor:
     """Return a permutation of 0..n-1 by sorting 62 random bits each, int64 (N,)."""
+    # 62 bits: ties, which stable sorting would decide by place, do not occur in practice.
     word_N2 = bits(k, torch.arange(n), 2).long() & 0x7FFFFFFF
     return torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
 

@@ -66,6 +66,7 @@ def stacked() -> bool:
 
     Torch has no public function for it.
     """
+    # Any level counts: a component may call vmap inside of an engine's.
     functorch = torch._C._functorch
     return any(level.key() == functorch.TransformType.Vmap for level in functorch.get_interpreter_stack() or ())
 
@@ -109,6 +110,7 @@ class Dropout(_Drop):
         """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
         if not self.training or self.p == 0:
             return x
+        # A draw for every value of a sample, whatever else is in the batch.
         draw_BN = self.draws("dropout", math.prod(x.shape[1:]))
         if draw_BN is None:
             return F.dropout(x, self.p)
@@ -131,6 +133,7 @@ class DropPath(_Drop):
         draw_B1 = self.draws("drop_path", 1)
         if draw_B1 is None:
             return x * F.dropout(x.new_ones(shape), self.p)
+        # The mask is scaled, not the branch: one number per sample.
         return x * ((draw_B1 >= self.p).view(shape).to(x.dtype) / (1 - self.p))
 
 
@@ -159,6 +162,7 @@ class PatchDrop(_Drop):
         if draw_BN is None:
             draw_BN = torch.rand(x_BTD.shape[0], patches, device=x_BTD.device)
         remaining = max(1, int(patches * (1 - self.p)))
+        # Those with the smallest draws remain, in their order: places of later layers count on it.
         index_BN = draw_BN.argsort(dim=1, stable=True)[:, :remaining].sort(1).values + self.prefix
         patches_BND = x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[2]))
         return torch.cat([x_BTD[:, : self.prefix], patches_BND], 1)
@@ -171,4 +175,5 @@ def name_draws(model: nn.Module) -> None:
     """
     for path, module in model.named_modules():
         if isinstance(module, _Drop):
+            # Python's own hash of a text differs between processes.
             module.place = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")

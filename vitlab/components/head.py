@@ -296,6 +296,7 @@ class Distilled(Head):
 
     def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the logits of all four fusions by name; ``""`` is the configured one (in training ``logits``)."""
+        # Sums of probabilities, as logits.
         summed = torch.logaddexp(output.cls.log_softmax(1), output.dist.log_softmax(1))
         logits = {
             "logits": (output.cls + output.dist) / 2,
@@ -336,6 +337,7 @@ class Segmentation(Head):
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         """Return a score of each class at each pixel, (B, C, M, W)."""
         logits_BChw = self.fc(x_BSD).transpose(1, 2).unflatten(2, self.grid)
+        # Logits are upsampled, not probabilities, so that the loss reads what the prediction is made of.
         logits_BCMW = F.interpolate(logits_BChw, size=self.image, mode="bilinear", align_corners=False)
         return _scores(logits_BCMW, self.output)
 

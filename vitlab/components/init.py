@@ -62,6 +62,7 @@ class Init:
 
     def draw(self, x: Tensor, name: str, kind: Kind, fan_in: int, seed: int) -> None:
         """Fill ``x`` with the initial values of the parameter ``name`` in a trial of this ``init`` seed."""
+        # A generator for every parameter: none shifts the draws of another.
         g = torch.Generator().manual_seed(noise.key(seed, "init", name))
         match kind:
             case "linear":
@@ -100,6 +101,7 @@ class Init:
 
     def token(self, x: Tensor, name: str, g: Generator) -> None:
         """Draw from a truncated normal, std 1e-6 (0.02 for the distillation token)."""
+        # timm starts its class token near zero, and DeiT's second token as any other weight.
         nn.init.trunc_normal_(x, std=0.02 if name == "dist_token" else 1e-6, generator=g)
 
 
@@ -249,6 +251,7 @@ class Torch(Init):
 @contextmanager
 def seeded(seed: int, path: str) -> Iterator[None]:
     """Seed torch's CPU generator by the trial's seed and a path in the model, inside of a ``with`` block."""
+    # The caller's draws go on as if nothing had been built.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(noise.key(seed, "init", path))
         yield

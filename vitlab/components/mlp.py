@@ -47,6 +47,7 @@ class _Hidden(MLP):
         norm: NormChoice = "none",
     ) -> None:
         super().__init__()
+        # Rounded down as in timm, whose checkpoints have such widths.
         hidden = int(g.dim * ratio)
         self._add_first(g.dim, hidden, bias)
         self.drop1 = Dropout(drop)

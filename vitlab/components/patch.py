@@ -55,6 +55,7 @@ class LinearPatches(PatchEmbedding):
 
     def __init__(self, g: Geometry, *, bias: bool = True, norm: NormChoice = "none") -> None:
         super().__init__()
+        # A convolution for its initial values and its name in checkpoints; it is never called as one.
         self.proj = nn.Conv2d(g.channels, g.dim, kernel_size=g.patch, stride=g.patch, bias=bias)
         self.norm = slot("norm").build(norm, g.dim)
 
@@ -68,6 +69,7 @@ class LinearPatches(PatchEmbedding):
 def cut(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
     """Cut images (..., C, H, W) into patches of ``size`` pixels, (..., N, F)."""
     height, width = size
+    # Views alone; the last flatten copies.
     x_BCIhJw: Tensor = x_BCHW.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # type: ignore[no-untyped-call]
     return x_BCIhJw.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)
 
@@ -88,8 +90,10 @@ class ConvStem(PatchEmbedding):
 
     def __init__(self, g: Geometry, *, norm: Literal["batchnorm", "groupnorm"] = "batchnorm") -> None:
         super().__init__()
+        # Sides are powers of two, so these are their logarithms.
         halvings = tuple(side.bit_length() - 1 for side in g.patch)
         layers = max(halvings)
+        # The last layer has D channels, each before it half as many.
         widths = [g.channels, *(max(1, g.dim >> (layers - 1 - layer)) for layer in range(layers))]
         self.convs = nn.Sequential()
         for layer in range(layers):

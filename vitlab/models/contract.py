@@ -116,6 +116,7 @@ class Model(nn.Module):
         """
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in trained)
+        # Paths, not modules: deep copies then freeze their own.
         self._frozen = tuple(_frozen_below(self, "", trained))
         self.train(self.training)
 
@@ -138,6 +139,7 @@ class Model(nn.Module):
 def head_names(model: Model) -> set[str]:
     """Return the names of the entries of a model's state in its last layer."""
     layers = {name: model.layer_of(name) for name in model.state_dict()}
+    # The head is alone in the last layer.
     last = max(layers.values())
     return {name for name, layer in layers.items() if layer == last}
 

@@ -97,5 +97,6 @@ def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost
             raise
         raise UserError("the model is too large for torch, whose sizes have 64 bits; make it smaller") from error
     count = parameters(built)
+    # The classifier's size depends on the number of classes, the body's does not.
     head = getattr(built, "head", None)
     return Cost(count, count - (parameters(head) if isinstance(head, nn.Module) else 0), macs(built, data))

@@ -92,6 +92,7 @@ def growths(model: ViT) -> dict[str, Growth]:
     """Return the growth of every weight whose number of inputs depends on the width, by name."""
     result: dict[str, Growth] = {}
     for path, (choice, context) in model._parts.items():
+        # The part at the base width is built for its shapes alone.
         with torch.random.fork_rng(devices=[]):
             base = slot(choice.slot).build(choice, *(_of_width(size, model.base_width) for size in context))
         part = model.get_submodule(path)
@@ -99,6 +100,7 @@ def growths(model: ViT) -> dict[str, Growth]:
         for name, parameter in base.named_parameters():
             shape, base_shape = part.get_parameter(name).shape, parameter.shape
             changed = [axis for axis, (one, other) in enumerate(zip(shape, base_shape, strict=True)) if one != other]
+            # A vector grows along one axis; a map counts if its inputs grow.
             if len(changed) > 1 or (name in maps and changed and changed != [0]):
                 sizes, base_sizes = ((each[0], math.prod(each[1:])) for each in (shape, base_shape))
                 growth = Growth(sizes[1] / base_sizes[1], sizes, base_sizes, is_output=0 not in changed)

@@ -145,6 +145,7 @@ class ViT(Model):
         for i, parts in enumerate(anatomy.blocks):
             place = Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1), anatomy.receives_values(i))
             self.blocks.append(self._block(i, parts, place))
+        # As in timm there are two places, and the other one stays empty.
         none = slot("norm").resolve("none")
         self.norm = self._part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
         self.fc_norm = self._part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
@@ -172,6 +173,7 @@ class ViT(Model):
         for layer, block in enumerate(cast("Iterable[Block]", self.blocks), 1):
             x_BTD = position.add(x_BTD, layer)
             hints = (position.rotation(layer), position.bias(layer))
+            # Other blocks have three arguments, so that a plugin's need not know of this.
             if block.passes:
                 x_BTD, passed[block.passes] = block(x_BTD, *hints, passed.get(block.passes))
             else:

@@ -126,6 +126,7 @@ class Anatomy:
 
     def incompatibility(self) -> str | None:
         """Return the reason why these components cannot be combined, in one sentence; None if they can."""
+        # Later checks rely on earlier ones, so they are made one by one.
         return next(self._faults(), None)
 
     def _faults(self) -> Iterator[str]:
@@ -291,6 +292,7 @@ def expand_size(options: Options) -> Options:
         if full.get(number) is None:
             full[number] = getattr(size, number)
     try:
+        # Explicit options of the MLP win over the size's ratio.
         mlp = Choice.of(full["mlp"] if "mlp" in full else slot("mlp").qualify_builtin("gelu"))
     except ValueError:
         return full  # validation reports it

@@ -90,6 +90,7 @@ class Transform:
 
 def write_weights(file: Path, state: Mapping[str, Tensor], input_spec: InputSpec) -> None:
     """Write the weights and the input description of a model, without fsync; the trial's result is synced last."""
+    # Without them a new test set would change the file of every model.
     info = {name: value for name, value in asdict(input_spec.info).items() if name not in TEST_FACTS}
     header = json.dumps({"info": info, "mean": input_spec.mean, "std": input_spec.std})
     write_bytes(file, pack(state, {_HEADER: header, _DIGEST: _sha256(header)}), fsync=False)

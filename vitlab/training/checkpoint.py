@@ -57,6 +57,7 @@ def load(folder: Path) -> State | None:
     """
     if not folder.is_dir():
         return None
+    # Their writers are dead, since the caller holds the lock.
     for leftover in folder.glob(f".{FILE}.*"):
         leftover.unlink(missing_ok=True)
     if not (folder / FILE).exists():

@@ -184,6 +184,7 @@ class Projected(Model):
         predicted = {}
         with autocast(x_BCHW.device, self.student.precision):
             for name, projection in self.projections.items():
+                # In the student's precision, then as wide as its features.
                 predicted[name] = projection(features[name].movedim(1, -1)).to(features[name].dtype)
         return Prediction(logits_by_head, predicted)
 

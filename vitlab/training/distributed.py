@@ -89,8 +89,10 @@ class ProcessGroup(SingleProcess):
 
     def require_equal(self, model: nn.Module, step: int) -> None:
         """Raise if the weights or the step differ between ranks."""
+        # 60 bits, which int64 holds with either sign.
         weights = int(digest(model.state_dict())[:15], 16)
         here = torch.tensor([step, -step, weights, -weights])
+        # The maxima of numbers and of their negatives are everybody's own only where all are equal.
         if (self._reduce(here.clone(), dist.ReduceOp.MAX) != here).any():
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")
 
@@ -98,6 +100,7 @@ class ProcessGroup(SingleProcess):
         """Reduce a tensor over all processes, in place, by NCCL on GPUs and by gloo on CPUs."""
         try:
             dist.all_reduce(tensor, how)
+        # It is a RuntimeError, too, and no sign that a process has died.
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

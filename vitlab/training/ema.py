@@ -40,6 +40,7 @@ class Average:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Give the model the averaged weights inside the block, and its own again afterwards."""
+        # Copies, because an average and back again would round.
         own = {name: value.detach().clone() for name, value in self._current.items()}
         self.replace()
         try:

@@ -123,6 +123,7 @@ class MetricAccumulator:
                 values[f"{name}_{view}" if view else name] = float(one.value(_concatenate(parts)))
                 if not view:
                     values |= {f"{name}_{part}": value for part, value in one.parts(_concatenate(parts)).items()}
+            # Further metrics of a diverged model say nothing, and some cannot be computed.
             if not math.isfinite(values.get("loss", 0.0)):
                 break
         columns = {name: _concatenate(parts) for name, parts in self._columns.items()}

@@ -45,6 +45,7 @@ def features_of(model: Model, feed: Feed, split: Split, precision: str) -> Featu
     """
     was_training = model.training
     model.eval()
+    # One image shows which layers make the logits.
     layers = list(classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())
     if not layers:
         raise WeightsError(

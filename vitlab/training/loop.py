@@ -60,6 +60,7 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    # macOS counts bytes, Linux KiB.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -147,6 +148,7 @@ class Training:
     def _groups(self, optimizer: Optimizer) -> Sequence[Group]:
         """Return the parameters in groups of equal decay and rate."""
         groups: Sequence[Group] = decay_groups(self.module, optimizer.weight_decay, self.module.no_weight_decay())
+        # Before rates are divided by layer and width, which split every rule's groups in the same way.
         groups = optimizer.route(groups, self.module)
         if self.spec.layer_decay is not None:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
@@ -268,6 +270,7 @@ class Training:
         """
         metrics: dict[str, float] = {}
         predictions: dict[str, Columns] = {}
+        # Nothing was trained before the first measurement of a training of 0 steps.
         if self.losses:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
             self._check(losses["loss"])
@@ -276,6 +279,7 @@ class Training:
             self.losses.clear()
             if self.scaling is not None:
                 metrics["train/skipped_steps"] = self.scaling.take_skipped()
+        # Taken before the evaluations run, which are no training.
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
         by_kind: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
         for split, values_by_name, columns in evaluations:
@@ -340,6 +344,7 @@ class Training:
 
     def finish(self, predictions: Mapping[str, Columns]) -> Outcome:
         """Return the outcome, but for the digest of the weights, and give the model the weights that were evaluated."""
+        # Stored and evaluated weights are then the same.
         if self.average is not None:
             self.average.replace()
         self.predictions = predictions

@@ -44,6 +44,7 @@ class LossScaling:
             clip_grad: The largest global norm of the gradient; None for any.
         """
         self._scaler.unscale_(optimizer)
+        # Needed without clipping as well: a norm that is not finite tells a skipped step.
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if clip_grad is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, clip_grad, norm)

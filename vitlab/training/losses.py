@@ -106,6 +106,7 @@ class BinaryCrossEntropy(Loss):
         """Return the mean binary cross-entropy over labelled targets and classes."""
         logits_MK, target_M = flat(logits_by_head[""], target)
         classes = logits_MK.shape[1]
+        # Decisions without a label pass as class 0, and have no weight in the mean.
         hot_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)
         if self.threshold is not None:
             hot_MK = hot_MK > self.threshold

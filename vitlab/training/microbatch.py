@@ -63,6 +63,7 @@ class MicroBatches:
 
     def rows(self, count: int) -> list[range]:
         """Return the ranges of a batch of ``count`` images that this process computes, in order."""
+        # A process cuts its own share of the batch alone.
         own = self.peers.rows(count)
         size = self.size or len(own)
         return [range(begin, min(begin + size, own.stop)) for begin in range(own.start, own.stop, size)]

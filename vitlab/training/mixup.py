@@ -78,6 +78,7 @@ class Mixing:
     def draw(self, step: int, height: int, width: int) -> Mixed:
         """Draw the mixing of a step for images of this size."""
         how = self.how
+        # One draw for the batch, on the host, since a box is a slice.
         key = noise.key(self.seed, "mixup", step)
         mix_draw, switch_draw, high, low, row, column = noise.uniform(key, torch.zeros(1), 6)[0].tolist()
         if mix_draw >= how.prob:
@@ -113,6 +114,7 @@ def _combine(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
         return _blend(x_BCHW, weight)
     inside = (..., slice(box.top, box.bottom), slice(box.left, box.right))
     mixed_BCHW = x_BCHW.clone()
+    # Image i and image B - 1 - i exchange their boxes.
     mixed_BCHW[inside] = x_BCHW[inside].flip(0)
     return mixed_BCHW
 

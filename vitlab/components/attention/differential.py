@@ -89,6 +89,7 @@ class Differential(SoftmaxAttention):
     ) -> Tensor:
         """Mix tokens, (B, T, D) to (B, T, D)."""
         q_BTD, k_BTD, v_BTD = self.qkv(x_BTD).chunk(3, -1)
+        # A head's first and second half of the channels form its two maps.
         halves = (self.num_heads, 2, -1)
         q_BTH2J, k_BTH2J = self.q_norm(q_BTD.unflatten(-1, halves)), self.k_norm(k_BTD.unflatten(-1, halves))
         v_BHTK = v_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -98,8 +99,10 @@ class Differential(SoftmaxAttention):
         if bias_HTT is not None:
             logits_BH2TT = logits_BH2TT + bias_HTT.to(logits_BH2TT.dtype).unsqueeze(-3)
         first_BHTT, second_BHTT = self.attn_drop(logits_BH2TT.softmax(-1)).unbind(2)
+        # Deeper blocks subtract more, by the paper's schedule.
         start = 0.8 - 0.6 * math.exp(-0.3 * self.block_index)
         factor = (self._learned() + start).to(first_BHTT.dtype)
+        # Times 1 - start, so that outputs and gradients have the size of a single map's.
         y_BHTK = self.sub_norm((first_BHTT - factor * second_BHTT) @ v_BHTK) * (1 - start)
         out_BTD: Tensor = self.proj_drop(self.proj(self.norm(y_BHTK.transpose(1, 2).flatten(2))))
         return out_BTD

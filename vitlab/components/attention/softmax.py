@@ -93,6 +93,7 @@ class SoftmaxAttention(Attention):
         mix_values: MixValues | None = None,
     ) -> Tensor:
         """Mix tokens, (B, T, D) to (B, T, D)."""
+        # Blocks that merge tokens compare the keys that the product sees, so they get them rotated.
         q_BHTK, k_BHTK, v_BHTK = self._qkv_for_product(x_BTD, rotation)
         if mix_values is not None:
             v_BHTK = mix_values(k_BHTK, v_BHTK)
@@ -119,6 +120,7 @@ class SoftmaxAttention(Attention):
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values, each (B, H, T, K), neither normalised nor rotated."""
+        # Rows [q; k; v], with the heads in order inside of each, as in timm.
         qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, self.num_heads, self.head_dim))
         return tuple(qkv_BT3HK.permute(2, 0, 3, 1, 4).unbind(0))
 
@@ -311,6 +313,7 @@ class Gated(Auto):
         self.gate = nn.Linear(g.dim, g.dim if gate == "elementwise" else g.heads, bias=qkv_bias)
 
     def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        # From the attention's input, not from what it has found, as the reference's G1.
         gate_BTG: Tensor = self.gate(x_BTD).sigmoid()
         y_BTD = super()._before_projection(y_BTD, x_BTD)
         return y_BTD * gate_BTG.repeat_interleave(y_BTD.shape[-1] // gate_BTG.shape[-1], -1)

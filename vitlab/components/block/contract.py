@@ -82,6 +82,7 @@ class Block(Part):
         super().__init__()
         self.index = place.index
         for branch in range(1, self.branches + 1):
+            # By name, so that checkpoints have timm's ls1, ls2.
             self.add_module(f"ls{branch}", layer_scale(place))
             self.add_module(f"drop_path{branch}", DropPath(place.drop_path))
 

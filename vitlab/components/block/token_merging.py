@@ -95,10 +95,12 @@ class TokenMerging(Block):
             return v_BHTK
 
         if merged is not None:
+            # A softmax with log(n) added counts a key n times.
             size_B11T = merged.size_BS.log()[:, None, None]
             bias_HTT = size_B11T if bias_HTT is None else bias_HTT + size_B11T
         y_BTD = self.attn(self.norm1(x_BTD), rotation, bias_HTT, observed)
         x_BTD = x_BTD + self.drop_path1(self.ls1(y_BTD))
+        # A pair leaves one patch, so at most half of them can go.
         count = min(self.tokens, (x_BTD.shape[1] - self.prefix) // 2)
         if count:
             new_BT = match(keys[0].mean(1), count, self.prefix)
@@ -120,8 +122,10 @@ def match(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
     key_BSK = F.normalize(key_BSK, dim=-1, eps=torch.finfo(key_BSK.dtype).tiny)
     halves = [torch.arange(prefix + first, tokens, 2, device=key_BSK.device) for first in (prefix % 2, 1 - prefix % 2)]
     a_BAK, b_BBK = (key_BSK.index_select(1, half) for half in halves)
+    # Every patch of the first half has one edge, to its most similar one of the second.
     similarity_BA, partner_BA = (a_BAK @ b_BBK.mT).max(-1)
     order_BA = similarity_BA.argsort(dim=-1, descending=True, stable=True)
+    # Sorted, so that those that remain keep their order.
     merged_BR, remaining_BA = order_BA[:, :count], order_BA[:, count:].sort(-1).values
     second = prefix + remaining_BA.shape[1]
     rank_A = torch.arange(prefix, second, device=key_BSK.device).expand_as(remaining_BA)
@@ -129,6 +133,7 @@ def match(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
     new_BA = new_BA.gather(1, torch.cat([remaining_BA, merged_BR], 1).argsort(1))
     new_BB = torch.arange(second, second + len(halves[1]), device=key_BSK.device).expand(images, -1)
     new_P = torch.arange(prefix, device=key_BSK.device)
+    # From the order prefix, first half, second half back to the order of the tokens.
     place_S = torch.cat([new_P, *halves]).argsort()
     return torch.cat([new_P.expand(images, -1), new_BA, new_BB], 1).index_select(1, place_S)
 
@@ -145,6 +150,7 @@ def merge(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> tuple[Te
     images, tokens, width = x_BSD.shape
     size_BS = merged.size_BS
     new_size_BS = size_BS.new_zeros(images, tokens - count).scatter_add(1, new_BS, size_BS)
+    # Sizes have at least 32 bits, and so have these sums.
     weighted_BSD = x_BSD * size_BS[..., None]
     sum_BSD = weighted_BSD.new_zeros(images, tokens - count, width)
     sum_BSD = sum_BSD.scatter_add(1, new_BS[..., None].expand_as(weighted_BSD), weighted_BSD)

@@ -55,6 +55,7 @@ class ValueResidual(Block):
         own: list[Tensor] = []
 
         def mixed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+            # Before they are mixed: later blocks add the first values as they are.
             own.append(v_BHTK)
             if first_BHTK is None or self.shares is None:
                 return v_BHTK

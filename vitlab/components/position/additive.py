@@ -42,6 +42,7 @@ class Additive(Position):
         super().__init__()
         self.prefix = len(g.prefix)
         self.tables = g.depth if where == "every_layer" else 1
+        # The stem is the beginning of the first block, so layer 1 adds no rows of its own.
         self.layers = frozenset({0} if where == "stem" else {0, *range(2, g.depth + 1)})
 
     @classmethod
@@ -57,6 +58,7 @@ class Additive(Position):
         """Add the layer's rows to the tokens, in the layers that have them."""
         if layer not in self.layers:
             return x_BTD
+        # Tables are counted from 0, and the first is the stem's.
         rows = self.rows(max(layer - 1, 0) if self.tables > 1 else 0)
         missing = x_BTD.shape[1] - rows.shape[0]
         return x_BTD + (F.pad(rows, (0, 0, missing, 0)) if missing else rows)
@@ -194,6 +196,7 @@ class Sinusoidal(_Fixed):
     ) -> None:
         super().__init__(g, where)
         count = g.tokens if prefix_rows == "own" else g.patches
+        # In float64, so that the rows are rounded once, at the end.
         pair = torch.arange((g.dim + 1) // 2, dtype=torch.float64)
         exponent = pair / max(g.dim // 2 - 1, 1) if layout == "tensor2tensor" else 2 * pair / g.dim
         angle = torch.arange(count, dtype=torch.float64)[:, None] * temperature**-exponent
@@ -379,5 +382,6 @@ class Conditional(Position):
         if layer != 1:
             return x_BTD
         prefix_BPD, patches_BND = x_BTD[:, : self.prefix], x_BTD[:, self.prefix :]
+        # Tokens lie row by row, so this is the image's own grid.
         map_BDRC = patches_BND.transpose(1, 2).reshape(-1, patches_BND.shape[2], *self.grid)
         return torch.cat([prefix_BPD, patches_BND + self.proj(map_BDRC).flatten(2).transpose(1, 2)], 1)

@@ -56,6 +56,7 @@ class Together(Position):
                 self.parts.append(position.build(choice, g))
         self._names: dict[str, str] = {}
         for prefix, part in encodings(self).items():
+            # The first of equal names keeps timm's; another has its place in the list in its name.
             names = {prefix + name: name for name in part.state_dict() if name not in self._names.values()}
             self._names |= names
 

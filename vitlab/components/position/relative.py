@@ -44,6 +44,7 @@ class RelativeBias(Position):
         self.relative_position_bias_table = nn.Parameter(torch.empty(self.tables, count, g.heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         row_N, column_N = places(g)
+        # Offsets are shifted to begin at 0.
         down = row_N[:, None] - row_N + rows - 1
         right = column_N[:, None] - column_N + columns - 1
         prefix = len(g.prefix)
@@ -97,6 +98,7 @@ class ALiBi2D(Position):
         distance_NN = torch.hypot(row_N[:, None] - row_N, column_N[:, None] - column_N)
         slope_H = torch.tensor(slopes(g.heads), dtype=torch.float64)
         prefix = len(g.prefix)
+        # Padding with zeros: no bias to and from prefix tokens.
         penalty_HTT = F.pad(-slope_H[:, None, None] * distance_NN, (prefix, 0, prefix, 0))
         self.register_buffer("penalty", penalty_HTT.to(torch.get_default_dtype()), persistent=False)
 

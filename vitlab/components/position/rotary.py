@@ -163,6 +163,7 @@ class RoPE2D(_Rotary):
     def _transformed(self, step: noise.Key) -> Tensor:
         """Return rows and columns after DINOv3's shift, jitter and rescaling, in this order."""
         place_2N = self.place_2N if self.place_2N.dtype.itemsize >= 4 else self.place_2N.float()
+        # One sample: all images of a step share a transform, as in DINOv3.
         sample = torch.zeros(1, dtype=torch.int64, device=place_2N.device)
         u_5 = 2 * noise.uniform(noise.fold(step, PLACE), sample, 5)[0].to(place_2N.dtype) - 1
         place_2N = place_2N + self.shift * u_5[:2, None]

@@ -109,6 +109,7 @@ class NearestNeighbours(GuessedByClass, FeatureMetric):
 
 def nearest_classes(x_ND: Tensor, train: Features, k: int, temperature: float | None) -> Tensor:
     """Return the class that the ``k`` most similar training images vote for, (N,)."""
+    # Products of unit vectors are cosines.
     z_MD, classes = F.normalize(train.x_ND, dim=1), int(train.y_N.max()) + 1
     predicted = []
     for part_BD in torch.split(F.normalize(x_ND, dim=1), VOTERS):

@@ -178,6 +178,7 @@ def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) ->
         right_N: True where the prediction is correct.
         bins: Number of bins.
     """
+    # Bins are closed on the right, as in the reference.
     bin_N = (probability_N.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)
     excess_N = right_N.double() - probability_N.double()
     gap_S = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_N, excess_N)

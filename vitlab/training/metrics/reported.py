@@ -56,6 +56,7 @@ def resolve_metrics(
     """
     standard = [] if without_labels else _standard(data)
     components = [(choice.component, choice.options) for choice in standard]
+    # Every objective reports a loss.
     names = {"loss", *map(_name, standard)}
     indices: list[int] = []
     faults = []

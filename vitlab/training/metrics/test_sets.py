@@ -66,6 +66,7 @@ class ShiftedAccuracy(OfTestSet):
         """Return True for each correctly classified image, (B,)."""
         if self.test_set is None or not self.test_set.classes:  # all classes occur
             return logits.argmax(1) == target
+        # A prediction is among the classes of the set alone, as in its paper.
         classes_K = torch.tensor(self.test_set.classes, device=logits.device)
         return classes_K[logits[:, classes_K].argmax(1)] == target
 

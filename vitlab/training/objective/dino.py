@@ -138,6 +138,7 @@ class DINO(Objective):
         views = x.unbind(1)
         with torch.no_grad():
             teacher = torch.stack([self._teacher(view) for view in views[:TEACHER_VIEWS]])
+            # Sharpened by the centre of the steps before, which is moved afterwards.
             target_GBK = self._sharpened(teacher)
             self.module.centre_K.lerp_(teacher.mean((0, 1)).to(self.module.centre_K), 1 - self.centre_momentum)
         terms = []
@@ -145,6 +146,7 @@ class DINO(Objective):
             with self._draws_of(number), autocast(x.device, self.setup.spec.precision):
                 student_BK = self.student(view)
             log_BK = (wide(student_BK) / self.student_temperature).log_softmax(1)
+            # Equal views are left out: predicting one's own output teaches nothing.
             terms += [
                 -(target_BK * log_BK).sum(1).mean() for other, target_BK in enumerate(target_GBK) if other != number
             ]
@@ -192,6 +194,7 @@ class SelfDistillation(Model):
     def __init__(self, student: Projected) -> None:
         super().__init__()
         self.student = student
+        # The teacher starts as the student, and gets no gradient.
         self.teacher = copy.deepcopy(student).requires_grad_(False)
         like = student.projection.prototypes
         self.register_buffer("centre_K", like.new_zeros(len(like)))

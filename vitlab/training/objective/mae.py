@@ -113,6 +113,7 @@ class MAE(Objective):
 
     def evaluation_batch(self, batch: Batch) -> Batch:
         """Return the images, and an order of patches that is the same in every evaluation of every trial."""
+        # Key 0 for all seeds: losses of trials are then of the same patches.
         return self._with_order(batch, noise.key(0, "mae", "evaluation"))
 
     def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
@@ -169,6 +170,7 @@ class MaskedAutoencoder(Model):
         target_BMF = wide(_select(pixels_BNF, order_BN[:, self.visible :]))
         if self.norm_pixels:
             centred_BMF = target_BMF - target_BMF.mean(2, keepdim=True)
+            # Local contrast in place of brightness, which the paper found better.
             target_BMF = centred_BMF / (target_BMF.var(2, keepdim=True) + VARIANCE_EPS).sqrt()
         error_B: Tensor = (predicted_BMF.to(target_BMF.dtype) - target_BMF).square().mean((1, 2))
         return error_B

@@ -51,6 +51,7 @@ class Supervised(Objective):
         spec, feed = self.setup.spec, self.setup.feed
         ranges = self.mixing.rows(rows, feed.batch_images(spec.batch_size))
         x_BCHW, y_B, id_B, epoch = self.mixing(feed.batch(step, spec.batch_size, spec.repeats, ranges), step)
+        # The partners were needed for mixing alone.
         return Batch(x_BCHW[: len(rows)], y_B[: len(rows)], id_B[: len(rows)], epoch)
 
     def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:

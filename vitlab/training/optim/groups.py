@@ -23,6 +23,7 @@ def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str
         if parameter.requires_grad:
             is_exempt = parameter.ndim <= 1 or name.endswith(".bias") or name in declared
             (exempt if is_exempt else decaying).append((name, parameter))
+    # The order is part of every checkpoint: torch counts parameters through the groups.
     groups = [{"params": exempt, "weight_decay": 0.0}, {"params": decaying, "weight_decay": weight_decay}]
     return [group for group in groups if group["params"]]
 
@@ -57,6 +58,7 @@ def split_groups(groups: Sequence[Group], changes: Callable[[str, Group], Mappin
         parts: list[Group] = []
         for name, parameter in group["params"]:
             own = {**group, **changes(name, group), "params": []}
+            # A handful of parts: a search is simpler than keys of settings that may be unhashable.
             part = next((part for part in parts if {**part, "params": []} == own), None)
             if part is None:
                 part = own

@@ -55,6 +55,7 @@ class _Joined:
         self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
         for member in members:
             self.state |= {p: member.state[p] for group in member.param_groups for p in group["params"]}
+        # A shallow copy has the defaults and hooks of its class, and state and groups of all.
         self.combined = copy.copy(members[0])
         self.combined.state = self.state
         self.steps_P: Tensor | None = None  #: the counters of all parameters, for the kernel alone
@@ -70,6 +71,7 @@ class _Joined:
                 equal = {**settings, "params": []}
                 merged.append(equal)
             equal["params"] += group["params"]
+        # The kernel has no notion of a missing gradient, which torch's step leaves out.
         if self.steps_P is not None and all(p.grad is not None for p in self.state):
             self.steps_P += 1
             for group in merged:

@@ -56,9 +56,11 @@ class BatchedMuon(torch.optim.Muon):
         stacked_NMK = torch.stack(self._momentum(params, group)).view(-1, rows // group["maps"], columns)
         if group["ns_precision"] == "bfloat16":
             stacked_NMK = stacked_NMK.bfloat16()
+        # All maps of one shape in one iteration, also of several trainings.
         o_NMK = orthogonalise(stacked_NMK, group["ns_coefficients"], group["ns_steps"], group["eps"])
         o_NMK = o_NMK.to(params[0].dtype)
         steps = list((o_NMK * self._scale(o_NMK, params, group)).view(-1, rows, columns).unbind())
+        # Decoupled decay comes before the step, as in torch's Muon.
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, steps, alpha=-group["lr"])
 
@@ -216,6 +218,7 @@ def orthogonalise(x_NMK: Tensor, coefficients: tuple[float, float, float], steps
     """
     if len(x_NMK) == 1:
         return orthogonalise(x_NMK.expand(2, -1, -1), coefficients, steps, eps)[:1]
+    # The product of the shorter side is the smaller matrix.
     if x_NMK.shape[1] > x_NMK.shape[2]:
         return orthogonalise(x_NMK.mT, coefficients, steps, eps).mT
     a, b, c = coefficients

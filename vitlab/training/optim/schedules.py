@@ -37,6 +37,7 @@ class _Warm(Schedule):
     warmup: Share = 0.0
 
     def factor(self, step: int, steps: int) -> float:
+        # From 1 / (n + 1), so that no step is without a rate.
         warm = round(self.warmup * steps)
         if step < warm:
             return (step + 1) / (warm + 1)
