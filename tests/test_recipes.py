@@ -151,7 +151,7 @@ def test_mixing_weights_are_beta_distributed(a: float) -> None:
     weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).weight for step in range(1500)]
     assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3
     cut = [Mixing(Mix(cutmix=a), 1, 2).draw(step, 1000, 1000) for step in range(300)]
-    inner = [weight for weight, box in cut if box and min(box) > 0 and max(box.bottom, box.right) < 1000]
+    inner = [weight for weight, box in cut if box and all(side.start > 0 and side.stop < 1000 for side in box)]
     # A rectangle that no border cuts off leaves what was drawn, so what was drawn is to be found again.
     samples = [float(stats.beta.ppf(u, a, a)) for u in _uniforms(300)]
     assert len(inner) > 10
@@ -170,7 +170,7 @@ def test_mixup_and_cutmix_frequencies() -> None:
     mixed = [samples for samples in draws if samples.box or samples.weight < 1]
     assert stats.binomtest(len(mixed), 3000, 0.7).pvalue > 1e-3
     assert stats.binomtest(sum(samples.box is not None for samples in mixed), len(mixed), 0.2).pvalue > 1e-3
-    rows = [samples.box.top for samples in draws if samples.box]
+    rows = [samples.box[0].start for samples in draws if samples.box]
     assert min(rows) == 0 and max(rows) > 4
 
 

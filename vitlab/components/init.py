@@ -257,6 +257,17 @@ def seeded(seed: int, path: str) -> Iterator[None]:
         yield
 
 
+def layer_parameters(model: nn.Module) -> Iterator[tuple[str, Kind, int]]:
+    """Yield the name, the kind and the layer's number of inputs of every weight and bias of linear and conv layers."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            kinds: tuple[Kind, Kind] = ("conv", "conv_bias")
+            if isinstance(module, nn.Linear):
+                kinds = ("linear", "linear_bias")
+            for kind, name in zip(kinds, ("weight", "bias"), strict=True):
+                yield f"{path}.{name}", kind, module.weight[0].numel()
+
+
 @torch.no_grad()
 def draw_by_name(module: nn.Module, seed: int, prefix: str, draw: Callable[[Tensor, Generator], object]) -> None:
     """Draw the matrices of a module that no scheme draws, each keyed by its name, and set its biases to zero."""

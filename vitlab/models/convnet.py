@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 
 from vitlab.components.base import Options, Positive
 from vitlab.components.head import Logits
-from vitlab.components.init import Kind, Torch
+from vitlab.components.init import Torch, layer_parameters
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
@@ -102,17 +102,15 @@ class ConvNet(Model):
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw the weights as torchvision does."""
-        for path, module in self.named_modules():
+        for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()  # scale 1, shift 0, fresh running statistics
-            elif isinstance(module, nn.Conv2d | nn.Linear):
-                kinds: tuple[Kind, Kind] = ("conv", "conv_bias")
-                if isinstance(module, nn.Linear):
-                    kinds = ("linear", "linear_bias")
-                for kind, (name, parameter) in zip(kinds, module.named_parameters(), strict=False):
-                    x = torch.empty(parameter.shape)
-                    self.scheme.draw(x, f"{path}.{name}", kind, module.weight[0].numel(), seed)
-                    parameter.copy_(x)
+        own = dict(self.named_parameters())
+        for name, kind, fan_in in layer_parameters(self):
+            if name in own:
+                x = torch.empty(own[name].shape)
+                self.scheme.draw(x, name, kind, fan_in, seed)
+                own[name].copy_(x)
 
 
 class _He(Torch):

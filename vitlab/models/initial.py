@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab.components.block import LayerScale
-from vitlab.components.init import Kind, seeded
+from vitlab.components.init import Kind, layer_parameters, seeded
 from vitlab.models.contract import State
 from vitlab.registry import slot
 
@@ -59,16 +59,12 @@ def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
 def _scheme_parameters(model: ViT, state: State) -> dict[str, tuple[Kind, int]]:
     """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
     parameters: dict[str, tuple[Kind, int]] = dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
-    excluded = set()
-    for path, module in model.named_modules():
-        excluded |= {model.canonical_name(f"{path}.{name}") for name in getattr(module, "keeps_init", ())}
-        weight, bias = (model.canonical_name(f"{path}.{name}") for name in ("weight", "bias"))
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            fan_in = module.weight[0].numel()
-            kinds: tuple[Kind, Kind] = ("linear", "linear_bias")
-            if isinstance(module, nn.Conv2d):
-                kinds = ("conv", "conv_bias")
-            parameters |= {weight: (kinds[0], fan_in), bias: (kinds[1], fan_in)}
+    parameters |= {model.canonical_name(name): (kind, fan_in) for name, kind, fan_in in layer_parameters(model)}
+    excluded = {
+        model.canonical_name(f"{path}.{name}")
+        for path, module in model.named_modules()
+        for name in getattr(module, "keeps_init", ())
+    }
     for path in model.attentions():  # whose own matrices may be parts of the canonical ones
         for layer in (f"{path}.qkv", f"{path}.proj"):
             matrix = state.get(f"{layer}.weight")

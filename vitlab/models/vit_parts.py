@@ -135,7 +135,8 @@ class Anatomy:
         prefix = [token for token in g.prefix if token != "register"]
         if prefix not in ([], ["class"], ["distillation"], ["class", "distillation"]):
             yield f"prefix is class, distillation, both in this order, or neither; found [{', '.join(prefix)}]"
-        for part in (self.patch, self.position, head, *(part for block in self.blocks for part in block[:3])):
+        of_blocks = [part for block in self.blocks for part in (block.block, block.attention, block.mlp)]
+        for part in (self.patch, self.position, head, *of_blocks):
             if reason := part.component.incompatibility(g, part.options):
                 yield reason
         yield from self._attention_faults()
@@ -287,10 +288,8 @@ def expand_size(options: Options) -> Options:
     if not isinstance(name, str) or name not in SIZES:
         return options  # validation reports it, with the names of the sizes
     size = SIZES[name]
-    full = dict(options)
-    for number in ("dim", "depth", "heads"):
-        if full.get(number) is None:
-            full[number] = getattr(size, number)
+    sizes = {"dim": size.dim, "depth": size.depth, "heads": size.heads}
+    full = {**options, **{number: value for number, value in sizes.items() if options.get(number) is None}}
     try:
         # Explicit options of the MLP win over the size's ratio.
         mlp = Choice.of(full["mlp"] if "mlp" in full else slot("mlp").qualify_builtin("gelu"))

@@ -22,14 +22,8 @@ from vitlab import noise
 from vitlab.data.prepare import Batch
 from vitlab.spec.trial import Mix
 
-
-class Box(NamedTuple):
-    """A rectangle of pixels: rows ``top`` up to ``bottom``, columns ``left`` up to ``right``."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
+Box = tuple[slice, slice]
+"""Rows and columns of a rectangle of pixels."""
 
 
 class Mixed(NamedTuple):
@@ -89,9 +83,9 @@ class Mixing:
         weight = float(betaincinv(a, a, high + low * 2.0**-24))
         if not cuts:
             return Mixed(weight, None)
-        box = rectangle(weight, int(row * height), int(column * width), height, width)
-        covered = (box.bottom - box.top) * (box.right - box.left)
-        return Mixed(1 - covered / (height * width), box)
+        rows, columns = rectangle(weight, int(row * height), int(column * width), height, width)
+        covered = (rows.stop - rows.start) * (columns.stop - columns.start)
+        return Mixed(1 - covered / (height * width), (rows, columns))
 
 
 def rectangle(weight: float, row: int, column: int, height: int, width: int) -> Box:
@@ -101,18 +95,16 @@ def rectangle(weight: float, row: int, column: int, height: int, width: int) -> 
     from the pixels it covers.
     """
     rows, columns = (int(size * math.sqrt(1 - weight)) for size in (height, width))
-    return Box(
-        max(0, row - rows // 2),
-        min(height, row + (rows + 1) // 2),
-        max(0, column - columns // 2),
-        min(width, column + (columns + 1) // 2),
+    return (
+        slice(max(0, row - rows // 2), min(height, row + (rows + 1) // 2)),
+        slice(max(0, column - columns // 2), min(width, column + (columns + 1) // 2)),
     )
 
 
 def _combine(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
     if box is None:
         return _blend(x_BCHW, weight)
-    inside = (..., slice(box.top, box.bottom), slice(box.left, box.right))
+    inside = (..., *box)
     mixed_BCHW = x_BCHW.clone()
     # Image i and image B - 1 - i exchange their boxes.
     mixed_BCHW[inside] = x_BCHW[inside].flip(0)
