@@ -476,7 +476,7 @@ def test_metrics_equal_scikit_learn_over_whole_split() -> None:
     logits[:, 4] -= 99
     target[target == 4] = 0  # neither label nor prediction
     tally = tallied(logits, target, 4, 1, 2)
-    scores = tally.metrics()
+    scores = tally.result("val").metrics
     labelled = target != IGNORED
     y, prediction = target[labelled].numpy(), logits.argmax(1)[labelled].numpy()
     assert np.array_equal(confusion(logits, target), confusion_matrix(y, prediction, labels=range(5)))
@@ -488,14 +488,16 @@ def test_metrics_equal_scikit_learn_over_whole_split() -> None:
     )
     p = logits.movedim(1, -1)[labelled].softmax(1).numpy()
     assert scores["loss"] == pytest.approx(log_loss(y, p, labels=range(5)), rel=1e-12)
-    columns = tally.columns()
+    columns = tally.result("val").columns
     assert columns["id"].tolist() == list(range(7))
     assert columns["pixel_accuracy"].isnan().tolist() == [False, True] + [False] * 5
     few = labelled[2]
     assert columns["pixel_accuracy"][2] == (logits[2].argmax(0) == target[2])[few].double().mean()
-    apart = [tallied(logits[part], target[part], len(target[part])).metrics() for part in (slice(4), slice(4, 7))]
+    apart = [
+        tallied(logits[part], target[part], len(target[part])).result("val").metrics for part in (slice(4), slice(4, 7))
+    ]
     assert scores["miou"] != pytest.approx(np.mean([one["miou"] for one in apart]), rel=1e-3), "not a mean over batches"
-    assert tallied(logits, target, 7).metrics() == pytest.approx(scores, rel=1e-14)
+    assert tallied(logits, target, 7).result("val").metrics == pytest.approx(scores, rel=1e-14)
 
 
 def test_iou_equals_hand_calculation() -> None:

@@ -18,8 +18,8 @@ import torch
 from vitlab.components.position import choices_of
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Geometry, Pair
-from vitlab.models.vit_parts import SIZES, Anatomy
 from vitlab.models.vit import ViT
+from vitlab.models.vit_parts import SIZES, Anatomy
 from vitlab.weights.facts import Encoding, EncodingType, ModelFacts, Values, normalisation, plain, requested_grid, some
 from vitlab.weights.formats import State, depth_of
 
