@@ -16,8 +16,7 @@ from vitlab import report
 from vitlab.comparison.samples import Sample
 from vitlab.comparison.study import judge_study
 from vitlab.geometry import DataIdentity
-from vitlab.plan.metric_facts import MetricFacts
-from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
 from vitlab.report import comparison, phrasing
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import STREAMS, Analysis, TrialSpec

@@ -22,8 +22,7 @@ from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, coll
 from vitlab.comparison.samples import Sample
 from vitlab.comparison.study import judge_study
 from vitlab.comparison.verdict import Verdict
-from vitlab.plan.metric_facts import MetricFacts
-from vitlab.plan.values import Arm, Plan
+from vitlab.plan.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.study_results import StudyResults

@@ -19,8 +19,7 @@ import vitlab
 from vitlab import lab, testing
 from vitlab.errors import BrokenComponent, SpecError
 from vitlab.geometry import DataInfo
-from vitlab.plan.metric_facts import MetricFacts
-from vitlab.plan.values import Plan
+from vitlab.plan.values import MetricFacts, Plan
 from vitlab.registry import BUILT_IN, slot
 from vitlab.regression import gate
 from vitlab.spec import Analysis, Choice, Study

@@ -25,7 +25,7 @@ from vitlab.plan import Plan
 from vitlab.plan.arms import RuleFault, holds, parse_rule
 from vitlab.plan.design import text
 from vitlab.plan.engine_choice import engine_of, shape
-from vitlab.plan.shared_images import same_images
+from vitlab.plan.sources import same_images
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
 from vitlab.spec.design import Node, changes_of, count, short_names

@@ -45,8 +45,7 @@ from vitlab.comparison import verdict
 from vitlab.errors import UserError
 from vitlab.geometry import DataIdentity
 from vitlab.plan import palette, registration
-from vitlab.plan.metric_facts import MetricFacts
-from vitlab.plan.values import Arm, Plan, Planned
+from vitlab.plan.values import Arm, MetricFacts, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import (
     comparison,

@@ -18,7 +18,7 @@ import vitlab
 from vitlab.data.prepare import data_info, prepare
 from vitlab.explain.capture import capture
 from vitlab.explain.measures import centred_gram, linear_cka
-from vitlab.plan.shared_images import images_of
+from vitlab.plan.sources import images_of
 from vitlab.registry import slot
 
 Array = NDArray[np.float64]

@@ -18,7 +18,7 @@ from vitlab.explain import pictures
 from vitlab.explain.measures import MIN_BATCH, grams_of_blocks, linear_cka
 from vitlab.identity.trial import Trial
 from vitlab.models.vit import ViT
-from vitlab.plan.shared_images import images_of
+from vitlab.plan.sources import images_of
 from vitlab.plan.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.runner.models import dtype_of, load_model

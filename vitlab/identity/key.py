@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.imports import Stamp, stamp_of
+from vitlab.spec.tree import Tree
 
 NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 """Names under which Hugging Face's hub stores weights; such a file is read together with :data:`DESCRIPTIONS`."""
@@ -21,7 +22,7 @@ NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 
 
-def key_of(identity: Mapping[str, Any]) -> str:
+def key_of(identity: Tree) -> str:
     """Return the hash of the canonical JSON of ``identity``."""
     return _hash(canonical(identity))
 

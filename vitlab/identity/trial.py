@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from vitlab.geometry import DataIdentity
+from vitlab.spec.tree import NewTree
 from vitlab.spec.trial import TrialSpec
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
@@ -46,11 +47,11 @@ class Trial:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package to the version required for training; empty for the installed versions."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> NewTree:
         """Return the trial as plain data."""
         return {"spec": self.spec.plain(), **self.beside_spec()}
 
-    def beside_spec(self) -> dict[str, Any]:
+    def beside_spec(self) -> NewTree:
         """Return the fields other than the spec as plain data."""
         values = {name: value for name, value in vars(self).items() if name != "spec"}
         return {**values, "data": None if self.data is None else str(self.data)}

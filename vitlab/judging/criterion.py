@@ -20,7 +20,7 @@ from vitlab.judging.words import (
     SHARES,
     words,
 )
-from vitlab.plan.metric_facts import own_metric
+from vitlab.plan.values import own_metric
 from vitlab.spec.choice import Goal, Unit
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from vitlab.judging.criterion import Criterion, chance_in_units, goal_of, margin
 from vitlab.judging.files import Table, read_table, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.judging.words import role_of, words
-from vitlab.plan.metric_facts import MetricFacts
-from vitlab.plan.values import Arm, Looks, Plan
+from vitlab.plan.values import Arm, Looks, MetricFacts, Plan
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.notes import table_notes

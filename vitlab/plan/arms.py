@@ -24,7 +24,7 @@ from vitlab.registry import slot
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.choice import label
 from vitlab.spec.design import Changes
-from vitlab.spec.tree import value_at, with_value, without
+from vitlab.spec.tree import NewTree, Tree, Values, value_at, with_value, without
 from vitlab.spec.trial import SOURCES
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -82,7 +82,7 @@ def parse_rule(text: str) -> ast.expr:
     return tree
 
 
-def holds(rule: ast.expr, trial: Mapping[str, Any]) -> bool:
+def holds(rule: ast.expr, trial: Tree) -> bool:
     """Return whether the resolved trial meets the rule.
 
     Raises:
@@ -94,7 +94,7 @@ def holds(rule: ast.expr, trial: Mapping[str, Any]) -> bool:
         raise RuleFault(f"'{ast.unparse(rule)}' cannot be computed: {error}") from None
 
 
-def _value(node: ast.expr, trial: Mapping[str, Any]) -> Any:
+def _value(node: ast.expr, trial: Tree) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
@@ -133,7 +133,7 @@ def _depth(tree: ast.AST) -> int:
     return depth
 
 
-def _look_up(path: str, trial: Mapping[str, Any]) -> Any:
+def _look_up(path: str, trial: Tree) -> Any:
     """Return the value at a dotted path of the trial; for a slot, the name of its component, or several by ``+``."""
     value: Any = trial
     for part in path.split("."):
@@ -156,7 +156,7 @@ class ResolvedArm:
     key: str  #: key of the trial without seeds, before matching and tuning; arms with equal keys are merged
     aliases: list[str] = field(default_factory=list)
     skip: str = ""
-    solved: dict[str, Any] = field(default_factory=dict)  #: values chosen by matching and tuning
+    solved: NewTree = field(default_factory=dict)  #: values chosen by matching and tuning
     off: float = 0.0  #: relative difference from the cost of its baseline
     note: str = ""
     pending: bool = False  #: whether its tuned values are still to be chosen
@@ -172,13 +172,13 @@ class PlanContext:
 
     study: Study
     document: Document
-    base: Mapping[str, Any]  #: as written in the document
-    plain: Mapping[str, Any]  #: the resolved base, as far as it is sound
+    base: Tree  #: as written in the document
+    plain: Tree  #: the resolved base, as far as it is sound
     faults: list[tuple[Path, str]]  #: mistakes of the base
     resolver: Resolver
     rules: Rules
 
-    def at(self, values: Mapping[str, Any]) -> ResolvedTrial:
+    def at(self, values: Values) -> ResolvedTrial:
         """Return the base with ``values`` changed, resolved.
 
         Raises:
@@ -190,7 +190,7 @@ class PlanContext:
             own = [fault for fault in error.faults if fault not in self.faults]
             raise Faults(own, error.plain, error.info) from None
 
-    def changed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def changed(self, values: Values) -> NewTree:
         """Return the base with ``values`` changed, as it would be written in the document."""
         return changed(self.base, values, self.plain)
 
@@ -284,7 +284,7 @@ def trained_alike(arms: Iterable[ResolvedArm]) -> Iterator[tuple[ResolvedArm, st
             yield arm, sentence
 
 
-def _read(trial: ResolvedTrial) -> Mapping[str, Any]:
+def _read(trial: ResolvedTrial) -> Tree:
     """Return the identity of a trial without what its objective never reads, and the same of its prerequisites."""
     identity = trial.identity
     objective: Any = slot("objective").resolve(trial.spec.train.objective).component

@@ -8,11 +8,11 @@ from typing import Any
 
 from vitlab.spec.choice import PARTS, TOGETHER
 from vitlab.spec.design import Changes
-from vitlab.spec.tree import copied, index_in, keys_of, value_at
+from vitlab.spec.tree import NewTree, Values, copied, index_in, keys_of, value_at
 from vitlab.spec.trial import LENGTHS
 
 
-def name_of(changes: Changes, short: Mapping[str, str], resolved: Mapping[str, Any]) -> str:
+def name_of(changes: Changes, short: Mapping[str, str], resolved: Values) -> str:
     """Return the name of an arm: its label and the values that the label does not cover, or ``baseline``.
 
     Example: ``position=learned+rope2d(theta=50), patch_size=4``.
@@ -59,7 +59,7 @@ def text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+def changed(base: Values, changes: Values, resolved: Values) -> NewTree:
     """Return ``base`` with an arm's changes, shortest paths first; a new type replaces its whole slot.
 
     Args:
@@ -67,7 +67,7 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
         changes: dotted path to value.
         resolved: the resolved base, which names the component of a slot that the document leaves out.
     """
-    tree: dict[str, Any] = copied(base)
+    tree: NewTree = copied(base)
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
         value = copied(changes[path])
         parts = keys_of(path)

@@ -22,6 +22,7 @@ from vitlab.identity.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Planned
 from vitlab.registry import slot
 from vitlab.spec import Choice
+from vitlab.spec.tree import NewTree
 from vitlab.spec.trial import LENGTHS, TrialSpec
 
 MAX_TOGETHER = 16  #: in a batch of trials: more gain nothing, and losing a worker costs more
@@ -176,7 +177,7 @@ def _duration(sizes: Iterable[int], places: int) -> int:
     return max(free_at)
 
 
-def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> dict[str, Any]:
+def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> NewTree:
     """Return a spec in plain values without some keys of ``train`` and ``data``."""
     tree = spec.plain()
     for part, names in (("train", train), ("data", data)):

@@ -27,7 +27,7 @@ from vitlab.spec import Document, Study
 from vitlab.spec.choice import label
 from vitlab.spec.design import MOST, Changes, DesignFault, changes_of, short_names
 from vitlab.spec.study import To
-from vitlab.spec.tree import keys_of, value_at
+from vitlab.spec.tree import Tree, keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
 from vitlab.store.files import Memo
 
@@ -121,7 +121,7 @@ def make_plan(
 
 def _resolved_arms(
     context: PlanContext, design: Sequence[Changes], problems: list[Problem]
-) -> tuple[dict[str, ResolvedArm], list[tuple[Mapping[str, Any], DataInfo | None]], list[str], bool]:
+) -> tuple[dict[str, ResolvedArm], list[tuple[Tree, DataInfo | None]], list[str], bool]:
     """Resolve the arms of a design, and add their mistakes to ``problems``.
 
     Returns:
@@ -130,7 +130,7 @@ def _resolved_arms(
     """
     short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
     arms: dict[str, ResolvedArm] = {}
-    trials: list[tuple[Mapping[str, Any], DataInfo | None]] = []
+    trials: list[tuple[Tree, DataInfo | None]] = []
     wrong: dict[tuple[Path, str], list[Path]] = {}
     repeated: list[str] = []
     metrics_resolved = True

@@ -22,7 +22,7 @@ from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.spec import Match
 from vitlab.spec import trial as trial_spec
 from vitlab.spec.design import Changes
-from vitlab.spec.tree import keys_of, value_at
+from vitlab.spec.tree import Tree, keys_of, value_at
 from vitlab.spec.trial import TrainSpec
 
 LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)
@@ -47,7 +47,7 @@ class ModelCost(Protocol):
         """Multiply-accumulates of one forward pass of one image."""
 
 
-CountCost = Callable[[Mapping[str, Any], DataInfo], ModelCost]
+CountCost = Callable[[Tree, DataInfo], ModelCost]
 """Returns the cost of a model, given its resolved choice and its data; supplied by a caller that can build models."""
 
 
@@ -208,7 +208,7 @@ def solve(
     ]
 
 
-def mistakes(match: Match, plain: Mapping[str, Any], design: Sequence[Changes]) -> list[tuple[Path, str]]:
+def mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[tuple[Path, str]]:
     """Return the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
 
     Args:
@@ -327,7 +327,7 @@ def _sets(path: str, value: Any, knob: str) -> bool:
     return overlap(path, knob)
 
 
-def _numbers(tree: Mapping[str, Any], path: str) -> list[str]:
+def _numbers(tree: Tree, path: str) -> list[str]:
     """Return the dotted paths of all numbers below a choice."""
     paths: list[str] = []
     for name, value in tree.items():

@@ -10,17 +10,21 @@ from typing import Any
 
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
-from vitlab.plan.metric_facts import MetricFacts, own_metric
 from vitlab.plan.resolve import ResolvedTrial
+from vitlab.plan.values import MetricFacts, own_metric
 from vitlab.registry import slot, slot_package
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
+from vitlab.spec.tree import NewTree, Tree
 from vitlab.spec.trial import METRICS, OBJECTIVE, TEST_SET_OPTIONS
+
+Metrics = Mapping[str, Any]
+"""Name in results, without the split, to the metric: a component of the slot, or a class like one."""
 
 TASKS: tuple[Task, ...] = ("classification", "segmentation")
 
 
-def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
+def metrics(plain: Tree, info: DataInfo | None) -> Metrics:
     """Return name to metric, for the metrics that a trial reports of a split; empty if its data is unknown."""
     if info is None:
         return {}
@@ -31,32 +35,30 @@ def metrics(plain: Mapping[str, Any], info: DataInfo | None) -> dict[str, Any]:
     return _metrics(info, train.get(METRICS[1], ()), options, train.get(OBJECTIVE[1]))
 
 
-def _of_any_data(plain: Mapping[str, Any]) -> dict[str, Any]:
+def _of_any_data(plain: Tree) -> Metrics:
     """Return name to metric, for every metric that a trial may report, whatever its data turns out to be."""
     data = plain.get("data")
     added = dict.fromkeys(TEST_SET_OPTIONS, True)  # an option that adds a test set may be what is wrong
     options = {**data, **added} if isinstance(data, Mapping) else added
-    results: dict[str, Any] = {}
+    results: NewTree = {}
     for task in TASKS:
         info = DataInfo(image=(1, 1), channels=1, classes=1_000, task=task)
         results |= metrics({**plain, "data": options}, info)
     return results
 
 
-def _metrics(
-    data: DataInfo, choices: Iterable[Any], options: Mapping[str, Any], objective: Any = None
-) -> dict[str, Any]:
+def _metrics(data: DataInfo, choices: Iterable[Any], options: Tree, objective: Any = None) -> Metrics:
     """Return name to metric, for the named metrics and those of the objective, by default the built-in one."""
     components = []
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
             components.append(slot("metric").resolve(choice))
     room = slot_package("metric")
-    standard: dict[str, Any] | None = None
+    standard: Metrics | None = None
     if objective is not None:
         with suppress(OptionError, ValueError):  # as above
             standard = slot("objective").resolve(objective).component.standard_metrics(data)
-    results: dict[str, Any] = room.metrics_of(data, components, standard)
+    results: Metrics = room.metrics_of(data, components, standard)
     return {**results, **room.metrics_of_options(options)}
 
 
@@ -65,7 +67,7 @@ def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
     return _facts((arm, trial.info, metrics(trial.plain, trial.info)) for arm, trial in trials.items())
 
 
-def _facts(reported: Iterable[tuple[str, DataInfo, Mapping[str, Any]]]) -> dict[str, MetricFacts]:
+def _facts(reported: Iterable[tuple[str, DataInfo, Metrics]]) -> dict[str, MetricFacts]:
     """Return metric to its facts, from arm, data and metrics by name."""
     results: dict[str, MetricFacts] = {}
     chance: dict[str, dict[str, float]] = {}
@@ -86,7 +88,7 @@ def unit_of(metric: Any) -> Unit:
     return unit or ("share" if tuple(metric.bounds) == (0, 1) else "number")
 
 
-def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
+def goal_of(metric: str, reported: Metrics) -> Goal | None:
     """Return the goal, ``min`` or ``max``, of a metric such as ``val/accuracy``; None if no arm reports it.
 
     Every ``train`` metric is a loss.
@@ -98,14 +100,14 @@ def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
     return None if own is None else reported[own].goal
 
 
-def _is_reported(metric: str, reported: Mapping[str, Any]) -> bool:
+def _is_reported(metric: str, reported: Metrics) -> bool:
     """Return whether one of the metrics by name is reported as ``metric``, of its split too."""
     group, _, name = metric.partition("/")
     own = own_metric(name, reported)
     return group == "train" or (own is not None and group in reported[own].splits)
 
 
-def with_goal(study: Study, reported: Mapping[str, Any]) -> Study:
+def with_goal(study: Study, reported: Metrics) -> Study:
     """Return the study with the goal of its analysis filled in, if the file names none.
 
     Args:
@@ -119,7 +121,7 @@ def with_goal(study: Study, reported: Mapping[str, Any]) -> Study:
     return study.model_copy(update={"analysis": study.analysis.model_copy(update={"goal": goal})})
 
 
-def goal_notes(analysis: Analysis, reported: Mapping[str, Any]) -> list[str]:
+def goal_notes(analysis: Analysis, reported: Metrics) -> list[str]:
     """Return a note if the goal of an analysis is not the one that its metric declares."""
     declared = goal_of(analysis.metric, reported)
     if declared in (None, analysis.goal):
@@ -142,8 +144,8 @@ def _installed(name: str) -> Goal | None:
 def mistakes(
     study: Study,
     document: Document,
-    reported: Mapping[str, Any],
-    trials: Iterable[tuple[Mapping[str, Any], DataInfo | None]],
+    reported: Metrics,
+    trials: Iterable[tuple[Tree, DataInfo | None]],
     complete: bool,
 ) -> Iterator[tuple[Path, str]]:
     """Yield mistakes in the metrics of a study and in amounts in their units, as places and sentences.
@@ -162,7 +164,7 @@ def mistakes(
 
 
 def _unreported(
-    study: Study, of_base: Mapping[str, Any], trials: Iterable[tuple[Mapping[str, Any], DataInfo | None]]
+    study: Study, of_base: Metrics, trials: Iterable[tuple[Tree, DataInfo | None]]
 ) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each metric that the study compares or selects by and that no trial reports."""
     required: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
@@ -201,7 +203,7 @@ def _unreported(
             yield place, f"no trial reports {metric}.{hint}{choices}{hint_to_name}"
 
 
-def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _amounts(study: Study, document: Document, metrics_by_name: Metrics) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each amount that is as large as the whole range of its metric."""
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:

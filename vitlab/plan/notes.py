@@ -9,7 +9,7 @@ from vitlab.identity.trial import Trial
 from vitlab.plan.arms import ResolvedArm
 from vitlab.plan.match import images_seen
 from vitlab.plan.resolve import ResolvedTrial
-from vitlab.plan.shared_images import other_split, same_images
+from vitlab.plan.sources import other_split, same_images
 from vitlab.plan.values import Plan
 from vitlab.spec import Choice, Seeds, TrainSpec
 from vitlab.spec.trial import Teacher

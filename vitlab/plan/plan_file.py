@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from vitlab.errors import UserError
 from vitlab.plan.registration import with_registration
 from vitlab.plan.values import UNDECIDED, Decisions, Plan
 from vitlab.spec import Study
+from vitlab.spec.tree import Tree
 from vitlab.store.damage import Damaged
 from vitlab.store.files import load_json, mapping, read_json, write_json
 from vitlab.store.folders import Store
@@ -52,10 +52,10 @@ def write_plan(plan: Plan, store: Store) -> Plan:
     return plan
 
 
-def plan_data(file: Path) -> Mapping[str, Any] | None:
+def plan_data(file: Path) -> Tree | None:
     """Return the JSON of the plan in a file, or None if the file does not exist or is damaged."""
 
-    def checked(data: Any) -> Mapping[str, Any]:
+    def checked(data: Any) -> Tree:
         _plan_of(file, data)
         return mapping(data)
 

@@ -7,16 +7,17 @@ labelled exploratory.  So is a comparison whose results existed before it was re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vitlab.plan.values import Looks, Plan
+from vitlab.spec.tree import NewTree, Tree
 
 JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "alpha", "sides")
 
 
-def registration(plan: Plan) -> dict[str, Any]:
+def registration(plan: Plan) -> NewTree:
     """Return the registration of a plan's analysis, in JSON values."""
     analysis = plan.analysis.model_dump(mode="json")
     return {
@@ -36,7 +37,7 @@ def family(plan: Plan) -> list[list[str]]:
     return [[arm.name, arm.baseline] for arm in plan.arms if arm.baseline is not None and not arm.skip]
 
 
-def with_registration(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[str, str], bool]) -> Plan:
+def with_registration(plan: Plan, earlier: Tree | None, ended: Callable[[str, str], bool]) -> Plan:
     """Return the plan with the registration of its first run.
 
     Args:
@@ -82,7 +83,7 @@ def _looks(looks: Looks) -> Iterator[tuple[tuple[int, ...], float]]:
     return zip(looks.seeds, looks.shares, strict=True)
 
 
-def _with_registered_looks(plan: Plan, first: Mapping[str, Any], earlier: Mapping[str, Any]) -> Plan:
+def _with_registered_looks(plan: Plan, first: Tree, earlier: Tree) -> Plan:
     """Return the plan with the levels of its looks that were registered, if it looks at the same numbers of seeds."""
     if plan.looks is None:
         return plan
@@ -93,7 +94,7 @@ def _with_registered_looks(plan: Plan, first: Mapping[str, Any], earlier: Mappin
     return replace(plan, looks=replace(plan.looks, shares=tuple(shares)))
 
 
-def _changed_looks(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _changed_looks(first: Tree, now: Tree) -> list[str]:
     """Return the change of the numbers of seeds at which the study looks, as a clause."""
     sizes = [[size for size, _ in some.get("looks", ())] for some in (first, now)]
     if sizes[0] == sizes[1]:
@@ -134,7 +135,7 @@ def removed_comparisons(plan: Plan) -> list[str]:
     return [arm for arm, baseline in plan.registered["family"] if (arm, baseline) not in pairs]
 
 
-def _earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> dict[str, Any]:
+def _earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> NewTree:
     """Return the counts of existing results, and the arms that share a seed with results with their baseline."""
     trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}
     results = {trial for trial in trials.values() if ended(*trial)}

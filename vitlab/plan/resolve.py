@@ -14,15 +14,20 @@ from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsEr
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
 from vitlab.identity.key import canonical, digests_of, identity_of
-from vitlab.plan.objective import parts_with_labels
-from vitlab.plan.sources import drop_unused_options, incompatibilities, other_labels, other_split_below
+from vitlab.plan.sources import (
+    drop_unused_options,
+    incompatibilities,
+    other_labels,
+    other_split_below,
+    parts_with_labels,
+)
 from vitlab.registry import ResolvedChoice, optional_module, slot, slot_package
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.mistakes import collect
 from vitlab.spec.study import STAND_INS
-from vitlab.spec.tree import copied, put, value_at
+from vitlab.spec.tree import NewTree, Tree, copied, put, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES, TEST_SET_OPTIONS
 
 Inform = Callable[[ResolvedChoice], DataInfo]
@@ -44,7 +49,7 @@ class Faults(Exception):
         info: the model's view of the data; None if the data set is invalid.
     """
 
-    def __init__(self, faults: list[tuple[Path, str]], plain: Mapping[str, Any], info: DataInfo | None) -> None:
+    def __init__(self, faults: list[tuple[Path, str]], plain: Tree, info: DataInfo | None) -> None:
         self.faults = faults
         self.plain = plain
         self.info = info
@@ -56,8 +61,8 @@ class ResolvedTrial:
     """A trial before it has seeds."""
 
     spec: TrialSpec  #: with every option
-    plain: Mapping[str, Any]  #: ``spec`` in plain JSON values
-    identity: Mapping[str, Any]  #: ``plain`` without options at their default and those that cannot change a result
+    plain: Tree  #: ``spec`` in plain JSON values
+    identity: Tree  #: ``plain`` without options at their default and those that cannot change a result
     origins: tuple[str, ...]
     modules: frozenset[str]  #: root modules of its code
     info: DataInfo
@@ -109,9 +114,9 @@ class _CachedChoice:
 class _Draft:
     """A trial while it is resolved: its sound parts, and the mistakes so far."""
 
-    tree: Mapping[str, Any]  #: as written
-    plain: dict[str, Any]
-    identity: dict[str, Any]
+    tree: Tree  #: as written
+    plain: NewTree
+    identity: NewTree
     faults: list[tuple[Path, str]]  #: places below ``base``, and sentences
     parts: dict[Path, _CachedChoice] = field(default_factory=dict)  #: sound components of the slots of a trial
     wrong: dict[Path, Collection[str | int]] = field(default_factory=dict)  #: path of a component to its wrong options
@@ -127,7 +132,7 @@ class _Draft:
         """Add the problems that have a sentence to the mistakes."""
         self.faults += [(place, sentence) for place, sentence in problems if sentence]
 
-    def section(self, name: str) -> Mapping[str, Any] | None:
+    def section(self, name: str) -> Tree | None:
         """Return a section in plain values; None if it is not set or wrong."""
         value = self.plain.get(name)
         return value if isinstance(value, Mapping) else None
@@ -142,7 +147,7 @@ class Resolver:
         self._choices: dict[tuple[str, str], tuple[_CachedChoice | None, OptionError | None]] = {}
         self._infos: dict[str, DataInfo] = {}
 
-    def resolve(self, tree: Mapping[str, Any]) -> ResolvedTrial:
+    def resolve(self, tree: Tree) -> ResolvedTrial:
         """Resolve ``base`` after an arm's changes.
 
         Raises:
@@ -306,7 +311,7 @@ class Resolver:
             if digest is not None:
                 draft.files[role] = {name: digest}
 
-    def _resolve_prerequisite(self, draft: _Draft, role: str, path: Path, source: Mapping[str, Any]) -> None:
+    def _resolve_prerequisite(self, draft: _Draft, role: str, path: Path, source: Tree) -> None:
         place = (*path, "trial")
         own = value_at(draft.tree, place)
         tree = own if isinstance(own, Mapping) else source["trial"]
@@ -383,7 +388,7 @@ class Resolver:
                 self._choices[cache_key] = sound, error.with_traceback(None)
         return self._choices[cache_key]
 
-    def _info(self, data: ResolvedChoice, plain: Mapping[str, Any]) -> DataInfo:
+    def _info(self, data: ResolvedChoice, plain: Tree) -> DataInfo:
         cache_key = json.dumps(plain, sort_keys=True)
         if cache_key not in self._infos:
             self._infos[cache_key] = self._inform(data)
@@ -399,7 +404,7 @@ def _is_component(choice: ResolvedChoice, option: str | int) -> bool:
     return is_choice(slot(choice.slot).options(choice.component).model_fields[str(option)])
 
 
-def _corrupted_in_key(data: Mapping[str, Any], info: DataInfo) -> Mapping[str, Any]:
+def _corrupted_in_key(data: Tree, info: DataInfo) -> Tree:
     """Return the data of a key, where corrupting as many test images as there are, or more, is corrupting all."""
     count = (data.get("corrupted") or {}).get("images")
     if count is None or info.test_images is None or count < info.test_images:

@@ -10,27 +10,26 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.identity.key import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
 from vitlab.plan.design import text
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
-from vitlab.plan.metrics import goal_of
+from vitlab.plan.metrics import Metrics, goal_of
 from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
 from vitlab.spec.design import MOST, Changes, short_names
 from vitlab.spec.seeds import REPORTING_SEEDS
-from vitlab.spec.tree import keys_of, without
+from vitlab.spec.tree import NewTree, Tree, Values, keys_of, without
 from vitlab.store.result import Ending, TrialResult
 
 PENDING = "pending(tune)"
 """Placeholder for a value that is not chosen yet."""
 
 
-def grid(tune: Tune) -> list[dict[str, Any]]:
+def grid(tune: Tune) -> list[NewTree]:
     """Return every combination of the knobs' values, in the order of the file."""
     return [dict(zip(tune.knobs, values, strict=True)) for values in itertools.product(*tune.knobs.values())]
 
@@ -45,7 +44,7 @@ def selects(tune: Tune, analysis: Analysis) -> str:
     return tune.select or analysis.metric.replace("test/", "val/")
 
 
-def name_of(values: Mapping[str, Any]) -> str:
+def name_of(values: Values) -> str:
     """Format a combination of values: ``lr=0.001, weight_decay=0.05``."""
     short = short_names(list(values))
     return ", ".join(f"{short[path]}={text(value)}" for path, value in values.items())
@@ -55,7 +54,7 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
     """Return the key of a tuning: a hash of the arm without the tuned knobs, and of all that the choice depends on."""
     tune, analysis = study.tune, study.analysis
     assert tune is not None
-    spec: Mapping[str, Any] = trial.identity
+    spec: Tree = trial.identity
     for knob in tune.knobs:
         spec = without(spec, keys_of(knob))
     question = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
@@ -64,8 +63,8 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
 
 def mistakes(
     study: Study,
-    at: Callable[[Mapping[str, Any]], ResolvedTrial],
-    reported: Mapping[str, Any],
+    at: Callable[[Values], ResolvedTrial],
+    reported: Metrics,
     design: Sequence[Changes],
 ) -> list[tuple[Path, str]]:
     """Return the mistakes in a ``tune`` that show before any training, as places and sentences.

@@ -12,8 +12,31 @@ from pydantic import AfterValidator, TypeAdapter
 from vitlab.errors import UserError, nearest
 from vitlab.identity.trial import FolderName
 from vitlab.identity.trial import Trial as Trial
-from vitlab.plan.metric_facts import MetricFacts, own_metric
 from vitlab.spec import Analysis, TrialSpec
+from vitlab.spec.choice import Goal, Unit
+from vitlab.spec.tree import NewTree, Tree, Values
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    """The facts of a metric that do not depend on results, as it declares them; see vitlab.training.metrics.Metric."""
+
+    goal: Goal
+    unit: Unit
+    bounds: tuple[float | None, float | None]  #: its range; None for an infinite end
+    quantum: float = 0.0  #: smallest change, times the number of images; 0 if it has none
+    chance: Mapping[str, float] = field(default_factory=dict)
+    """Arm to the value of guesses, where it is known."""
+    step: float = 0.0  #: smallest change, whatever the number of images, such as 1 for a count; 0 if it has none
+
+    def smallest_change(self, images: int | None) -> float:
+        """Return the smallest change of the metric over a number of images; 0 if it has none or it is not known."""
+        return self.step or (self.quantum / images if images else 0.0)
+
+
+def own_metric(name: str, names: Iterable[str]) -> str | None:
+    """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""
+    return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
 @dataclass(frozen=True)
@@ -21,7 +44,7 @@ class Arm:
     """One condition of the study, replicated over seeds.  Arm names belong to the plan, never to trials."""
 
     name: str
-    values: Mapping[str, Any]  #: each varied path to this arm's value
+    values: Values  #: each varied path to this arm's value
     baseline: str | None = None  #: the arm this one is compared with
     aliases: tuple[str, ...] = ()  #: other names that the design gives to the same trial
     skip: str = ""  #: why it is not run; empty if it is
@@ -43,7 +66,7 @@ class Planned:
 class Rival:
     """A combination of knob values in a tuning, with its trials and its score."""
 
-    values: Mapping[str, Any]  #: path to value
+    values: Values  #: path to value
     trials: tuple[Planned, ...]
     score: float | None = None  #: mean over the trials; None until all have ended, or if one diverged
     wall_s: float = 0.0  #: total time of the trials, in seconds
@@ -70,7 +93,7 @@ class Tuning:
         """Trials of all rivals."""
         return [planned for rival in self.rivals for planned in rival.trials]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> NewTree:
         """Return the tuning as plain data; each rival keeps its spec once."""
         rivals = [
             {
@@ -177,7 +200,7 @@ class _RegistrationFields:
 _REGISTERED = cache(lambda: TypeAdapter(_RegistrationFields))
 
 
-def _registration(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _registration(data: Tree) -> Tree:
     """Check a registration in JSON values, and return it.
 
     Raises:
@@ -202,7 +225,7 @@ class Plan:
     pending: tuple[Planned, ...] = ()
     """Trials of arms whose tuning is open: without a key, and with the knob values of the base."""
     probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.engine_choice.shape`
-    registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
+    registered: Annotated[Tree, AfterValidator(_registration)] | None = None
     """Registered analysis of the first run, see :mod:`vitlab.plan.registration`."""
     looks: Looks | None = None
     """Set if the study adds seeds to inconclusive comparisons."""
@@ -249,9 +272,9 @@ class Plan:
         hint = nearest(arm, arms) if arm not in arms else ""
         raise UserError(f"no trial of arm '{arm}' with seed {seed}.{hint} Arms: {'; '.join(arms)}. Seeds: {seeds}.")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> NewTree:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
-        specs: dict[str, Any] = {}
+        specs: NewTree = {}
         for planned in (*self.trials, *self.pending):
             if planned.arm not in specs:
                 specs[planned.arm] = planned.trial.spec.plain()
@@ -284,7 +307,7 @@ class Plan:
         """
         specs = {arm: TrialSpec.model_validate(spec) for arm, spec in data["specs"].items()}
 
-        def with_specs(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        def with_specs(items: Iterable[Tree]) -> list[NewTree]:
             return [_with_spec(item, specs[item["arm"]]) for item in items]
 
         plan = _PLAN().validate_python(
@@ -312,7 +335,7 @@ class Decisions:
     looks: Looks | None = None
 
     @classmethod
-    def of(cls, plan: Mapping[str, Any]) -> Decisions:
+    def of(cls, plan: Tree) -> Decisions:
         """Return the decisions in a plan in JSON values; all values have defaults."""
         tunings = [Tuning.from_json(item) for item in plan.get("tuning", ())]
         looks = None if plan.get("looks") is None else _LOOKS().validate_python(plan["looks"])
@@ -326,24 +349,24 @@ class Decisions:
 UNDECIDED = Decisions()
 
 
-def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
+def probes_of(plan: Tree) -> dict[str, EngineBenchmark]:
     """Return the engine benchmarks of a plan in JSON values, by shape."""
     return {shape: _PROBE().validate_python(probe) for shape, probe in plan.get("probes", {}).items()}
 
 
-def _without_spec(planned: Planned) -> dict[str, Any]:
+def _without_spec(planned: Planned) -> NewTree:
     """Return a planned trial as JSON values without its spec, which is stored once for all seeds."""
     values = planned.trial.beside_spec()
     return {"arm": planned.arm, "seed": planned.seed, **values}
 
 
-def _with_spec(item: Mapping[str, Any], spec: TrialSpec) -> dict[str, Any]:
+def _with_spec(item: Tree, spec: TrialSpec) -> NewTree:
     """Return a planned trial in JSON values with its spec."""
     rest = {name: value for name, value in item.items() if name not in ("arm", "seed")}
     return {"arm": item["arm"], "seed": item["seed"], "trial": {"spec": spec, **rest}}
 
 
-def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
+def _tuning_with_specs(data: Tree) -> NewTree:
     rivals = []
     for rival in data["rivals"]:
         spec = TrialSpec.model_validate(rival["spec"])

@@ -29,6 +29,7 @@ from vitlab.plan.values import Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, RunSpec, read_study
 from vitlab.spec.changes import without_secrets
+from vitlab.spec.tree import NewTree, Tree, Values
 from vitlab.store.damage import Damaged
 from vitlab.store.files import load_json, mapping, read_json, temporary, write_bytes, write_json
 from vitlab.store.folders import Store
@@ -46,9 +47,9 @@ class Version:
 
     folder: Path
     name: str  #: its digest
-    content: Mapping[str, Any] | None  #: see :func:`content`; None if the file is missing or cannot be read
-    changes: Mapping[str, Any]  #: ``--set``
-    run: Mapping[str, Any]  #: run.json: ``version, time, file, folder, plugins, commit``; empty in older stores
+    content: Tree | None  #: see :func:`content`; None if the file is missing or cannot be read
+    changes: Values  #: ``--set``
+    run: Tree  #: run.json: ``version, time, file, folder, plugins, commit``; empty in older stores
 
     @property
     def time(self) -> float:
@@ -71,12 +72,12 @@ class Version:
         )
 
 
-def content(data: Mapping[str, Any]) -> dict[str, Any]:
+def content(data: Tree) -> NewTree:
     """Return the content of a study file on which its results and its report depend."""
     return {name: _canonical(value) for name, value in data.items() if name not in BESIDE}
 
 
-def content_of(file: Path, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
+def content_of(file: Path, changes: Values = {}) -> NewTree:
     """Return the content of a study file, with changes.
 
     Raises:
@@ -88,7 +89,7 @@ def content_of(file: Path, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
     return content(document.data)
 
 
-def name_of(content: Mapping[str, Any]) -> str:
+def name_of(content: Tree) -> str:
     """Return the name of the version that has this content."""
     return key_of(json.loads(json.dumps(content, default=str)))[:16]
 
@@ -141,7 +142,7 @@ def begin_run(
     plan: Plan,
     store: Store,
     file: str | Path,
-    changes: Mapping[str, Any],
+    changes: Values,
     plugins: Sequence[str | Path],
     say: Callable[[str], None],
 ) -> Plan:
@@ -169,9 +170,7 @@ def begin_run(
     return plan
 
 
-def is_recorded(
-    plan: Plan, store: Store, file: str | Path, changes: Mapping[str, Any], plugins: Sequence[str | Path]
-) -> bool:
+def is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plugins: Sequence[str | Path]) -> bool:
     """Return True if the files of a study are those that :func:`begin_run` would write, but for the time of the run."""
     folder = store.study(plan.study)
     try:
@@ -185,7 +184,7 @@ def is_recorded(
     return same_file and stored == json.loads(json.dumps(written))
 
 
-def _circumstances(folder: Path, file: str | Path, plugins: Sequence[str | Path]) -> dict[str, Any]:
+def _circumstances(folder: Path, file: str | Path, plugins: Sequence[str | Path]) -> NewTree:
     """Return the ``file, folder, plugins, commit`` of a run of the study that is stored in ``folder``."""
     source = Path(file).resolve()
     if source.is_relative_to(folder.parent):  # a stored copy, run again
@@ -198,7 +197,7 @@ def _circumstances(folder: Path, file: str | Path, plugins: Sequence[str | Path]
     }
 
 
-def record_run(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:
+def record_run(study: Path, version: str, circumstances: Tree) -> None:
     """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one.
 
     Args:
@@ -274,7 +273,7 @@ def find(study: Path, version: str) -> Version:
     return matches[0]
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def differences(first: Tree, second: Tree) -> str:
     """Format the differences of two contents: ``train.epochs 10 -> 1; seeds 5 -> 2``."""
     before, after = flat(first), flat(second)
     before, after = _with_types(before, after), _with_types(after, before)
@@ -286,11 +285,11 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     return "; ".join([*parts, *([f"{len(paths) - SHOWN} more"] if len(paths) > SHOWN else [])])
 
 
-def flat(tree: Any, place: str = "") -> dict[str, Any]:
+def flat(tree: Any, place: str = "") -> NewTree:
     """Return every leaf of nested mappings under its dotted path."""
     if not isinstance(tree, Mapping) or not tree:
         return {place: tree}
-    leaves: dict[str, Any] = {}
+    leaves: NewTree = {}
     for name, value in tree.items():
         leaves |= flat(value, f"{place}.{name}" if place else str(name))
     return leaves
@@ -321,7 +320,7 @@ def _version(folder: Path) -> Version | None:
     return Version(folder, name, stored, changes, run)
 
 
-def _run_record(data: Any) -> Mapping[str, Any]:
+def _run_record(data: Any) -> Tree:
     """Return the content of a run.json.
 
     Raises:
@@ -346,7 +345,7 @@ def _version_of_plan(folder: Path) -> str:
     return ""
 
 
-def _version_in(data: Mapping[str, Any]) -> str:
+def _version_in(data: Tree) -> str:
     """Return the version that a stored file names; empty if there is none or it is not a digest, such as a path."""
     name = data.get("version")
     return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""
@@ -360,7 +359,7 @@ def _canonical(value: Any, name: str = "") -> Any:
     return [_canonical(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def _with_types(leaves: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+def _with_types(leaves: Values, others: Values) -> NewTree:
     """Return the leaves with a component in its long form, ``data.type``, where that is what others name it by."""
     return {
         f"{path}.type" if path not in others and f"{path}.type" in others and isinstance(value, str) else path: value

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from vitlab.errors import BrokenComponent
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.tree import NewTree, Tree, Values
 
 
 class Unhashed:
@@ -72,7 +73,7 @@ class ResolvedChoice(Choice):
 
     slot: str = field(kw_only=True)
     component: type[Any] = field(kw_only=True, compare=False)
-    hashed_options: Mapping[str, Any] = field(kw_only=True, compare=False)  #: see :meth:`hashed`
+    hashed_options: Tree = field(kw_only=True, compare=False)  #: see :meth:`hashed`
     origin: Origin = field(kw_only=True)
 
     def parts(self) -> Iterator[ResolvedChoice]:
@@ -81,7 +82,7 @@ class ResolvedChoice(Choice):
         for part in _choices_in(self.options):
             yield from part.parts()
 
-    def hashed(self) -> dict[str, Any]:
+    def hashed(self) -> NewTree:
         """Return what a trial's key contains: the name, and each option that has another value than its default.
 
         A built-in has its bare name.  An option that is added to a component later changes no key at its default; a
@@ -106,7 +107,7 @@ def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
             yield from _choices_in(dict(value))
 
 
-def hashed_fields(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+def hashed_fields(values: Values, model: type[BaseModel]) -> NewTree:
     """Return the options that are part of a key: at another value than their default, and not :class:`Unhashed`."""
     fields = model.model_fields
     return {

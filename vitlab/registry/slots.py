@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
@@ -23,6 +23,7 @@ from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, TOGETHER, Choice
 from vitlab.spec.mistakes import NESTED, collect
 from vitlab.spec.other_trainers import how_to_name
+from vitlab.spec.tree import Tree
 
 T = TypeVar("T")
 
@@ -168,7 +169,7 @@ class Slot(Generic[T]):
             self._options[component] = options_of(component, self.shared or Options)
         return self._options[component]
 
-    def resolve(self, choice: Choice | str | Mapping[str, Any] | Sequence[Any]) -> ResolvedChoice:
+    def resolve(self, choice: Choice | str | Tree | Sequence[Any]) -> ResolvedChoice:
         """Find the component and complete its options, nested choices included.
 
         If the component has a class method ``complete(options)``, it expands shorthands first; for example, a named
@@ -226,7 +227,7 @@ class Slot(Generic[T]):
         assert result is not None
         return result
 
-    def build(self, choice: Choice | str | Mapping[str, Any] | Sequence[Any], *context: Any) -> T:
+    def build(self, choice: Choice | str | Tree | Sequence[Any], *context: Any) -> T:
         """Construct the component of a choice; ``context`` holds its positional arguments.
 
         Raises:

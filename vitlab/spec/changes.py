@@ -10,6 +10,7 @@ from vitlab.errors import Problem, closest
 from vitlab.spec.mistakes import models_in
 from vitlab.spec.other_trainers import how_to_write
 from vitlab.spec.study import Study, format_change
+from vitlab.spec.tree import NewTree, Values
 from vitlab.spec.trial import TrialSpec
 from vitlab.spec.yaml import Document
 
@@ -31,7 +32,7 @@ def unknown(path: str, value: Any, document: Document) -> Problem:
     return Problem(format_change(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
 
 
-def without_secrets(changes: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(changes: Values) -> NewTree:
     """Return changes with the secrets of addresses in the run section masked, as they are stored."""
 
     def masked(value: Any) -> Any:

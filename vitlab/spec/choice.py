@@ -25,6 +25,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from vitlab.spec.tree import NewTree, Tree
+
 
 class Frozen(BaseModel):
     """Base class of the models of a study file: immutable, without unknown keys, and without booleans as numbers."""
@@ -87,7 +89,7 @@ class Choice:
     """The name of a component (``name``, or ``distribution:name`` if several distributions have it) and its options."""
 
     type: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Tree = field(default_factory=dict)
 
     @classmethod
     def of(cls, value: Any) -> Choice:
@@ -115,7 +117,7 @@ class Choice:
         found = "nothing; where nothing is meant, write none" if value is None else repr(value)
         raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {found}")
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> NewTree:
         """Return the long form in plain JSON values."""
         return {"type": self.type, **{name: plain_values(option) for name, option in self.options.items()}}
 

@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from vitlab.errors import Path
 from vitlab.spec.choice import Frozen
 from vitlab.spec.mistakes import conflict
+from vitlab.spec.tree import NewTree, Tree, Values
 from vitlab.spec.trial import TrialSpec
 
 Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
@@ -32,7 +33,7 @@ Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(m
 class LeaveOneOut(Frozen):
     """A recipe less one part (``remove``), the bare recipe plus one part (``add``), or ``both``."""
 
-    of: Annotated[dict[str, Any], Field(min_length=1)]
+    of: Annotated[NewTree, Field(min_length=1)]
     """Dotted path to the value that stands for "without"; or the name of a part to several such changes, as in
     ``arms``."""
     direction: Literal["remove", "add", "both"] = "remove"
@@ -87,7 +88,7 @@ class Node(Frozen):
     leave_one_out: LeaveOneOut | None = None
     grid: Grid | None = None  #: dotted path to values: one arm per combination; or designs to cross
     zip: Zip | None = None
-    arms: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)] | None = None
+    arms: Annotated[dict[str, NewTree | None], Field(min_length=1)] | None = None
     """Name of an arm to its changes of the base."""
     union: Annotated[list[Node], Field(min_length=1)] | None = None  #: designs whose arms are joined
     sample: Sample | None = None
@@ -125,10 +126,10 @@ class DesignFault(Exception):
 class Changes:
     """The changes of an arm to the base, before they are resolved."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)  #: dotted path to value
+    values: Values = field(default_factory=dict)  #: dotted path to value
     places: Mapping[str, Path] = field(default_factory=dict)  #: dotted path to where the document says so
     label: str = ""  #: name from the document or the node
-    against: Mapping[str, Any] = field(default_factory=dict)  #: values of the arm it is compared with
+    against: Values = field(default_factory=dict)  #: values of the arm it is compared with
     beside: frozenset[str] = frozenset()  #: paths that the label does not cover
 
     def and_(self, other: Changes) -> Changes:
@@ -222,7 +223,7 @@ def _rows(design: Zip, here: Path) -> list[Changes]:
     ]
 
 
-def _arms(arms: Mapping[str, Mapping[str, Any] | None], here: Path) -> list[Changes]:
+def _arms(arms: Mapping[str, Tree | None], here: Path) -> list[Changes]:
     return [
         Changes(values or {}, {path: (*here, name, path) for path in values or {}}, name)
         for name, values in arms.items()
@@ -273,7 +274,7 @@ KINDS = {
 """Key of a node to its kind; a further kind is a field of :class:`Node` and an entry here."""
 
 
-def short_names(paths: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
+def short_names(paths: Tree | Sequence[str]) -> dict[str, str]:
     """Return the shortest unambiguous ending of each dotted path: ``dim`` for ``model.dim``."""
     names: dict[str, str] = {}
     for path in paths:

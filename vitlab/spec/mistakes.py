@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from vitlab.errors import Path, closest, nearest
 from vitlab.spec.other_trainers import how_to_write
-from vitlab.spec.tree import Tree, copied, value_at
+from vitlab.spec.tree import NewTree, Tree, copied, value_at
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -74,7 +74,7 @@ class Mistake:
 class Collected(Generic[M]):
     """The result of :func:`collect`."""
 
-    tree: dict[str, Any]  #: sound values and stand-ins
+    tree: NewTree  #: sound values and stand-ins
     value: M | None = None  #: model of the sound values; None if too few are sound
     mistakes: list[Mistake] = field(default_factory=list)
     removed: set[Path] = field(default_factory=set)  #: paths of removed values

@@ -22,14 +22,14 @@ from vitlab.spec.design import Node
 from vitlab.spec.mistakes import collect, conflict
 from vitlab.spec.run import RunSpec
 from vitlab.spec.seeds import Seeds, SeedsOrNumber
-from vitlab.spec.tree import copied
+from vitlab.spec.tree import NewTree, Tree, Values, copied
 from vitlab.spec.trial import LENGTHS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
-STAND_INS: Mapping[str, Any] = {"study": "study", "train": {"steps": 1}, "steps": 1}
+STAND_INS: Tree = {"study": "study", "train": {"steps": 1}, "steps": 1}
 """Values that replace missing or wrong ones, so that the rest of a study can be validated."""
 
-BASE: Mapping[str, Any] = {"data": "digits", "model": "vit", "train": {"steps": 1}}
+BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 """The same for a base that lacks its data or its model."""
 
 
@@ -50,7 +50,7 @@ def not_a_metric(name: str) -> str:
 class To(Frozen):
     """A comparison of every arm with the arm that differs from it in these values alone."""
 
-    to: dict[str, Any] = Field(min_length=1)
+    to: NewTree = Field(min_length=1)
     """Dotted path to value; each arm is compared with its counterpart that has these."""
 
 
@@ -191,9 +191,7 @@ class Study(Frozen):
         return analysis
 
 
-def read_study(
-    file: FilePath | str, changes: Mapping[str, Any] | None = None
-) -> tuple[Study | None, Document, list[Problem]]:
+def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Study | None, Document, list[Problem]]:
     """Read a study file, see :func:`study_document`.
 
     Returns:
@@ -213,7 +211,7 @@ def read_study(
     return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
 
 
-def study_document(file: FilePath | str, changes: Mapping[str, Any] = {}) -> Document:
+def study_document(file: FilePath | str, changes: Values = {}) -> Document:
     """Read the document of a study file with ``changes`` (``--set path=value``) applied.
 
     Raises:

@@ -10,6 +10,9 @@ from vitlab.errors import Path
 Tree = Mapping[str, Any]
 """Nested plain values by key, as YAML and JSON have them: mappings, lists, texts, numbers, booleans and None."""
 
+NewTree = dict[str, Any]
+"""A tree that belongs to whoever gets it: it may be changed, or written as JSON."""
+
 Values = Mapping[str, Any]
 """Values of a study by dotted path, such as ``model.dim: 64``: the changes of an arm, or of the command line."""
 
@@ -48,13 +51,13 @@ def put(tree: Any, path: Path, value: Any) -> None:
     tree[path[-1]] = value
 
 
-def with_value(tree: Tree, path: Sequence[str], value: Any) -> dict[str, Any]:
+def with_value(tree: Tree, path: Sequence[str], value: Any) -> NewTree:
     """Return a tree with another value at a path whose parents exist; only the mappings along the path are copied."""
     first, *rest = path
     return {**tree, first: with_value(tree[first], rest, value) if rest else value}
 
 
-def without(tree: Tree, path: Sequence[str]) -> dict[str, Any]:
+def without(tree: Tree, path: Sequence[str]) -> NewTree:
     """Return a tree without the value at a path; only the mappings along the path are copied."""
     copy = dict(tree)
     first, *rest = path

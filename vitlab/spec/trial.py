@@ -10,6 +10,7 @@ from pydantic_core import PydanticKnownError
 
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.mistakes import conflict
+from vitlab.spec.tree import NewTree
 
 Stream = Literal["init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split"]
 STREAMS: tuple[str, ...] = get_args(Stream)
@@ -98,14 +99,14 @@ class Source(Frozen):
     """A source of weights: a checkpoint file of any supported format, or another trial, given by its spec."""
 
     checkpoint: str | None = None  #: file of weights, of any supported format
-    trial: TrialSpec | dict[str, Any] | None = None
+    trial: TrialSpec | NewTree | None = None
     """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
     where a teacher may leave out its data."""
     seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: its seed; ``same``: that of the replicate
 
-    @field_validator("trial", mode="plain", json_schema_input_type=dict[str, Any] | None)
+    @field_validator("trial", mode="plain", json_schema_input_type=NewTree | None)
     @classmethod
-    def _complete_if_possible(cls, value: Any) -> TrialSpec | dict[str, Any] | None:
+    def _complete_if_possible(cls, value: Any) -> TrialSpec | NewTree | None:
         """Parse a complete trial; any other mapping is completed by planning, which reports the mistakes in it."""
         if value is None or isinstance(value, TrialSpec):
             return value
@@ -271,11 +272,11 @@ class TrialSpec(Frozen):
         sources = {"init_from": self.init_from, "teacher": teacher}
         return {role: source for role, source in sources.items() if source is not None}
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> NewTree:
         """Return the spec in plain JSON values, without options that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def without_defaults(self) -> dict[str, Any]:
+    def without_defaults(self) -> NewTree:
         """Return :meth:`plain` without options that have their default."""
         return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
 

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from vitlab.errors import Path, Problem, SpecError, is_about_key, letters
+from vitlab.spec.tree import NewTree
 
 LARGEST_FILE = 1_000_000  #: largest size in bytes
 MOST_NODES = 100_000  #: largest number of values with aliases expanded, as a limit on nested aliases
@@ -65,7 +66,7 @@ class Document:
     """A YAML document: its plain values, and the line and column of each."""
 
     file: str
-    data: dict[str, Any]
+    data: NewTree
     places: Mapping[Path, tuple[Place, Place]] = field(repr=False)
     """Path to the places of its key, or of an item of a list, and of its value; equal for mappings and lists."""
     lines: tuple[str, ...] = field(default=(), repr=False)
@@ -96,7 +97,7 @@ class Document:
             message += "."
         return Problem(self.file, line, column, message + hint, _line(self.lines, line))
 
-    def with_sound(self, data: dict[str, Any], written: Mapping[Path, Path]) -> Document:
+    def with_sound(self, data: NewTree, written: Mapping[Path, Path]) -> Document:
         """Return the document with the sound part of its data.
 
         Args:
