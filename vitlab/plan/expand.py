@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from vitlab import errors
 from vitlab.errors import Path, Problem, SpecError, is_about_key
 from vitlab.geometry import DataInfo, Work
-from vitlab.identity.code import NOTHING, Surroundings, closure, refresh
+from vitlab.identity.code import NOTHING, Surroundings, refresh
 from vitlab.identity.key import key_of
 from vitlab.identity.trial import Trial
 from vitlab.plan import match, metrics, tune
@@ -29,10 +28,8 @@ from vitlab.spec.design import MOST, Changes, DesignFault, changes_of, short_nam
 from vitlab.spec.study import To
 from vitlab.spec.tree import Tree, keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
-from vitlab.store.files import Memo
 
 FUTILITY = 0.1  #: comparisons that at_most seeds decide with less probability get no more
-MAX_LEVELS = 1_000  #: levels of looks kept in the cache file, the latest ones
 
 
 def make_plan(
@@ -240,7 +237,9 @@ def _looks(study: Study, compared: Mapping[str, str | None], decisions: Decision
     earlier = decisions.stored_looks(seeds)
     open_arms = () if earlier is None else earlier.open
     alpha, family = study.analysis.alpha, sum(baseline is not None for baseline in compared.values())
-    levels = _levels(tuple(map(len, seeds)), alpha, family)
+    from vitlab.statistics import sequential_levels  # imports scipy, which no other plan needs
+
+    levels = sequential_levels(tuple(map(len, seeds)), alpha, family)
     futility = FUTILITY if study.seeds.until else 0.0
     return Looks(
         seeds,
@@ -248,27 +247,6 @@ def _looks(study: Study, compared: Mapping[str, str | None], decisions: Decision
         tuple(tuple(arm for arm in arms if compared.get(arm) is not None) for arms in open_arms),
         futility,
     )
-
-
-def _levels(sizes: tuple[int, ...], alpha: float, family: int) -> Sequence[float]:
-    """Return the levels of looks, which take a second to compute and are cached per user.
-
-    Args:
-        sizes: see :func:`vitlab.statistics.sequential_levels`, as for the others.
-        alpha: level of all looks.
-        family: number of comparisons.
-    """
-    code = {**closure(["vitlab.statistics.sequential"]), "scipy": version("scipy")}
-    key = key_of({"sizes": sizes, "alpha": alpha, "family": family, "code": code})
-    memo = Memo("levels", MAX_LEVELS)
-    match memo.entries.get(key):
-        case [*levels] if len(levels) == len(sizes) and all(isinstance(level, float) for level in levels):
-            return levels
-    from vitlab.statistics import sequential_levels
-
-    memo.entries[key] = levels = list(sequential_levels(sizes, alpha, family))
-    memo.keep()
-    return levels
 
 
 def _identity(arm: ResolvedArm, study: Study) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
@@ -274,27 +274,15 @@ class Plan:
 
     def to_json(self) -> NewTree:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
-        specs: NewTree = {}
-        for planned in (*self.trials, *self.pending):
-            if planned.arm not in specs:
-                specs[planned.arm] = planned.trial.spec.plain()
+        specs = {planned.arm: planned.trial.spec for planned in (*self.trials, *self.pending)}
+        flattened = {"trials", "pending", "prerequisites", "tuning"}
         return {
-            "study": self.study,
-            "question": self.question,
-            "arms": [asdict(arm) for arm in self.arms],
-            "specs": specs,
+            **_PLAN().dump_python(self, mode="json", exclude=flattened),
+            "specs": {arm: spec.plain() for arm, spec in specs.items()},
             "trials": [_without_spec(planned) for planned in self.trials],
-            "prerequisites": [trial.to_json() for trial in self.prerequisites],
-            "analysis": self.analysis.model_dump(mode="json"),
-            "notes": list(self.notes),
-            "tuning": [tuning.to_json() for tuning in self.tuning],
             "pending": [_without_spec(planned) for planned in self.pending],
-            "probes": {shape: asdict(probe) for shape, probe in self.probes.items()},
-            "registered": None if self.registered is None else dict(self.registered),
-            "looks": None if self.looks is None else asdict(self.looks),
-            "version": self.version,
-            "identities": dict(self.identities),
-            "metrics": {name: asdict(facts) for name, facts in self.metrics.items()},
+            "prerequisites": [trial.to_json() for trial in self.prerequisites],
+            "tuning": [tuning.to_json() for tuning in self.tuning],
         }
 
     @classmethod

@@ -31,7 +31,7 @@ from vitlab.spec.tree import NewTree, Tree
 class Frozen(BaseModel):
     """Base class of the models of a study file: immutable, without unknown keys, and without booleans as numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
