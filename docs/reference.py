@@ -23,8 +23,8 @@ from vitlab.comparison import verdict
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.judging.judgement import Judgement
 from vitlab.lab import Answer
-from vitlab.registry import catalogue
 from vitlab.registry.json_schema import study_schema
+from vitlab.registry.options import arguments
 from vitlab.report import api, comparison, frame
 from vitlab.training.artifacts import Transform
 
@@ -141,7 +141,7 @@ def _slot(name: str) -> Iterator[str]:
         yield f"{_prose(_split_sections(inspect.getdoc(component) or '')[0])}\n"
         schema = component_slot.options(component).model_json_schema()
         own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
-        yield from _options(own, schema, catalogue.meanings(component))
+        yield from _options(own, schema)
         marks = [(mark, getattr(component, mark, None)) for mark in CAPABILITIES]
         if properties := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool | str)]:
             yield f"Properties: {', '.join(properties)}.\n"
@@ -150,26 +150,26 @@ def _slot(name: str) -> Iterator[str]:
         yield f"## Options of every {name}\n"
         yield f"{_prose(inspect.getdoc(component_slot.shared) or '')}\n"
         schema = component_slot.shared.model_json_schema()
-        yield from _options(schema["properties"], schema, catalogue.meanings(component_slot.shared))
+        yield from _options(schema["properties"], schema)
 
 
-def _options(fields: dict[str, Any], schema: dict[str, Any], meanings: dict[str, str]) -> Iterator[str]:
+def _options(fields: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
     if not fields:
         yield "No options.\n"
         return
-    has_meanings = any(option in meanings for option in fields)
+    has_meanings = any(field.get("description") for field in fields.values())
     yield "| option | type | default |" + (" meaning |" if has_meanings else "")
     yield "| --- | --- | --- |" + (" --- |" if has_meanings else "")
     for option, field in fields.items():
         default = "required" if option in schema.get("required", []) else f"`{shown_default(field.get('default'))}`"
-        meaning = f" {_inline(meanings.get(option, ''))} |" if has_meanings else ""
+        meaning = f" {_inline(field.get('description', ''))} |" if has_meanings else ""
         yield f"| `{option}` | {shown_type(field)} | {default} |{meaning}"
     yield ""
 
 
 def _split_sections(text: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's prose and the entries of its "Args:" section."""
-    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], catalogue.arguments(text)
+    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], arguments(text)
 
 
 def _python() -> Iterator[str]:

@@ -17,6 +17,7 @@ from vitlab.errors import BrokenComponent
 from vitlab.plan.metrics import unit_of
 from vitlab.plan.packaged import packaged_study
 from vitlab.registry.catalogue import without_markup
+from vitlab.spec.choice import SLOT_MARK
 
 Schema = Mapping[str, Any]
 """A part of a JSON Schema."""
@@ -90,8 +91,8 @@ def shown_default(value: Any) -> str:
 
 def shown_type(field: Schema) -> str:
     """Return a short description of a JSON Schema field: ``number > 0``, ``one of cls, gap``, ``choice of norm``."""
-    if registry.SLOT_MARK in field:
-        return f"choice of {field[registry.SLOT_MARK]}"
+    if SLOT_MARK in field:
+        return f"choice of {field[SLOT_MARK]}"
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "anyOf" in field:

@@ -44,12 +44,16 @@ MLPChoice = Annotated[Choice | str, Pick("mlp")]
 class BlockParts(BaseModel):
     """The components that replace the model's own in some of the blocks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    block: BlockChoice | None = None  #: form of these blocks
-    attention: AttentionChoice | None = None  #: attention of these blocks
-    mlp: MLPChoice | None = None  #: MLP of these blocks
-    norm: NormChoice | None = None  #: norm of these blocks
+    block: BlockChoice | None = None
+    """Form of these blocks."""
+    attention: AttentionChoice | None = None
+    """Attention of these blocks."""
+    mlp: MLPChoice | None = None
+    """MLP of these blocks."""
+    norm: NormChoice | None = None
+    """Norm of these blocks."""
 
 
 Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$", coerce_numbers_to_str=True)]

@@ -36,7 +36,6 @@ from vitlab.registry.slot_modules import SLOT_MODULES as SLOT_MODULES
 from vitlab.registry.slot_modules import Origin as Origin
 from vitlab.registry.slot_modules import optional_module as optional_module
 from vitlab.registry.slot_modules import slot_package as slot_package
-from vitlab.registry.slots import SLOT_MARK as SLOT_MARK
 from vitlab.registry.slots import Pick as Pick
 from vitlab.registry.slots import Slot as Slot
 from vitlab.registry.slots import slot as slot

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import itertools
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from pydantic import BaseModel
 
 import vitlab
 from vitlab.registry import plugins
@@ -47,7 +43,7 @@ def listing(name: str) -> list[Entry]:
         for point in plugins.points(name)
     ]
     by_file = [
-        Entry(name, component, origin, f"{cls.__module__}:{cls.__qualname__}", _first_line(inspect.getdoc(cls)))
+        Entry(name, component, origin, f"{cls.__module__}:{cls.__qualname__}", first_line(inspect.getdoc(cls)))
         for component, cls, origin in registered_by_files(name)
     ]
     return sorted(built_in + offered + by_file, key=lambda entry: (entry.name, str(entry.origin)))
@@ -67,60 +63,11 @@ def _registrations(slot: str, package: str) -> tuple[tuple[str, str, str, str], 
                         func=ast.Attribute(value=ast.Name(id=name), attr="register"),
                         args=[ast.Constant(value=str(component))],
                     ) if name == slot:
-                        rows.append((module, component, node.name, _first_line(ast.get_docstring(node))))
+                        rows.append((module, component, node.name, first_line(ast.get_docstring(node))))
     return tuple(rows)
 
 
-def meanings(cls: type) -> dict[str, str]:
-    """Return the documentation of each field and constructor argument of a class, inherited ones included.
-
-    It is an entry of ``Args:``, a string below the field, or a comment beside it that begins with ``#:``.
-    """
-    result: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        constructor = vars(base).get("__init__")
-        if issubclass(base, BaseModel) and base is not BaseModel:
-            result |= _fields(base.__module__).get(base.__qualname__, {})
-        for text in (base.__doc__, getattr(constructor, "__doc__", None)):
-            result |= arguments(inspect.cleandoc(text or ""))
-    return result
-
-
-def arguments(text: str) -> dict[str, str]:
-    """Return the entries of a docstring's ``Args:`` section."""
-    _, section, arguments = text.partition("Args:\n")
-    if not section:
-        return {}
-    arguments = re.split(r"\n(?=\S)", arguments)[0]
-    entries = re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w+: |\Z)", arguments)
-    return {name: " ".join(meaning.split()) for name, meaning in entries}
-
-
-@cache
-def _fields(module: str) -> dict[str, dict[str, str]]:
-    """Return class to field to documentation, as written beside or below the fields in a module's source."""
-    try:
-        text = inspect.getsource(sys.modules[module])
-    except (OSError, TypeError, KeyError):  # a built-in, or a class of a notebook
-        return {}
-    lines = text.splitlines()
-    result: dict[str, dict[str, str]] = {}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ClassDef):
-            result[node.name] = {}
-            for field, below in itertools.zip_longest(node.body, node.body[1:]):
-                if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                    continue
-                _, _, comment = lines[(field.end_lineno or field.lineno) - 1].partition("#: ")
-                match below:
-                    case ast.Expr(value=ast.Constant(value=str(sentence))) if not comment:
-                        comment = sentence
-                if comment:
-                    result[node.name][field.target.id] = " ".join(comment.split())
-    return result
-
-
-def _first_line(documentation: str | None) -> str:
+def first_line(documentation: str | None) -> str:
     """Return the first line of a docstring."""
     return without_markup((documentation or "").partition("\n")[0])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from vitlab.errors import BrokenComponent
@@ -36,6 +37,23 @@ def option_names(component: type) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
+def arguments_of(component: type) -> dict[str, str]:
+    """Return the documentation of the constructor arguments of a class, inherited ones included."""
+    meanings: dict[str, str] = {}
+    for base in reversed(component.__mro__):
+        for documented in (base, vars(base).get("__init__")):
+            meanings |= arguments(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
+    return meanings
+
+
+def arguments(text: str) -> dict[str, str]:
+    """Return the entries of a docstring's ``Args:`` section."""
+    _, _, section = text.partition("Args:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    entries = re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w+: |\Z)", section)
+    return {name: " ".join(meaning.split()) for name, meaning in entries}
+
+
 def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     """Return a pydantic model of the keyword-only parameters of ``component``'s constructor.
 
@@ -48,6 +66,7 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     except Exception as error:  # a plugin's annotation may name anything, such as an import for type checkers only
         raise BrokenComponent(f"{component.__qualname__}: its annotations cannot be read: {error!r}") from error
     fields: dict[str, Any] = {}
+    meanings = arguments_of(component)
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
             raise BrokenComponent(f"{component.__qualname__}: replace **{name} by options with names")
@@ -60,7 +79,7 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
         if name not in hints:
             raise BrokenComponent(f"{component.__qualname__}: option '{name}' needs an annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], default)
+        fields[name] = (hints[name], Field(default, description=meanings.get(name)))
     model = create_model(component.__name__, __base__=(base,), **fields)
     model.model_config["validate_default"] = True
     model.model_rebuild(force=True)

@@ -20,15 +20,12 @@ from vitlab.registry import plugin_files, plugins
 from vitlab.registry.options import Options, ResolvedChoice, hashed_fields, option_names, options_of
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_package
 from vitlab.registry.tracebacks import import_failure
-from vitlab.spec.choice import PARTS, TOGETHER, Choice
+from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice
 from vitlab.spec.mistakes import NESTED, collect
 from vitlab.spec.other_trainers import how_to_name
 from vitlab.spec.tree import Tree
 
 T = TypeVar("T")
-
-SLOT_MARK = "x-slot"
-"""Key in the JSON Schema of an option that is a choice from a slot."""
 
 _slots: list[Slot[Any]] = []  # all slots that are imported
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitlab.errors import UserError
-from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
+from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.plan.versions import differences
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content

@@ -17,12 +17,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.spec.tree import NewTree, Tree
@@ -31,7 +29,9 @@ from vitlab.spec.tree import NewTree, Tree
 class Frozen(BaseModel):
     """Base class of the models of a study file: immutable, without unknown keys, and without booleans as numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -133,10 +133,14 @@ class Choice:
             validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
         )
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        long_form = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
-        return {"anyOf": [{"type": "string"}, long_form]}
+
+SLOT_MARK = "x-slot"
+"""Key in a JSON Schema of an option that is a choice from a slot; :mod:`vitlab.registry.json_schema` replaces it."""
+
+
+def of_slot(name: str) -> WithJsonSchema:
+    """Return the annotation of a choice from a slot."""
+    return WithJsonSchema({SLOT_MARK: name})
 
 
 def plain_values(value: Any) -> Any:

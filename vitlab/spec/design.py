@@ -46,7 +46,8 @@ class Zip(Frozen):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[list[Any], Field(min_length=1)]]
 
-    labels: list[str] | None = None  #: names of the rows
+    labels: list[str] | None = None
+    """Names of the rows."""
 
     @property
     def levels(self) -> Levels:
@@ -69,9 +70,12 @@ class Zip(Frozen):
 class Sample(Frozen):
     """``n`` arms drawn from those of ``over`` without replacement."""
 
-    n: Annotated[int, Field(ge=1)]  #: number of arms drawn
-    seed: int = 0  #: seed of the draw
-    over: Node  #: design whose arms are drawn from
+    n: Annotated[int, Field(ge=1)]
+    """Number of arms drawn."""
+    seed: int = 0
+    """Seed of the draw."""
+    over: Node
+    """Design whose arms are drawn from."""
 
 
 Grid = Annotated[
@@ -84,14 +88,20 @@ Grid = Annotated[
 class Node(Frozen):
     """A node of a design: exactly one of the seven kinds."""
 
-    one_at_a_time: Levels | None = None  #: dotted path to values: one arm per value, all else as in the base
+    one_at_a_time: Levels | None = None
+    """Dotted path to values: one arm per value, all else as in the base."""
     leave_one_out: LeaveOneOut | None = None
-    grid: Grid | None = None  #: dotted path to values: one arm per combination; or designs to cross
+    """A recipe less one part, the bare recipe plus one part, or both."""
+    grid: Grid | None = None
+    """Dotted path to values: one arm per combination; or designs to cross."""
     zip: Zip | None = None
+    """Several factors moved together, row by row."""
     arms: Annotated[dict[str, NewTree | None], Field(min_length=1)] | None = None
     """Name of an arm to its changes of the base."""
-    union: Annotated[list[Node], Field(min_length=1)] | None = None  #: designs whose arms are joined
+    union: Annotated[list[Node], Field(min_length=1)] | None = None
+    """Designs whose arms are joined."""
     sample: Sample | None = None
+    """Arms drawn from a design."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Node:

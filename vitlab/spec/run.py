@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.choice import Choice, Frozen, of_slot
 from vitlab.spec.mistakes import conflict
 
 RetryCount = Annotated[int, Field(ge=0)]
@@ -41,8 +41,10 @@ class Resources(Frozen):
 
     gpu: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Share of a GPU, or a number of GPUs, each of which then trains with a process of its own; by default 1."""
-    gpu_mem: Bytes | None = None  #: GPU memory, in bytes or with a unit such as 6GiB
-    cpu: Annotated[int, Field(ge=1, le=4096)] | None = None  #: cores; by default ``run.threads`` for each process
+    gpu_mem: Bytes | None = None
+    """GPU memory, in bytes or with a unit such as 6GiB."""
+    cpu: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Cores; by default ``run.threads`` for each process."""
     processes: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of processes that train the trial together on the CPU.  They share every batch, as on several GPUs, so
     that the number changes a result by rounding only."""
@@ -79,11 +81,16 @@ class Retries(Frozen):
     A trial that diverged is not retried: divergence is a result, and another attempt would diverge, too.
     """
 
-    lost: RetryCount = 1  #: its worker died
-    preempted: RetryCount | Literal["always"] = "always"  #: the machine was taken for another job
-    timeout: RetryCount = 0  #: it took longer than ``run.timeout``
-    oom: RetryCount = 0  #: memory ran out although the trial had the device alone, and ``run.on_oom`` did not help
-    error: RetryCount = 0  #: it raised an error, which recurs under the same code unless a disk or a network caused it
+    lost: RetryCount = 1
+    """Its worker died."""
+    preempted: RetryCount | Literal["always"] = "always"
+    """The machine was taken for another job."""
+    timeout: RetryCount = 0
+    """It took longer than ``run.timeout``."""
+    oom: RetryCount = 0
+    """Memory ran out although the trial had the device alone, and ``run.on_oom`` did not help."""
+    error: RetryCount = 0
+    """It raised an error, which recurs under the same code unless a disk or a network caused it."""
 
     def allowed(self, ending: str) -> float:
         """Return the number of further attempts after an attempt that ended in this way."""
@@ -103,12 +110,16 @@ class Abort(Frozen):
 class RunSpec(Frozen):
     """Execution of trials.  On one kind of machine, no option here changes a result by more than rounding."""
 
-    executor: Choice = Choice("local")  #: where trials run
+    executor: Annotated[Choice, of_slot("executor")] = Choice("local")
+    """Where trials run."""
     workers: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Trials at a time; by default as many as fit on the machine."""
-    threads: Annotated[int, Field(ge=1, le=4096)] = 1  #: CPU threads of one process
-    device: Literal["auto", "cpu", "cuda"] = "auto"  #: device of the trials; ``auto``: a GPU if there is one
-    resources: Resources = Resources()  #: resources of one trial, or of a batch of trials trained together
+    threads: Annotated[int, Field(ge=1, le=4096)] = 1
+    """CPU threads of one process."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the trials; ``auto``: a GPU if there is one."""
+    resources: Resources = Resources()
+    """Resources of one trial, or of a batch of trials trained together."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a
     step are still the mean over ``train.batch_size``."""
@@ -121,8 +132,10 @@ class RunSpec(Frozen):
     with the batch as the last axis, for small ViTs on a CPU; compiled_vmap: vmap by torch.compile, for many seeds of a
     small model on a GPU; auto: loop, vmap or batch_last by the size of the model; measured: the fastest of these in a
     benchmark of each shape of the study, which is stored in plan.json."""
-    deterministic: bool = True  #: on CUDA, request deterministic kernels
-    timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds of training per attempt at a trial
+    deterministic: bool = True
+    """On CUDA, request deterministic kernels."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds of training per attempt at a trial."""
     retries: Annotated[
         Retries,
         BeforeValidator(
@@ -130,11 +143,16 @@ class RunSpec(Frozen):
         ),
     ] = Retries()
     """Further attempts at a trial; ``2`` is short for ``{lost: 2}``."""
-    on_oom: Literal["fail", "cpu"] = "fail"  #: action if a trial runs out of memory on a GPU that it has alone
+    on_oom: Literal["fail", "cpu"] = "fail"
+    """Action if a trial runs out of memory on a GPU that it has alone."""
     abort_study: Abort | None = None
-    keep: Literal["none", "last"] = "last"  #: trained weights stored as an artifact of the trial
-    explain: tuple[Annotated[int, Field(ge=0)], ...] = ()  #: test images explained for the first seed of every arm
-    tracker: Choice = Choice("mlflow")  #: experiment tracker
+    """Share of failed trials at which the study is aborted."""
+    keep: Literal["none", "last"] = "last"
+    """Trained weights stored as an artifact of the trial."""
+    explain: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Test images explained for the first seed of every arm."""
+    tracker: Annotated[Choice, of_slot("tracker")] = Choice("mlflow")
+    """Experiment tracker."""
 
     @field_validator("tracker", mode="before")
     @classmethod

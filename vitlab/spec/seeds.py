@@ -22,16 +22,22 @@ Values = tuple[Annotated[int, Field(ge=0, lt=REPORTING_SEEDS)], ...]
 class Seeds(Frozen):
     """Replicates.  Each seed sets the streams in ``vary`` to itself; the other streams are 0 in every replicate."""
 
-    count: Count | None = None  #: number of seeds of every arm; they are 0, 1, 2, ...
-    at_least: Count | None = None  #: the same, with ``until``
-    values: Annotated[Values, Field(min_length=1)] = (0, 1, 2)  #: seeds of every arm
+    count: Count | None = None
+    """Number of seeds of every arm; they are 0, 1, 2, ..."""
+    at_least: Count | None = None
+    """The same, with ``until``."""
+    values: Annotated[Values, Field(min_length=1)] = (0, 1, 2)
+    """Seeds of every arm."""
     vary: tuple[Stream, ...] = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset")
     """Random streams that depend on the seed; the others are equal in all trials."""
-    escalate_to: Count | None = None  #: total number of seeds of inconclusive arms, added at once
+    escalate_to: Count | None = None
+    """Total number of seeds of inconclusive arms, added at once."""
     until: Literal["decided"] | None = None
     """``decided``: inconclusive arms get ``every`` more seeds at a time, until they have ``at_most``."""
-    at_most: Count | None = None  #: total number of seeds of an arm, with ``until``
-    every: Count | None = None  #: seeds that are added at a time, with ``until``; by default as many as at first
+    at_most: Count | None = None
+    """Total number of seeds of an arm, with ``until``."""
+    every: Count | None = None
+    """Seeds that are added at a time, with ``until``; by default as many as at first."""
 
     @model_validator(mode="before")
     @classmethod

@@ -36,9 +36,12 @@ BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 class Rule(Frozen):
     """A condition on every arm, as an expression over its values: ``model.dim % model.heads == 0``."""
 
-    require: str  #: condition on the values of an arm, such as ``model.dim % 2 == 0``
-    otherwise: Literal["error", "skip"] = Field("skip", alias="else")  #: what happens to an arm that breaks it
-    because: str  #: reason, shown with the arms that break it
+    require: str
+    """Condition on the values of an arm, such as ``model.dim % 2 == 0``."""
+    otherwise: Literal["error", "skip"] = Field("skip", alias="else")
+    """What happens to an arm that breaks it."""
+    because: str
+    """Reason, shown with the arms that break it."""
 
 
 def not_a_metric(name: str) -> str:
@@ -57,20 +60,25 @@ class To(Frozen):
 class Analysis(Frozen):
     """The analysis of the results, fixed before they are known."""
 
-    metric: str = "val/accuracy"  #: metric of the comparison, such as ``val/accuracy``; of a table, its column
+    metric: str = "val/accuracy"
+    """Metric of the comparison, such as ``val/accuracy``; of a table, its column."""
     goal: Annotated[Goal, Field(json_schema_extra=lambda schema: schema.pop("default"))] = "max"
     """Direction in which the metric is better; by default the one that it declares."""
-    at: Literal["last", "best"] = "last"  #: value of the metric: at the last evaluation, or at the best one
+    at: Literal["last", "best"] = "last"
+    """Value of the metric: at the last evaluation, or at the best one."""
     compare: Annotated[
         Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
         Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),
     ] = "baseline"
+    """Arm that each arm is compared with, or ``{to: {PATH: value}}`` for its counterpart with these values."""
     margin: Annotated[Amount, Field(gt=0)] | None = None
     """Largest difference, in either direction, that counts as none; in units of the metric or such as ``2 points``."""
-    correction: Literal["bonferroni", "none"] = "bonferroni"  #: correction for several comparisons
+    correction: Literal["bonferroni", "none"] = "bonferroni"
+    """Correction for several comparisons."""
     variance: Literal["shared", "own"] = "shared"
     """Spread that a comparison rests on: shared with those of the same baseline and seeds, or its own alone."""
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    """Family-wise error rate."""
     power_law: Literal["params", "macs", "images"] | None = None
     """Size over which the report fits a law of scaling to the error or the loss of arms that differ in numbers."""
 
@@ -97,8 +105,10 @@ class Check(Frozen):
     a drop as large as the margin is ruled out; otherwise it is inconclusive.
     """
 
-    metrics: dict[str, Goal] = Field(default_factory=dict)  #: metrics beside that of the analysis, with their goals
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate of the gate
+    metrics: dict[str, Goal] = Field(default_factory=dict)
+    """Metrics beside that of the analysis, with their goals."""
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    """Family-wise error rate of the gate."""
     margin_sd: Annotated[float, Field(gt=0)] = 2.0
     """Smallest relevant drop, in pooled standard deviations of the baseline without outliers; at least two quanta and
     ``min_abs``."""
@@ -109,7 +119,8 @@ class Check(Frozen):
     baseline or two quanta of the metric, whichever is larger."""
     escalate_to: Annotated[int, Field(ge=3)] | None = None
     """Total number of seeds of inconclusive arms; each of the two analyses then has half of ``alpha``."""
-    on_inconclusive: Literal["neutral", "fail"] = "neutral"  #: exit code 0 or 5
+    on_inconclusive: Literal["neutral", "fail"] = "neutral"
+    """Exit code 0 or 5."""
 
     @field_validator("metrics", "margin", "min_abs")
     @classmethod
@@ -129,19 +140,27 @@ class Match(Frozen):
 
     quantity: Literal["params", "body_params", "macs", "train_macs"]
     """Quantity that is made equal to that of the baseline."""
-    knob: str  #: a number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``
-    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01  #: largest relative difference from the baseline
-    otherwise: Literal["error", "skip"] = Field("error", alias="else")  #: action for arms that cannot be matched
-    spare: tuple[str, ...] = Field((), alias="except")  #: arms that are not matched, such as a reference
+    knob: str
+    """A number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``."""
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Largest relative difference from the baseline."""
+    otherwise: Literal["error", "skip"] = Field("error", alias="else")
+    """Action for arms that cannot be matched."""
+    spare: tuple[str, ...] = Field((), alias="except")
+    """Arms that are not matched, such as a reference."""
 
 
 class Tune(Frozen):
     """A choice of knob values by full-length trainings with seeds of their own, before the reported trials."""
 
-    knobs: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]  #: path to its values
-    per: Literal["arm", "study"] = "arm"  #: one choice per arm, or one for all arms, made at the base
-    seeds: Annotated[int, Field(ge=1)] = 2  #: trainings of each combination of values, with seeds from 1,000,000 up
-    select: str | None = None  #: metric to select by, with the goal of the analysis; by default its metric, on val
+    knobs: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
+    """Path to its values."""
+    per: Literal["arm", "study"] = "arm"
+    """One choice per arm, or one for all arms, made at the base."""
+    seeds: Annotated[int, Field(ge=1)] = 2
+    """Trainings of each combination of values, with seeds from 1,000,000 up."""
+    select: str | None = None
+    """Metric to select by, with the goal of the analysis; by default its metric, on val."""
 
     @field_validator("knobs")
     @classmethod
@@ -164,24 +183,37 @@ class Tune(Frozen):
 class Plugins(Frozen):
     """Plugins that the study requires: distributions, or files named on the command line by ``--plugin``."""
 
-    require: tuple[str, ...] = ()  #: requirements such as ``vitlab-timm>=0.1``
+    require: tuple[str, ...] = ()
+    """Requirements such as ``vitlab-timm>=0.1``."""
 
 
 class Study(Frozen):
     """A study file."""
 
-    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]  #: name of the study, and of its folder
-    question: str = ""  #: question that the study answers, shown in its report
-    base: TrialSpec  #: trial that all arms start from
+    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    """Name of the study, and of its folder."""
+    question: str = ""
+    """Question that the study answers, shown in its report."""
+    base: TrialSpec
+    """Trial that all arms start from."""
     design: Node | None = None
-    where: tuple[Rule, ...] = ()  #: conditions on every arm
+    """Arms of the study; without a design, the base alone."""
+    where: tuple[Rule, ...] = ()
+    """Conditions on every arm."""
     match: Match | None = None
+    """Matching of arms in size or work."""
     tune: Tune | None = None
+    """Choice of knob values before the reported trials."""
     seeds: SeedsOrNumber = Seeds()
+    """Replicates: their number, a list, or a mapping."""
     analysis: Analysis = Analysis()
+    """Analysis of the results, fixed before they are known."""
     check: Check | None = None
+    """Regression gate of ``vitlab check``."""
     run: RunSpec = RunSpec()
+    """Execution of trials."""
     plugins: Plugins = Plugins()
+    """Plugins that the study requires."""
 
     @field_validator("analysis")
     @classmethod

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
-from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.choice import Choice, Frozen, of_slot
 from vitlab.spec.mistakes import conflict
 from vitlab.spec.tree import NewTree
 
@@ -29,10 +29,14 @@ class Mix(Frozen):
     Reference: arXiv:1710.09412 (mixup), arXiv:1905.04899 (cutmix).
     """
 
-    mixup: Annotated[float, Field(ge=0)] = 0.0  #: a of Beta(a, a), the distribution of an overlay's weight; 0: none
-    cutmix: Annotated[float, Field(ge=0)] = 0.0  #: a of Beta(a, a), the share outside the rectangle; 0: none
-    prob: Annotated[float, Field(ge=0, le=1)] = 1.0  #: share of the batches that are mixed
-    switch: Annotated[float, Field(ge=0, le=1)] = 0.5  #: share of cutmix among the mixed batches, if both are on
+    mixup: Annotated[float, Field(ge=0)] = 0.0
+    """A of Beta(a, a), the distribution of an overlay's weight; 0: none."""
+    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    """A of Beta(a, a), the share outside the rectangle; 0: none."""
+    prob: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the batches that are mixed."""
+    switch: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of cutmix among the mixed batches, if both are on."""
 
 
 class Ema(Frozen):
@@ -41,7 +45,8 @@ class Ema(Frozen):
     After step t, counted from 1, the average keeps the share min(decay, 1 - t ** -warmup) of itself.
     """
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999  #: largest share that the average keeps of itself in a step
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
+    """Largest share that the average keeps of itself in a step."""
     warmup: Annotated[float, Field(ge=0)] = 2 / 3
     """Exponent of the warmup: the initial weights drop out after the first step, and the window grows with the
     training.  1: the mean of all steps.  0: no warmup, the share is ``decay`` from the first step, as in DeiT."""
@@ -50,28 +55,39 @@ class Ema(Frozen):
 class TrainSpec(Frozen):
     """Training of a trial.  Exactly one of ``epochs``, ``steps`` and ``images`` sets its length."""
 
-    epochs: Annotated[float, Field(gt=0, le=LONGEST)] | None = None  #: length in passes over the training images
-    steps: Annotated[int, Field(ge=0, le=LONGEST)] | None = None  #: length in optimizer steps
-    images: Annotated[int, Field(gt=0, le=1000 * LONGEST)] | None = None  #: length in images
-    batch_size: Annotated[int, Field(gt=0, le=LONGEST)] = 128  #: images per optimizer step
+    epochs: Annotated[float, Field(gt=0, le=LONGEST)] | None = None
+    """Length in passes over the training images."""
+    steps: Annotated[int, Field(ge=0, le=LONGEST)] | None = None
+    """Length in optimizer steps."""
+    images: Annotated[int, Field(gt=0, le=1000 * LONGEST)] | None = None
+    """Length in images."""
+    batch_size: Annotated[int, Field(gt=0, le=LONGEST)] = 128
+    """Images per optimizer step."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     """Consecutive repetitions of an image in an epoch, each augmented anew.  The length of an epoch does not change: it
     contains a share 1 / repeats of the images.  Reference: arXiv:1901.09335, arXiv:2012.12877."""
-    optimizer: Choice = Choice("adamw")  #: optimizer and its learning rate
-    schedule: Choice = Choice("cosine")  #: learning rate over the training
-    loss: Choice = Choice("cross_entropy")  #: training loss
-    objective: Choice = Choice("supervised")
+    optimizer: Annotated[Choice, of_slot("optimizer")] = Choice("adamw")
+    """Optimizer and its learning rate."""
+    schedule: Annotated[Choice, of_slot("schedule")] = Choice("cosine")
+    """Learning rate over the training."""
+    loss: Annotated[Choice, of_slot("loss")] = Choice("cross_entropy")
+    """Training loss."""
+    objective: Annotated[Choice, of_slot("objective")] = Choice("supervised")
     """What is minimised: ``loss`` on labels, or a task that needs none; then the head is not trained."""
     mix: Mix | None = None
+    """Training on mixed pairs of images."""
     ema: Ema | None = None
+    """Moving average of the weights, which is evaluated and stored."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Ratio of the learning rate of a layer to that of the layer above; the head has the optimizer's rate."""
-    clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
+    clip_grad: Annotated[float, Field(gt=0)] | None = None
+    """Largest global norm of the gradient."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """bf16 and fp16 are autocast over fp32 weights; fp16 scales the loss, and skips steps whose gradients overflow."""
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Number of evaluations on validation, evenly spaced, the last at the end."""
-    metrics: tuple[Choice, ...] = ()  #: metrics beside those that every trial of the task reports
+    metrics: tuple[Annotated[Choice, of_slot("metric")], ...] = ()
+    """Metrics beside those that every trial of the task reports."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -98,11 +114,13 @@ class TrainSpec(Frozen):
 class Source(Frozen):
     """A source of weights: a checkpoint file of any supported format, or another trial, given by its spec."""
 
-    checkpoint: str | None = None  #: file of weights, of any supported format
+    checkpoint: str | None = None
+    """File of weights, of any supported format."""
     trial: TrialSpec | NewTree | None = None
     """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
     where a teacher may leave out its data."""
-    seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: its seed; ``same``: that of the replicate
+    seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"
+    """Its seed; ``same``: that of the replicate."""
 
     @field_validator("trial", mode="plain", json_schema_input_type=NewTree | None)
     @classmethod
@@ -131,7 +149,8 @@ class InitFrom(Source):
     A trial that trains them on the same data set uses the validation split of the trial that starts from it.
     """
 
-    resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: interpolation of positions to a grid
+    resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"
+    """Interpolation of positions to a grid."""
     head: Literal["new", "keep", "fitted"] = "new"
     """A new head, the stored one, or one fitted in closed form: with ``train.steps: 0``, this is the few-shot linear
     probe of arXiv:2010.11929; with more steps, training starts from it."""
@@ -165,8 +184,10 @@ class Teacher(Source):
 
     pretrained: Annotated[str, Field(pattern=r"^\w+_Weights\.\w+$")] | None = None
     """Name of weights published by torchvision, such as ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``."""
-    heads: Annotated[int, Field(gt=0)] | None = None  #: attention heads, for a checkpoint that does not record them
-    size: Annotated[int, Field(gt=0)] | None = None  #: pixels per side of its images, for a checkpoint without them
+    heads: Annotated[int, Field(gt=0)] | None = None
+    """Attention heads, for a checkpoint that does not record them."""
+    size: Annotated[int, Field(gt=0)] | None = None
+    """Pixels per side of its images, for a checkpoint without them."""
 
     @model_validator(mode="after")
     def _of_a_file(self) -> Self:
@@ -191,7 +212,8 @@ class Matching(Frozen):
     arXiv:2211.07636 (EVA).
     """
 
-    weight: Annotated[float, Field(ge=0)] = 1.0  #: factor of the term, which is added to the loss
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Factor of the term, which is added to the loss."""
     loss: Literal["smooth_l1", "mse", "cosine"] = "smooth_l1"
     """Mean over all numbers of the squared difference (``mse``), or of ``smooth_l1``, which is quadratic below 2 and
     linear above; ``cosine``: mean over vectors of 1 - cosine."""
@@ -207,12 +229,15 @@ class Distill(Frozen):
     """
 
     teacher: Teacher | None = None
+    """Source of the teacher."""
     kind: Literal["hard", "soft", "labels", "none"] = "hard"
     """``hard``: the teacher's predicted class.  ``soft``: its probabilities.  ``labels``: both heads learn from the
     labels, without a teacher, as a control for the second token.  ``none``: the teacher's logits are not used; without
     ``features`` and ``tokens`` there is no distillation, and other keys are ignored."""
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  #: weight of the distillation
-    tau: Annotated[float, Field(gt=0)] = 1.0  #: temperature of both softmaxes in soft distillation
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Weight of the distillation."""
+    tau: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of both softmaxes in soft distillation."""
     reduction: Literal["numel", "batchmean"] = "numel"
     """Divisor of the sum over batch and classes in soft distillation: both, as in DeiT's code, or the batch, as in
     timm."""
@@ -250,11 +275,16 @@ class Distill(Frozen):
 class TrialSpec(Frozen):
     """One complete trial: its data, its model and its training."""
 
-    data: Choice  #: data set, its split, augmentation and normalisation
-    model: Choice  #: model and its components
+    data: Annotated[Choice, of_slot("dataset")]
+    """Data set, its split, augmentation and normalisation."""
+    model: Annotated[Choice, of_slot("model")]
+    """Model and its components."""
     train: TrainSpec
+    """Training of the model."""
     init_from: InitFrom | None = None
+    """Initial weights from a file or another trial."""
     distill: Distill | None = None
+    """Learning from a teacher."""
 
     @field_validator("distill")
     @classmethod

@@ -54,7 +54,8 @@ Size = Annotated[
 class Normalization(Frozen):
     """Mean and standard deviation of each channel, of pixels in [0, 1]; a single number applies to all channels."""
 
-    mean: Annotated[list[float], Field(min_length=1)]  #: one number for each channel, or one for all
+    mean: Annotated[list[float], Field(min_length=1)]
+    """One number for each channel, or one for all."""
     std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
     """One number for each channel, or one for all."""
 
@@ -165,15 +166,18 @@ class DataOptions(Frozen):
     ``per_class``, then ``augment`` on every training batch, then ``normalize``.
     """
 
-    size: Size | None = None  #: resize once to this, antialiased bilinear; None: as stored
+    size: Size | None = None
+    """Resize once to this, antialiased bilinear; None: as stored."""
     channels: Annotated[Literal[1, 3] | None, BeforeValidator(_no_boolean)] = None
     """1: ITU-R 601 luma; 3: repeat grey; None: as stored."""
     normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_normalize)] = "dataset"
     """``dataset``: mean and standard deviation of the official training split, after ``channels`` and ``size``."""
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the training split held out for validation; None: the data set's default, 0.1 for most."""
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  #: share of the other training images, nested, stratified
-    per_class: Annotated[int, Field(gt=0)] | None = None  #: at most so many of these per class, nested; None: all
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the other training images, nested, stratified."""
+    per_class: Annotated[int, Field(gt=0)] | None = None
+    """At most so many of these per class, nested; None: all."""
     classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), AfterValidator(_distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
