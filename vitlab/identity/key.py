@@ -24,21 +24,12 @@ DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 
 def key_of(identity: Tree) -> str:
     """Return the hash of the canonical JSON of ``identity``."""
-    return _hash(canonical(identity))
-
-
-def key_of_texts(texts: Mapping[str, str]) -> str:
-    """Return :func:`key_of` of a mapping whose values are canonical JSON already."""
-    return _hash(f"{{{','.join(f'{canonical(name)}:{text}' for name, text in sorted(texts.items()))}}}")
+    return hashlib.blake2b(canonical(identity).encode(), digest_size=32).hexdigest()
 
 
 def canonical(value: Any) -> str:
     """Return the canonical JSON of a value: sorted keys, no white space."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 def files_of(file: Path) -> tuple[Path, ...]:

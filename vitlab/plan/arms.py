@@ -16,7 +16,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, nearest
 from vitlab.identity.code import code_of_modules
-from vitlab.identity.key import canonical, key_of, key_of_texts
+from vitlab.identity.key import key_of
 from vitlab.plan.design import changed
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.plan.values import Trial
@@ -45,6 +45,20 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.In: lambda left, right: left in right,
     ast.NotIn: lambda left, right: left not in right,
 }
+_NODES = (
+    *(
+        ast.BoolOp,
+        ast.boolop,
+        ast.Compare,
+        ast.Name,
+        ast.Attribute,
+        ast.expr_context,
+        ast.List,
+        ast.Tuple,
+        ast.Constant,
+    ),
+    *(ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, *_BINARY, *_COMPARE),
+)
 _ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
 MAX_RULE_LENGTH = 500  #: largest number of characters
 MAX_RULE_DEPTH = 60  #: largest depth of nesting
@@ -69,15 +83,8 @@ def parse_rule(text: str) -> ast.expr:
     if _depth(tree) > MAX_RULE_DEPTH:
         raise RuleFault(f"'{text:.40}...' is nested too deeply for a rule")
     for node in ast.walk(tree):
-        allowed = isinstance(
-            node,
-            ast.BoolOp | ast.boolop | ast.Compare | ast.Name | ast.Attribute | ast.expr_context | ast.List | ast.Tuple,
-        )
-        allowed |= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub)
-        allowed |= isinstance(node, ast.Not | ast.USub) or type(node) in _BINARY or type(node) in _COMPARE
-        allowed |= isinstance(node, ast.BinOp) and type(node.op) in _BINARY
-        allowed |= isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, int | float | str))
-        if not allowed:
+        is_value = not isinstance(node, ast.Constant) or isinstance(node.value, int | float | str | None)
+        if not is_value or not isinstance(node, _NODES) or not isinstance(getattr(node, "op", ast.Not()), _NODES):
             raise RuleFault(f"'{ast.unparse(node)}' is not allowed in a rule; allowed: {_ALLOWED}")
     return tree
 
@@ -238,11 +245,13 @@ def trial_of(
         other = trial_of(prerequisite.trial, own, seeds, prerequisites, {**taught, **splits})
         prerequisites[other.key] = other
         needs[role] = f"{other.key}/{other.code}"
-    key = key_of_texts(
+    key = key_of(
         {
-            **resolved.canonical,
-            "seeds": canonical(streams),
-            "needs": canonical({role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()}),
+            "spec": resolved.identity,
+            "origins": resolved.foreign_origins,
+            "data": resolved.data,
+            "seeds": streams,
+            "needs": {role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()},
         }
     )
     return Trial(

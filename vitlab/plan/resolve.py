@@ -6,14 +6,13 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
-from vitlab.identity.key import canonical, digests_of, identity_of
+from vitlab.identity.key import digests_of, identity_of
 from vitlab.plan.sources import (
     drop_unused_options,
     incompatibilities,
@@ -82,12 +81,6 @@ class ResolvedTrial:
     def foreign_origins(self) -> list[str]:
         """The origins in a trial's key: those of built-ins are left out, so that a slot added later changes no key."""
         return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
-
-    @cached_property
-    def canonical(self) -> dict[str, str]:
-        """The parts of a trial's key that all seeds share, as canonical JSON."""
-        parts = {"spec": self.identity, "origins": self.foreign_origins, "data": self.data}
-        return {name: canonical(part) for name, part in parts.items()}
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from vitlab.spec import Choice, RunSpec, read_study
 from vitlab.spec.changes import without_secrets
 from vitlab.spec.tree import NewTree, Tree, Values
 from vitlab.store.damage import Damaged
-from vitlab.store.files import load_json, mapping, read_json, temporary, write_bytes, write_json
+from vitlab.store.files import load_json, mapping, read_json, write_bytes, write_json
 from vitlab.store.folders import Store
 
 EARLIER = "versions"
@@ -126,12 +126,7 @@ def keep(study: Path, new: str) -> Version | None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         if (study / name).exists():
-            partial_copy = temporary(folder / name)
-            try:
-                shutil.copy2(study / name, partial_copy)
-                os.replace(partial_copy, folder / name)
-            finally:
-                partial_copy.unlink(missing_ok=True)
+            write_bytes(folder / name, (study / name).read_bytes())
     shutil.rmtree(folder / "report", ignore_errors=True)
     with suppress(OSError):  # without a report; it can be made from the trials
         os.replace(study / "report", folder / "report")

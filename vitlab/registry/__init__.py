@@ -25,17 +25,25 @@ derives schemas from signatures and holds validated choices, :mod:`~vitlab.regis
 them.
 """
 
-from vitlab.registry.catalogue import Entry as Entry
-from vitlab.registry.catalogue import listing as listing
-from vitlab.registry.file_loader import load_file as load_file
-from vitlab.registry.options import ResolvedChoice as ResolvedChoice
-from vitlab.registry.options import Unhashed as Unhashed
-from vitlab.registry.slot_modules import BUILT_IN as BUILT_IN
-from vitlab.registry.slot_modules import OPTIONAL_MODULES as OPTIONAL_MODULES
-from vitlab.registry.slot_modules import SLOT_MODULES as SLOT_MODULES
-from vitlab.registry.slot_modules import Origin as Origin
-from vitlab.registry.slot_modules import optional_module as optional_module
-from vitlab.registry.slot_modules import slot_package as slot_package
-from vitlab.registry.slots import Pick as Pick
-from vitlab.registry.slots import Slot as Slot
-from vitlab.registry.slots import slot as slot
+from vitlab.registry.catalogue import Entry, listing
+from vitlab.registry.file_loader import load_file
+from vitlab.registry.options import ResolvedChoice, Unhashed
+from vitlab.registry.slot_modules import BUILT_IN, OPTIONAL_MODULES, SLOT_MODULES, Origin, optional_module, slot_package
+from vitlab.registry.slots import Pick, Slot, slot
+
+__all__ = [
+    "BUILT_IN",
+    "OPTIONAL_MODULES",
+    "SLOT_MODULES",
+    "Entry",
+    "Origin",
+    "Pick",
+    "ResolvedChoice",
+    "Slot",
+    "Unhashed",
+    "listing",
+    "load_file",
+    "optional_module",
+    "slot",
+    "slot_package",
+]

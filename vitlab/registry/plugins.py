@@ -8,17 +8,13 @@ environment variable ``VITLAB_DISABLE_PLUGINS`` disables all of them (``1``) or 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
-from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
 from vitlab.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 VARIABLE = "VITLAB_DISABLE_PLUGINS"
 ALL = frozenset({"1", "true", "yes", "on", "all"})
@@ -127,47 +123,35 @@ def unmet(text: str) -> str | None:
     return _refusal(dist)
 
 
-def host_requirement(point: EntryPoint) -> str:
-    """Return the requirement of a distribution on vitlab, such as ``vitlab>=0.2,<0.3``; ``any vitlab`` without one."""
-    return next((text for text, _ in _host_requirements(point.dist)), f"any {HOST}")
-
-
 def _refusal(dist: Distribution) -> str | None:
-    from vitlab._version import __version__
-
-    for text, requirement in _host_requirements(dist):
-        if not requirement.specifier.contains(__version__, prereleases=True):
-            return f"{dist.name} {dist.version} needs {text}, and this is {__version__}: upgrade one of the two"
-    return None
-
-
-def _host_requirements(dist: Distribution | None) -> Iterator[tuple[str, Requirement]]:
-    """Yield the text of each requirement on vitlab, without extras, and the requirement."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    for text in (dist.requires if dist else None) or ():
+    from vitlab._version import __version__
+
+    for text in dist.requires or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue  # a malformed requirement is the package manager's concern
-        ours = canonicalize_name(requirement.name) == HOST
-        if ours and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            yield text.partition(";")[0].strip(), requirement
+        is_ours = canonicalize_name(requirement.name) == HOST
+        is_ours &= requirement.marker is None or requirement.marker.evaluate({"extra": ""})  # not of an extra
+        if is_ours and not requirement.specifier.contains(__version__, prereleases=True):
+            need = text.partition(";")[0].strip()
+            return f"{dist.name} {dist.version} needs {need}, and this is {__version__}: upgrade one of the two"
+    return None
 
 
 @cache
 def _installed() -> dict[str, tuple[EntryPoint, ...]]:
     """Return entry points by group, read from disk once, without those of vitlab itself."""
-    return {group: tuple(points) for group, points in _groups()}
+    every = entry_points()
+    return {
+        group: tuple(point for point in every.select(group=group) if source(point) != HOST)
+        for group in every.groups
+        if group.startswith(f"{HOST}.")
+    }
 
 
 @cache
 def _providers() -> frozenset[str]:
     return frozenset(source(point) for points in _installed().values() for point in points)
-
-
-def _groups() -> Iterator[tuple[str, list[EntryPoint]]]:
-    every = entry_points()
-    for group in every.groups:
-        if group.startswith(f"{HOST}."):
-            yield group, [point for point in every.select(group=group) if source(point) != HOST]

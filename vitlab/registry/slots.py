@@ -154,7 +154,7 @@ class Slot(Generic[T]):
         if reason := plugins.refusal(point):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
         what = f"{self.name} '{point.name}' from {origin} failed to import"
-        with import_failure(what, plugins.host_requirement(point)):
+        with import_failure(what):
             component = point.load()
         self.add(point.name, component, origin)
 

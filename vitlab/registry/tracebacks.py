@@ -71,20 +71,14 @@ def culprit(error: BaseException) -> Culprit | None:
 
 
 @contextmanager
-def import_failure(what: str, needs: str) -> Iterator[None]:
-    """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything.
-
-    Args:
-        what: what failed.
-        needs: the versions of vitlab that the plugin's distribution requires.
-    """
+def import_failure(what: str) -> Iterator[None]:
+    """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything."""
     try:
         yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        is_ours = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == plugins.HOST
-        raise BrokenComponent(f"{what}{f' (it requires {needs})' if is_ours else ''}: {with_frames(error)}") from error
+        raise BrokenComponent(f"{what}: {with_frames(error)}") from error
 
 
 def sentence_with_place(error: BaseException) -> str:

@@ -4,17 +4,26 @@ This package defines the keys and types of the document only; :mod:`vitlab.regis
 and their options.
 """
 
-from vitlab.spec.choice import Choice as Choice
-from vitlab.spec.run import RunSpec as RunSpec
-from vitlab.spec.seeds import Seeds as Seeds
-from vitlab.spec.study import Analysis as Analysis
-from vitlab.spec.study import Match as Match
-from vitlab.spec.study import Rule as Rule
-from vitlab.spec.study import Study as Study
-from vitlab.spec.study import Tune as Tune
-from vitlab.spec.study import read_study as read_study
-from vitlab.spec.trial import STREAMS as STREAMS
-from vitlab.spec.trial import TrainSpec as TrainSpec
-from vitlab.spec.trial import TrialSpec as TrialSpec
-from vitlab.spec.yaml import Document as Document
-from vitlab.spec.yaml import read_document as read_document
+from vitlab.spec.choice import Choice
+from vitlab.spec.run import RunSpec
+from vitlab.spec.seeds import Seeds
+from vitlab.spec.study import Analysis, Match, Rule, Study, Tune, read_study
+from vitlab.spec.trial import STREAMS, TrainSpec, TrialSpec
+from vitlab.spec.yaml import Document, read_document
+
+__all__ = [
+    "STREAMS",
+    "Analysis",
+    "Choice",
+    "Document",
+    "Match",
+    "Rule",
+    "RunSpec",
+    "Seeds",
+    "Study",
+    "TrainSpec",
+    "TrialSpec",
+    "Tune",
+    "read_document",
+    "read_study",
+]
