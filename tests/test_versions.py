@@ -216,7 +216,7 @@ def test_damaged_record_of_run_counts_as_absent(here: Path, damage: dict[str, An
     file = here / "out/studies/tiny/run.json"
     write_json(file, {**read_json(file), **damage})
     version = versions(file.parent)[0]
-    assert version.run == {} and version.content is not None
+    assert version.run == plan_versions.RunRecord() and version.content is not None
     assert json.loads(str(report.render(*open_study("tiny", out="out"), "json")))["study"] == "tiny"
 
 

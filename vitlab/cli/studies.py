@@ -90,7 +90,7 @@ def _row(version: Version, plan: Plan, latest: Version, store: Store) -> Version
     return VersionRow(
         version=version.name,
         run=version.when,
-        file=str(version.run.get("file", "")),
+        file=version.run.file,
         set=version.set_options,
         differs=differences(latest.content or {}, version.content or {}) if comparable else "",
         done=states[Ending.DONE],

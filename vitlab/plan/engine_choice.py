@@ -3,7 +3,7 @@
 One kernel call for all trials saves time if a call does little work: measured on a CPU, 16 seeds of a ViT with 17
 tokens of width 32 take 0.7 of the time of training them one after another at batch size 64, and 0.5 at 16; at width 64
 and batch size 128 there is no gain.  By engine ``batch_last`` (:mod:`vitlab.engines.batch_last`), in batches of 128,
-those of a ViT of 5 tokens take 0.3 at 3 channels of a head, 0.5 at 8 and 0.7 at 16.  Relative to ``vmap``, 8 or 16
+seeds of a ViT of 5 tokens take 0.3 at 3 channels of a head, 0.5 at 8 and 0.7 at 16.  Relative to ``vmap``, 8 or 16
 seeds by ``batch_last`` take 0.83 to 0.96 of the time up to 37 tokens with 8 channels or 50 with 4, 0.75 with rotary
 positions, and 0.98 to 1.17 at 50 and 65 tokens with 8 channels.
 """

@@ -361,7 +361,7 @@ def images_seen(train: TrainSpec, examples: int | None = None) -> int | None:
 
 
 def train_macs(macs: int, images: int) -> int:
-    """Return the multiply-accumulates of a training on ``images`` images, without those of a teacher.
+    """Return the multiply-accumulates of a training on ``images`` images; a teacher's do not count.
 
     Args:
         macs: multiply-accumulates of one forward pass of one image.

@@ -48,7 +48,7 @@ def _of_any_data(plain: Tree) -> Metrics:
 
 
 def _metrics(data: DataInfo, choices: Iterable[Any], options: Tree, objective: Any = None) -> Metrics:
-    """Return name to metric, for the named metrics and those of the objective, by default the built-in one."""
+    """Return name to metric, for the named metrics and the objective's own, by default the built-in one's."""
     components = []
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved

@@ -63,7 +63,7 @@ def plan_data(file: Path) -> Tree | None:
 
 
 def _plan_of(file: Path, data: Any) -> Plan:
-    """Parse a plan, and check that it is that of its folder's study."""
+    """Parse a plan, and check that its study is the folder's."""
     plan = Plan.from_json(data)
     if file.parent.parent.name == "studies" and plan.study != file.parent.name:
         raise ValueError(f"it is the plan of study {plan.study[:100]!r}")

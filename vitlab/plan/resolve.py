@@ -79,7 +79,7 @@ class ResolvedTrial:
 
     @property
     def foreign_origins(self) -> list[str]:
-        """The origins in a trial's key: those of built-ins are left out, so that a slot added later changes no key."""
+        """The origins in a trial's key, without built-ins: a slot added later changes no key."""
         return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
 
 

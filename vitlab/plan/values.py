@@ -153,7 +153,7 @@ class Looks:
     A look judges the comparisons that all earlier ones left inconclusive.
     """
 
-    seeds: tuple[tuple[int, ...], ...]  #: seeds of each look, including those of the ones before
+    seeds: tuple[tuple[int, ...], ...]  #: seeds of each look, including the earlier looks'
     shares: tuple[float, ...]  #: level of each look, as a share of alpha
     open: tuple[tuple[str, ...], ...] = ()
     """Arms whose comparison each look left inconclusive, see :mod:`vitlab.report.escalation`."""
@@ -164,7 +164,7 @@ class Looks:
         return next((at for at, arms in enumerate(self.open) if arm not in arms), len(self.open))
 
     def seeds_of(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
-        """Return the seeds of an arm; both arms of an inconclusive comparison have those of the next look."""
+        """Return the seeds of an arm; both arms of an inconclusive comparison have the seeds of the next look."""
         compared = [arm, *(name for name, baseline in baselines.items() if baseline == arm)]
         return self.seeds[max(map(self.number, compared))]
 

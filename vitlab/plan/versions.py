@@ -18,8 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from vitlab.errors import SpecError, UserError
 from vitlab.identity.key import key_of
@@ -42,6 +45,21 @@ SHOWN = 8  #: largest number of differences that are listed
 
 
 @dataclass(frozen=True)
+class RunRecord:
+    """The circumstances of a run, as in run.json; older stores have none."""
+
+    version: str = ""
+    time: float = 0.0  #: in seconds since 1970
+    file: str = ""
+    folder: str = ""
+    plugins: tuple[str, ...] = ()
+    commit: str = ""
+
+
+_RUN = cache(lambda: TypeAdapter(RunRecord))
+
+
+@dataclass(frozen=True)
 class Version:
     """One version of a study, as it was run."""
 
@@ -49,13 +67,13 @@ class Version:
     name: str  #: its digest
     content: Tree | None  #: see :func:`content`; None if the file is missing or cannot be read
     changes: Values  #: ``--set``
-    run: Tree  #: run.json: ``version, time, file, folder, plugins, commit``; empty in older stores
+    run: RunRecord
 
     @property
     def time(self) -> float:
         """Time of the last run, in seconds since 1970."""
         file = next((self.folder / name for name in FILES[1::2] if (self.folder / name).exists()), self.folder)
-        return float(self.run.get("time") or file.stat().st_mtime)
+        return self.run.time or file.stat().st_mtime
 
     @property
     def when(self) -> str:
@@ -64,7 +82,7 @@ class Version:
 
     @property
     def set_options(self) -> str:
-        """The changes of the command line as ``--set`` options, without those of ``run`` and ``check``."""
+        """The changes of the command line as ``--set`` options, without changes of ``run`` and ``check``."""
         return " ".join(
             f"--set {shlex.quote(f'{path}={value if isinstance(value, str) else json.dumps(value)}')}"
             for path, value in self.changes.items()
@@ -154,7 +172,7 @@ def begin_run(
     write_json(folder / "changes.json", without_secrets(changes))
     record_run(folder, plan.version, {"time": time_s, **around})
     if latest is not None and latest.name != plan.version:
-        previous = latest.run.get("file", "")
+        previous = latest.run.file
         place = f" from {previous}," if previous and previous != around["file"] else ""
         now = content_of(folder / "study.yaml", changes)
         differ = "" if latest.content is None else f": {differences(latest.content, now)}"
@@ -301,36 +319,18 @@ def _version(folder: Path) -> Version | None:
     """
     if not (folder / "plan.json").exists():
         return None
-    run = read_json(folder / "run.json", _run_record) or {}
+    run = read_json(folder / "run.json", _RUN().validate_python) or RunRecord()
     changes = read_json(folder / "changes.json", mapping) or {}
     stored = None
     with suppress(SpecError):
         stored = content_of(folder / "study.yaml", changes)
-    last = _version_in(run)
+    last = _version_in(vars(run))
     name = folder.name if folder.parent.name == EARLIER else _version_of_plan(folder) or last
     if last not in ("", name):
-        stored, changes, run = None, {}, {}
+        stored, changes, run = None, {}, RunRecord()
     if not name:  # from before versions had names
         name = name_of({"plan": (folder / "plan.json").read_text(errors="replace")} if stored is None else stored)
     return Version(folder, name, stored, changes, run)
-
-
-def _run_record(data: Any) -> Tree:
-    """Return the content of a run.json.
-
-    Raises:
-        TypeError: if it is no mapping, or a value is of another type.
-    """
-    record = mapping(data)
-    plugins = record.get("plugins", [])
-    if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
-        raise TypeError("its value 'plugins' is not a list of paths")
-    for name in ("file", "folder", "commit"):
-        if not isinstance(record.get(name, ""), str):
-            raise TypeError(f"its value '{name}' is not a text")
-    if not isinstance(record.get("time", 0.0), int | float):
-        raise TypeError("its value 'time' is not a number")
-    return record
 
 
 def _version_of_plan(folder: Path) -> str:

@@ -25,7 +25,7 @@ UNKNOWN = "unknown"
 
 
 def points(slot: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a slot, without those of disabled distributions."""
+    """Return the entry points of a slot, without disabled distributions."""
     return tuple(point for point in offered(slot) if not is_disabled(source(point)))
 
 
@@ -143,7 +143,7 @@ def _refusal(dist: Distribution) -> str | None:
 
 @cache
 def _installed() -> dict[str, tuple[EntryPoint, ...]]:
-    """Return entry points by group, read from disk once, without those of vitlab itself."""
+    """Return entry points by group, read from disk once, without vitlab's own."""
     every = entry_points()
     return {
         group: tuple(point for point in every.select(group=group) if source(point) != HOST)

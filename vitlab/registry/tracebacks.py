@@ -18,7 +18,7 @@ from vitlab.errors import BrokenComponent, VitlabError
 from vitlab.registry import plugin_files, plugins
 
 SHOWN_FRAMES = 5
-"""Number of frames shown at each end of a long stack, such as that of an endless recursion."""
+"""Number of frames shown at each end of a long stack, such as of an endless recursion."""
 
 
 @dataclass(frozen=True)

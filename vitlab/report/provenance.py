@@ -121,8 +121,8 @@ def _source(version: versions.Version | None, store: Store) -> tuple[str, str, s
 
     Executor and tracker options are left out, because they do not affect the results.
     """
-    run = {} if version is None else version.run
-    place = Path(run.get("folder", ""))
+    run = versions.RunRecord() if version is None else version.run
+    place = Path(run.folder)
     if not place.is_absolute() or not place.is_dir():
         place = store.root.parent
 
@@ -132,7 +132,7 @@ def _source(version: versions.Version | None, store: Store) -> tuple[str, str, s
     command = ["vitlab run"]
     if version is not None:
         command += [quoted(version.folder.resolve() / "study.yaml"), f"--out {quoted(store.root)}"]
-        command += [f"--plugin {quoted(Path(plugin))}" for plugin in run.get("plugins", ())]
+        command += [f"--plugin {quoted(Path(plugin))}" for plugin in run.plugins]
         command += [version.set_options] if version.set_options else []
     place_name = f"In the folder that holds {store.root.name}" if place == store.root.parent else f"In {place}"
-    return place_name, " ".join(command), str(run.get("commit", ""))
+    return place_name, " ".join(command), run.commit

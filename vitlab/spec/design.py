@@ -68,7 +68,7 @@ class Zip(Frozen):
 
 
 class Sample(Frozen):
-    """``n`` arms drawn from those of ``over`` without replacement."""
+    """``n`` arms drawn from the arms of ``over`` without replacement."""
 
     n: Annotated[int, Field(ge=1)]
     """Number of arms drawn."""
@@ -161,7 +161,7 @@ class Kind(NamedTuple):
 
 
 def changes_of(node: Node | None, place: Path = ("design",)) -> list[Changes]:
-    """Return the changes of a design's arms in order, duplicates included; without a design, those of the base alone.
+    """Return the changes of a design's arms in order, duplicates included; without a design, the base alone.
 
     Raises:
         DesignFault: if two nodes of a grid set the same path, a sample is larger than its population, or there are more

@@ -169,7 +169,7 @@ def _remove(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> Non
 
 
 def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "") -> list[Mistake]:
-    """Return each of pydantic's errors as a mistake; the arguments are those of :func:`collect`."""
+    """Return each of pydantic's errors as a mistake; the arguments are as in :func:`collect`."""
     mistakes = []
     for detail in _details(error):
         kind, location, context = detail["type"], detail["loc"], detail.get("ctx", {})
@@ -189,7 +189,7 @@ def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "") -
 
 
 def _details(error: ValidationError) -> list[ErrorDetails]:
-    """Return pydantic's errors, for a union only those of the form that the value most likely has."""
+    """Return pydantic's errors, for a union only the errors of the form that the value most likely has."""
     groups: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for index, detail in enumerate(error.errors(include_url=False)):
         form = next((at for at, part in enumerate(detail["loc"]) if FORM.fullmatch(str(part))), None)
@@ -288,7 +288,7 @@ def _allowed(path: Path, model: type[BaseModel]) -> list[str]:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models in an annotation, such as that of a list of models."""
+    """Return the models in an annotation, such as of a list of models."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in models_in(part)]

@@ -157,7 +157,7 @@ class RunSpec(Frozen):
     @field_validator("tracker", mode="before")
     @classmethod
     def _with_type(cls, value: Any) -> Any:
-        """Complete the options of a tracker without ``type`` by that of the default."""
+        """Complete the options of a tracker without ``type`` by the type of the default."""
         if isinstance(value, Mapping) and "type" not in value:
             return {"type": f"vitlab:{cls.model_fields['tracker'].default.type}", **value}
         return value

@@ -104,7 +104,7 @@ class Seeds(Frozen):
 
     @property
     def all(self) -> tuple[int, ...]:
-        """All seeds that may run, including those of later looks."""
+        """All seeds that may run, including the seeds of later looks."""
         return self.up_to(self._most)
 
     @property

@@ -76,7 +76,7 @@ class Analysis(Frozen):
     correction: Literal["bonferroni", "none"] = "bonferroni"
     """Correction for several comparisons."""
     variance: Literal["shared", "own"] = "shared"
-    """Spread that a comparison rests on: shared with those of the same baseline and seeds, or its own alone."""
+    """Spread that a comparison rests on: shared with comparisons of the same baseline and seeds, or its own alone."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Family-wise error rate."""
     power_law: Literal["params", "macs", "images"] | None = None
@@ -106,7 +106,7 @@ class Check(Frozen):
     """
 
     metrics: dict[str, Goal] = Field(default_factory=dict)
-    """Metrics beside that of the analysis, with their goals."""
+    """Metrics beside the analysis' own, with their goals."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Family-wise error rate of the gate."""
     margin_sd: Annotated[float, Field(gt=0)] = 2.0
@@ -139,7 +139,7 @@ class Match(Frozen):
     """
 
     quantity: Literal["params", "body_params", "macs", "train_macs"]
-    """Quantity that is made equal to that of the baseline."""
+    """Quantity that is made equal to the baseline's."""
     knob: str
     """A number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``."""
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01

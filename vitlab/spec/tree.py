@@ -25,7 +25,7 @@ def copied(value: Any) -> Any:
 
 
 def keys_of(dotted: str) -> tuple[str, ...]:
-    """Return the keys of a dotted path; those of a slot's ``type`` are the keys of the slot."""
+    """Return the keys of a dotted path; for the ``type`` of a slot, the keys of the slot."""
     return tuple(dotted.removesuffix(".type").split("."))
 
 

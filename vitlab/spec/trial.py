@@ -79,7 +79,7 @@ class TrainSpec(Frozen):
     ema: Ema | None = None
     """Moving average of the weights, which is evaluated and stored."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Ratio of the learning rate of a layer to that of the layer above; the head has the optimizer's rate."""
+    """Ratio of the learning rate of a layer to the rate of the layer above; the head has the optimizer's rate."""
     clip_grad: Annotated[float, Field(gt=0)] | None = None
     """Largest global norm of the gradient."""
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
@@ -120,7 +120,7 @@ class Source(Frozen):
     """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
     where a teacher may leave out its data."""
     seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"
-    """Its seed; ``same``: that of the replicate."""
+    """Its seed; ``same``: the replicate's."""
 
     @field_validator("trial", mode="plain", json_schema_input_type=NewTree | None)
     @classmethod
@@ -224,7 +224,7 @@ class Matching(Frozen):
 class Distill(Frozen):
     """Training on labels and on a teacher: (1 - alpha) loss + alpha distillation.  Reference: arXiv:2012.12877.
 
-    The head of the distillation token, where the model has one, learns from the teacher, and that of the class token
+    The head of the distillation token, where the model has one, learns from the teacher, and the class token's head
     from the labels; otherwise one head learns from both.  ``features`` and ``tokens`` add terms to this sum.
     """
 
