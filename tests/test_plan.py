@@ -353,7 +353,6 @@ def test_key_is_hash_of_canonical_json() -> None:
 def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make modules of ``tmp_path`` readable, with empty caches before and after."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget()
     yield
     forget()
@@ -361,7 +360,6 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     importlib.invalidate_caches()
-    source._memory.cache_clear()
     source._texts.clear()
     refresh()
 
@@ -447,34 +445,6 @@ def test_modules_are_read_without_import(tmp_path: Path) -> None:
     modules = set(closure({"guest.block"}))
     assert modules == {f"guest{name}" for name in ("", ".block", ".b", ".c", ".d", ".parts")}
     assert not [module for module in sys.modules if module.partition(".")[0] == "guest"]
-
-
-@pytest.mark.usefixtures("reading")
-def test_source_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cached digests are stored under the digest of the text, so they cannot be stale."""
-    package = tmp_path / "guest"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "block.py").write_text("from guest import helper\nx = 1\n")
-    (package / "helper.py").write_text("y = 2\n")
-    first = digest()
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("parsed again")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(source, "_parsed", refuse)
-        assert digest() == first
-        (package / "helper.py").write_text("y = 3\n")
-        with pytest.raises(AssertionError, match="parsed again"):
-            digest()
-    changed = digest()
-    (cache_file,) = (tmp_path / "cache" / "vitlab").iterdir()
-    for content in (b"", b"[]", b'{"by": "another", "texts": {}}', b"\xff"):
-        cache_file.write_bytes(content)
-        assert digest() == changed != first
-    monkeypatch.setenv("XDG_CACHE_HOME", str(package / "block.py"))  # no writable cache
-    assert digest() == changed
 
 
 @pytest.mark.usefixtures("reading")

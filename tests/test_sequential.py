@@ -233,32 +233,6 @@ def test_levels_are_those_registered_with_the_first_results(tmp_path: Path) -> N
     assert after.looks is not None and after.looks.shares == few.looks.shares
 
 
-def test_levels_are_computed_once_per_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calls: list[tuple[tuple[int, ...], float, int]] = []
-
-    def counted(sizes: tuple[int, ...], alpha: float, family: int) -> tuple[float, ...]:
-        calls.append((sizes, alpha, family))
-        return sequential_levels(sizes, alpha, family)
-
-    monkeypatch.setattr("vitlab.statistics.sequential_levels", counted)
-
-    def shares(at_most: int) -> tuple[float, ...]:
-        seeds = {"until": "decided", "at_least": 2, "at_most": at_most}
-        looks = lab.plan_study(study(tmp_path, seeds, analysis={"alpha": 0.1}), out=tmp_path)[1].looks
-        assert looks is not None
-        return looks.shares
-
-    first = shares(4)
-    assert shares(4) == first == tuple(level / 0.1 for level in sequential_levels(*calls[0])) and len(calls) == 1
-    assert len(shares(6)) == 3 and len(calls) == 2
-    cache = tmp_path / "vitlab" / "levels.json"
-    for damage in ("{", cache.read_text().replace("[", "[1, ")):
-        cache.write_text(damage)
-        assert shares(4) == first
-    assert len(calls) == 4
-
-
 def test_added_look_is_exploratory(tmp_path: Path) -> None:
     seeds = {"until": "decided", "at_least": 2, "at_most": 6}
     _, before = lab.plan_study(study(tmp_path, seeds), out=tmp_path)

@@ -154,7 +154,6 @@ def _closure(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str
             continue
         digests[module] = reader(module).digest
         queue += source.dependencies(module, reader)
-    source.remember()
     return digests
 
 

@@ -7,7 +7,6 @@ that no other process has.
 Imports are followed from text to text (:func:`dependencies`).  A distribution installed from an index is not read: it
 counts as ``name==version``.
 
-Parsed texts are cached in the user's cache folder under the digest of the text, so that entries are never out of date.
 Within a process, files are checked again after every :func:`refresh`, and read again if they have changed.
 """
 
@@ -22,7 +21,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
@@ -30,9 +29,7 @@ from pathlib import Path
 
 from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
 from vitlab.registry import BUILT_IN, plugin_files
-from vitlab.store.files import Memo
 
-MOST = 2_000  #: number of cached texts; the oldest are dropped
 PACKAGE = "__init__.py"
 SESSION = uuid.uuid4().hex
 """Digest of code without a file: components registered in a notebook are trained anew in every session."""
@@ -70,7 +67,7 @@ def parse(module: str) -> ModuleSource:
     """Return the source in a module's file as it is now."""
     text = plugin_files.text_of(module)
     if text is not None:
-        return _source(text, "", "")
+        return _parsed(text, "", is_package=False)
     file = file_of(module)
     if file is None:
         return ModuleSource(SESSION if _is_imported_module(module) else "")
@@ -99,13 +96,6 @@ def expected(module: str) -> ModuleSource:
     study.  Other modules are imported anew by every worker.
     """
     return loaded(module) if _top(module) == BUILT_IN else parse(module)
-
-
-def remember() -> None:
-    """Write newly parsed texts to the cache file, if it is writable."""
-    if _unsaved:
-        _memory().keep()
-        _unsaved.clear()
 
 
 def dependencies(module: str, reader: Reader) -> list[str]:
@@ -193,7 +183,6 @@ def requirement_of(module: str) -> str:
     return requirement
 
 
-_unsaved: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
 _texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this process
 tops: dict[str, str] = {}  #: requirement to the imported top-level package
 
@@ -205,19 +194,9 @@ def _parse(module: str, file: Path, stamp: Stamp) -> ModuleSource:
         text = file.read_bytes()
         is_package = file.name == PACKAGE
         package = module if is_package else module.rpartition(".")[0]
-        source = _source(text, package, file.name) if file.suffix == ".py" else ModuleSource(_digest(text))
+        source = _parsed(text, package, is_package) if file.suffix == ".py" else ModuleSource(_digest(text))
         _texts[module, file, stamp] = source
     return source
-
-
-def _source(text: bytes, package: str, file: str) -> ModuleSource:
-    entries, cache_key = _memory().entries, f"{_reader()} {package} {file == PACKAGE} {_digest(text)}"
-    if cache_key not in entries:
-        entries[cache_key] = asdict(_parsed(text, package, file == PACKAGE))
-        _unsaved.append(cache_key)
-    entry = entries[cache_key]
-    imports, passed_on = map(tuple, entry["imports"]), entry["passed_on"].items()
-    return ModuleSource(entry["digest"], tuple(imports), {name: tuple(place) for name, place in passed_on})
 
 
 def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
@@ -269,18 +248,6 @@ def _is_from_folder(installed: Distribution) -> bool:
     except ValueError:
         return False
     return isinstance(origin, dict) and ("dir_info" in origin or "vcs_info" in origin)
-
-
-@cache
-def _memory() -> Memo:
-    """Return the cache of parsed texts, by version of the reader and digest of the text."""
-    return Memo("code", MOST)
-
-
-@cache
-def _reader() -> str:
-    """Return the version of the reader: a digest of this module and the version of Python."""
-    return _digest(f"{sys.implementation.cache_tag} {_digest(Path(__file__).read_bytes())}".encode())[:8]
 
 
 def _digest(data: bytes) -> str:

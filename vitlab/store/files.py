@@ -258,41 +258,5 @@ def cut_torn_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-class Memo:
-    """A cache of the user: a JSON file in the user's cache folder, read on construction.
-
-    The key of an entry covers all its inputs, so that entries cannot be stale and several versions of vitlab can share
-    a file.  If the folder is not writable, values are computed again.
-
-    Args:
-        name: Name of the file.
-        most: Maximum number of entries; the latest are kept.
-    """
-
-    def __init__(self, name: str, most: int) -> None:
-        self.name, self.most = name, most
-        self.entries: dict[str, Any] = {}
-        with suppress(OSError, RuntimeError, ValueError, TypeError):  # missing or damaged
-            self.entries = dict(json.loads(self._file().read_bytes()))
-
-    def keep(self) -> None:
-        """Write the entries to the user's cache, if its folder is writable."""
-        entries = dict(list(self.entries.items())[-self.most :])
-        with suppress(OSError, RuntimeError):  # a read-only folder, or no home
-            write_bytes(self._file(), json.dumps(entries).encode(), fsync=False)
-
-    def _file(self) -> Path:
-        return user_cache() / f"{self.name}.json"
-
-
-def user_cache() -> Path:
-    """Return the folder of caches of this user.
-
-    Raises:
-        RuntimeError: if the user has no home.
-    """
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlab"
-
-
 def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:
     return lambda path: parse(parse_json(path.read_bytes()))
