@@ -1,6 +1,6 @@
 """Reading and writing of checkpoints of timm, DeiT, torchvision, Hugging Face and Google.
 
-The canonical form has timm's names and layouts: a :class:`Format` converts a library's tensors to and from it,
+The canonical form has timm's names and layouts: each of :data:`FORMATS` converts a library's tensors to and from it,
 :func:`open_model` builds the model that a file belongs to, and :func:`convert` writes a file in another format.
 Tensors that do not fit are refused by name, and omissions and assumptions are reported.
 """
@@ -12,8 +12,6 @@ from vitlab.weights.conversion import convert as convert
 from vitlab.weights.conversion import inspect as inspect
 from vitlab.weights.facts import ModelFacts as ModelFacts
 from vitlab.weights.formats import FORMATS as FORMATS
-from vitlab.weights.formats import Format as Format
-from vitlab.weights.opening import OpenedModel as OpenedModel
 from vitlab.weights.opening import digest_of as digest_of
 from vitlab.weights.opening import open_checkpoint as open_checkpoint
 from vitlab.weights.opening import open_model as open_model

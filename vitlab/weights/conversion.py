@@ -277,9 +277,8 @@ def _notes_on_defaults(model: Architecture, library: Format) -> list[str]:
         notes.append(f"the head reads the mean of the patches: global_pool='avg', fc_norm={pooled}")
     if facts.eps is not None and usual.eps != facts.eps:
         notes.append(f"the norms have eps {facts.eps:g}, and in {library.title} {usual.eps:g} by default; set it there")
-    if facts.gelu is not None and usual.gelu != facts.gelu:
-        exact = {"none": "exact", "tanh": "approximated by tanh"}
-        notes.append(
-            f"its GELU is {exact[facts.gelu]}, and in {library.title} {exact[str(usual.gelu)]} by default; set it there"
-        )
+    exact = {"none": "exact", "tanh": "approximated by tanh"}
+    if facts.gelu is not None and usual.gelu is not None and usual.gelu != facts.gelu:
+        own, theirs = exact[facts.gelu], exact[usual.gelu]
+        notes.append(f"its GELU is {own}, and in {library.title} {theirs} by default; set it there")
     return notes

@@ -191,7 +191,7 @@ def _arguments(architecture: Architecture) -> Options:
     )
     pooled = normed and anatomy.final_norm_at == "pooled"
     registers = g.prefix.count("register")
-    norms = {name: _is_norm(part.get("norm")) for name, part in (("attention", attention), ("mlp", mlp))}
+    attention_norm, mlp_norm = _is_norm(attention.get("norm")), _is_norm(mlp.get("norm"))
     arguments: Options = {
         "img_size": list(g.image),
         "patch_size": list(g.patch),
@@ -204,10 +204,10 @@ def _arguments(architecture: Architecture) -> Options:
         "qkv_bias": attention.get("qkv_bias", True),
         "qk_norm": _is_norm(attention.get("qk_norm")),
         "proj_bias": attention.get("proj_bias", True),
-        "scale_attn_norm": norms["attention"],
-        "scale_attn_inner": norms["attention"],
-        "scale_mlp_norm": norms["mlp"],
-        "scale_mlp": norms["mlp"],
+        "scale_attn_norm": attention_norm,
+        "scale_attn_inner": attention_norm,
+        "scale_mlp_norm": mlp_norm,
+        "scale_mlp": mlp_norm,
         "init_values": architecture.options.get("layer_scale"),
         "class_token": "class" in g.prefix,
         "reg_tokens": registers,
