@@ -137,7 +137,7 @@ def test_classification_metrics_equal_scikit_learn_and_definition() -> None:
 
 def test_top5_of_five_classes_is_refused() -> None:
     logits, target = batch(20, 5)
-    assert set(tallied({"": logits}, target, 20).metrics()) == {"loss", "accuracy", "ece"}
+    assert set(tallied({"": logits}, target, 20).result("val").metrics) == {"loss", "accuracy", "ece"}
 
 
 def test_calibration_error_equals_hand_calculation() -> None:

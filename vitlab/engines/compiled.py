@@ -12,7 +12,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -92,7 +92,8 @@ def _compiled(function: Function, backend: str) -> Function:
     # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.run.torch_settings` avoids.
     deterministic: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     options = deterministic if backend == "inductor" else None
-    return torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
+    return cast(Function, compiled)  # torch types it as any callable
 
 
 def _precision_incompatibility(training: Training) -> str | None:
