@@ -69,6 +69,7 @@ def _homes(module: str) -> dict[str, str]:
     """Return each name in a module's imports for type checkers, and the module that has it."""
     import ast  # slow, and not needed by every command
 
+    # The imports that type checkers read are the only list of names, so that the two cannot differ.
     body = ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")).body
     lazy = [node for block in body if isinstance(block, ast.If) for node in block.body]
     return {alias.name: node.module or "" for node in lazy if isinstance(node, ast.ImportFrom) for alias in node.names}

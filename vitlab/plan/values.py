@@ -274,6 +274,7 @@ class Plan:
 
     def to_json(self) -> NewTree:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
+        # The spec is the largest part of a trial, and the same for all seeds of an arm.
         specs = {planned.arm: planned.trial.spec for planned in (*self.trials, *self.pending)}
         flattened = {"trials", "pending", "prerequisites", "tuning"}
         return {

@@ -61,6 +61,7 @@ def _replace_marks(value: Any) -> Any:
     fields = {key: _replace_marks(item) for key, item in value.items() if key != SLOT_MARK}
     if SLOT_MARK not in value:
         return fields
+    # Not a reference from the start: pydantic would look for its definition in each model.
     name = value[SLOT_MARK]
     description = first_line(inspect.getdoc(registry.slot(name).contract))
     return {"$ref": f"#/$defs/slot.{name}", "description": description, **fields}

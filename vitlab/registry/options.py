@@ -66,7 +66,7 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     except Exception as error:  # a plugin's annotation may name anything, such as an import for type checkers only
         raise BrokenComponent(f"{component.__qualname__}: its annotations cannot be read: {error!r}") from error
     fields: dict[str, Any] = {}
-    meanings = arguments_of(component)
+    meanings = arguments_of(component)  # become descriptions in the JSON Schema, for editors and ``vitlab show``
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
             raise BrokenComponent(f"{component.__qualname__}: replace **{name} by options with names")

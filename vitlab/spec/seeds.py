@@ -45,6 +45,7 @@ class Seeds(Frozen):
         """Set ``values`` to 0, 1, 2, ... if their number is given."""
         if not isinstance(value, Mapping):
             return value
+        # All else reads ``values``; the count stays beside it as the file has it.
         numbers = [name for name in ("count", "at_least", "values") if name in value]
         if len(numbers) > 1:
             raise ValueError(f"found {numbers[0]} and {numbers[1]}; give one of count, at_least and values")
