@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from torch import Tensor
 
-from vitlab.components.attention import softmax
+from vitlab.components.attention import SoftmaxAttention
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
 from vitlab.engines.batch_last_kernels import Attend
@@ -23,10 +24,13 @@ def no_position(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
     """Scale by 1 / K instead of 1 / root K, in the kernels of the loop and of stacked trials."""
-    sdpa, weights, attend = softmax._sdpa, softmax._weights, Attend.apply
+    mix, attend = SoftmaxAttention._mix, Attend.apply
+
+    def wrong(self: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        return mix(self, q * self.scale, k, v, bias)
+
     patch.setattr(Attend, "apply", lambda q, kv, bias, scale: attend(q, kv, bias, scale**2))
-    patch.setattr(softmax, "_sdpa", lambda q, k, v, bias, scale: sdpa(q, k, v, bias, scale**2))
-    patch.setattr(softmax, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
+    patch.setattr(SoftmaxAttention, "_mix", wrong)
 
 
 def half_the_rate(patch: pytest.MonkeyPatch) -> None:
