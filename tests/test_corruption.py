@@ -17,7 +17,7 @@ from PIL import Image
 from scipy import ndimage
 
 from vitlab import lab, noise
-from vitlab.data import test_sets
+from vitlab.data import corruption, test_sets
 from vitlab.data.corruption import SEVERITIES, corrupt, parameters
 from vitlab.data.corruption.kinds import KINDS as FUNCTIONS
 from vitlab.data.corruption.kinds import Draws
@@ -310,8 +310,8 @@ def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypa
     ten, twenty, again = splits(0, 10), splits(0, 20), splits(1, 20)
     assert set(ten.id_N.tolist()) < set(twenty.id_N.tolist()) and torch.equal(twenty.id_N, again.id_N)
     assert len(splits(0, None).id_N) == len(splits(0, 100).id_N) == 30
-    calls, original = [], test_sets.corrupt
-    monkeypatch.setattr(test_sets, "corrupt", lambda *args: calls.append(args[1:3]) or original(*args))
+    calls = []
+    monkeypatch.setattr(corruption, "corrupt", lambda *args: calls.append(args[1:3]) or corrupt(*args))
     assert torch.equal(twenty.at(slice(0, 20)), again.at(slice(0, 20)))
     assert calls == [("fog", 3)]
     monkeypatch.setattr(test_sets, "MAX_MEMORY_SHARE", 0)

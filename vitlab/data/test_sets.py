@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data import draws, image_cache
-from vitlab.data.corruption import corrupt
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, CorruptionName, Dataset
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.splits import Subset, select_classes
@@ -110,6 +109,8 @@ def corruptions(corrupted: Any, options: Mapping[str, Any]) -> Sequence[Corrupti
 
 def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:
     def at(part: slice) -> Tensor:
+        from vitlab.data.corruption import corrupt  # imported for the few studies that ask for corrupted images
+
         key = (kind, severity, len(subset), part.start, part.stop)
         x_BCHW = cache.get(key)
         if x_BCHW is None:
