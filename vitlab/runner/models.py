@@ -76,22 +76,21 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     if how is None:
         return None
     mine = theirs = InputSpec(prepared.info, prepared.mean, prepared.std)
-    teacher: Model | None = None
-    notes: tuple[str, ...] = ()
-    if how.teacher is not None and how.teacher.checkpoint is not None:
-        size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
-        facts = {"heads": how.teacher.heads, "image": size}
-        loaded = _open_weights(how.teacher.checkpoint, facts, "keep", trial.files.get("teacher"))
-        teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
-    elif how.teacher is not None and how.teacher.pretrained is not None:
-        name = how.teacher.pretrained
+    teacher, source, loaded = None, how.teacher, None
+    if source is not None and source.checkpoint is not None:
+        size = None if source.size is None else (source.size, source.size)
+        facts = {"heads": source.heads, "image": size}
+        loaded = _open_weights(source.checkpoint, facts, "keep", trial.files.get("teacher"))
+    elif source is not None and source.pretrained is not None:
+        name = source.pretrained
         loaded = optional_module("weights").open_pretrained(name, trial.files.get("teacher", {}).get(name))
-        teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
-    elif how.teacher is not None:
+    elif source is not None:
         teacher, transform = _load_dependency("teacher", trial, folder)
         theirs = transform.input_spec
-    for note in notes:
-        print(f"of the teacher's weights: {note}", file=sys.stderr)
+    if loaded is not None:
+        teacher, theirs = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std)
+        for note in loaded.notes:
+            print(f"of the teacher's weights: {note}", file=sys.stderr)
     if teacher is not None:
         teacher.to(device, dtype_of(precision))
     return optional_module("distillation").Distillation(how, teacher, theirs, mine, precision)
@@ -137,7 +136,7 @@ def _open_weights(
         file: The weight file.
         facts: What the study states about it.
         head: See :func:`vitlab.weights.open_model`.
-        digests: Digests from the trial's plan; None for plans of older versions.
+        digests: Digests from the trial's plan.
     """
     weights: Any = optional_module("weights")
     return weights.open_model(Path(file), facts=weights.ModelFacts(**facts), head=head, digests=digests)

@@ -26,8 +26,8 @@ DAMAGED = ".damaged-"
 
 _Signature = tuple[int, int, int] | None
 
-_checked: dict[Path, tuple[_Signature, bool]] = {}  #: files that were read, their state, and True if whole
-_reported: dict[Path, _Signature] = {}  #: damaged files that were reported, and their state
+_damaged: dict[Path, _Signature] = {}  #: damaged files that were read, and their state
+_reported: dict[Path, _Signature] = {}  #: those of them that were reported
 
 
 class Damaged(VitlabError):
@@ -68,25 +68,17 @@ def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
     try:
         if path.is_dir():
             raise ValueError("it is a folder, not a file")
-        record = parse(path)
+        return parse(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
-        _checked[path] = signature, False
+        _damaged[path] = signature
         raise Damaged(_reason(path, error)) from None
     except OSError as error:
         if error.errno is not None:
             raise
-        _checked[path] = signature, False  # raised by a library for unreadable content
+        _damaged[path] = signature  # raised by a library for unreadable content
         raise Damaged(_reason(path, error)) from None
-    _checked[path] = signature, True
-    return record
-
-
-def is_readable(path: Path, read: Callable[[Path], object]) -> bool:
-    """Return whether a file exists and ``read`` can read it; an unchanged file is read once per process."""
-    checked, signature = _checked.get(path), _signature(path)
-    return read(path) is not None if checked is None or checked[0] != signature else checked[1]
 
 
 def report_damage(path: Path, reason: str) -> None:
@@ -105,8 +97,7 @@ def report_damage(path: Path, reason: str) -> None:
 
 def set_aside_damaged(path: Path) -> None:
     """Set a file aside if it was read as damaged; delete nothing."""
-    checked = _checked.get(path)
-    if checked is not None and not checked[1] and checked[0] == _signature(path) and os.path.lexists(path):
+    if path in _damaged and _damaged[path] == _signature(path) and os.path.lexists(path):
         set_aside(path)
 
 

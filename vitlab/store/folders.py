@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from vitlab.errors import UserError
-from vitlab.store.damage import DAMAGED, is_readable, read_stored, set_aside, set_aside_damaged
+from vitlab.store.damage import DAMAGED, read_stored, set_aside, set_aside_damaged
 from vitlab.store.files import (
     DRIVER_LOCK,
     abandoned,
@@ -91,15 +91,14 @@ class TrialFolder:
 
     def done(self) -> bool:
         """Return True if the trial has a result."""
-        return is_readable(self.path / "result.json", lambda file: read_json(file, self._own_result))
+        return self.result() is not None
 
     def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
-        return (
-            self.done()
-            and is_readable(self.weights, lambda file: read_stored(file, check_weights))
-            and is_readable(self.spec, lambda file: read_json(file, mapping))
-        )
+        return self.done() and read_stored(self.weights, check_weights) is not None and self._has_spec()
+
+    def _has_spec(self) -> bool:
+        return read_json(self.spec, mapping) is not None
 
     def _own_result(self, data: Any) -> TrialResult:
         """Parse a result.
@@ -128,7 +127,7 @@ class TrialFolder:
         Args:
             spec: The trial in JSON values, if known.
         """
-        lacks_spec = spec is not None and not is_readable(self.spec, lambda file: read_json(file, mapping))
+        lacks_spec = spec is not None and not self._has_spec()
         if (lacks_spec or self.checkpoint.exists()) and self.done():
             with suppress(Busy, OSError, UserError), self.lease():
                 remove(self.checkpoint)
