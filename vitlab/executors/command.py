@@ -16,14 +16,14 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import TypeAdapter
+
 from vitlab.executors.base import JobEnd
 from vitlab.executors.worker import run_job_and_exit
-from vitlab.identity.trial import Trial
-from vitlab.runner.job import Job, JobTrial, Settings
+from vitlab.runner.job import Job
 from vitlab.store.files import load_json, mapping, read_json, write_json
 from vitlab.store.result import Ending
 
@@ -84,22 +84,12 @@ def main(folder: Path) -> NoReturn:
 
 
 def _to_json(job: Job, runner: str) -> dict[str, Any]:
-    trials = [{"name": item.name, "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
-    return {
-        "runner": runner,
-        "trials": trials,
-        "settings": asdict(job.settings),
-        "timeout_s": job.timeout_s,
-        "gpu": job.gpu,
-    }
+    trials = [{**vars(item), "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
+    return {"runner": runner, "job": {**vars(job), "trials": trials, "settings": vars(job.settings)}}
 
 
 def _from_json(data: Mapping[str, Any]) -> tuple[Job, str]:
-    trials = tuple(
-        JobTrial(item["name"], Path(item["folder"]), Trial.from_json(item["trial"])) for item in data["trials"]
-    )
-    settings = Settings(**{**data["settings"], "plugins": tuple(data["settings"]["plugins"])})
-    return Job(trials, settings, data["timeout_s"], data["gpu"]), data["runner"]
+    return TypeAdapter(Job).validate_python(data["job"]), data["runner"]
 
 
 if __name__ == "__main__":
