@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # that of typing, whose import takes longer than all of these
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all of these
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any

@@ -212,5 +212,5 @@ def _missing_data(plan: Plan, store: Store) -> list[str]:
 
 
 def _all(plan: Plan) -> list[Planned]:
-    """Return every trial of a plan, including pending trials and those of tunings."""
+    """Return every trial of a plan, including pending trials and trials of tunings."""
     return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]

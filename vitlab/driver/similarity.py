@@ -54,7 +54,7 @@ class Similarity:
 def compare_features(
     plan: Plan, store: Store, arms: Sequence[str] = (), *, images: int = 512, say: Say = lambda sentence: None
 ) -> list[Similarity]:
-    """Return the similarities of all pairs of arms, after those of each arm's seeds.
+    """Return the similarities of all pairs of arms, after the similarities of each arm's seeds.
 
     Pairs of arms are compared under different seeds, as the seeds of one arm are, so that equal initial values and
     orders of images do not count as similarity; only arms of one seed are compared under it.

@@ -63,7 +63,7 @@ def smoke(
 
 
 def _components(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...]:
-    """Return a value that is equal for trials of the same components, as are those of their prerequisites."""
+    """Return a value that is equal for trials whose own and whose prerequisites' components are the same."""
     needs = [(role, _components(by_name[name], by_name)) for role, name in sorted(trial.needs.items())]
     spec = trial.spec
     head = None if spec.init_from is None else spec.init_from.head

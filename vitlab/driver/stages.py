@@ -43,7 +43,7 @@ def cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = 
 
 
 def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, list[Planned]]:
-    """Return the next trials to train: those of open tunings before those of the arms.
+    """Return the next trials to train: the trials of open tunings before the trials of arms.
 
     Args:
         plan: the plan.

@@ -111,13 +111,13 @@ class Executor(ABC):
         """
 
     def worker_environment(self, job: Job, gpu: str | None = None) -> dict[str, str]:
-        """Return the environment of a worker: that of this process, with the threads of a job and the driver's name.
+        """Return the environment of a worker: this process's, with the threads of a job and the driver's name.
 
         A worker in this environment ends if the driver dies; see :func:`vitlab.executors.worker.run_job_and_exit`.
 
         Args:
             job: the job to run.
-            gpu: value of ``CUDA_VISIBLE_DEVICES``, empty for no GPU; by default that of this process.
+            gpu: value of ``CUDA_VISIBLE_DEVICES``, empty for no GPU; by default this process's.
         """
         threads = dict.fromkeys(
             ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads)

@@ -87,7 +87,7 @@ def _visible(value: str) -> list[str]:
 
 
 def _listed(listing: str) -> list[str]:
-    """Return the UUIDs in the output of ``nvidia-smi -L``; for a sliced GPU (MIG), those of its slices."""
+    """Return the UUIDs in the output of ``nvidia-smi -L``; for a sliced GPU (MIG), its slices' UUIDs."""
     devices: list[list[str]] = []
     for line in listing.splitlines():
         match = re.search(r"UUID: ((?:GPU|MIG)-[0-9A-Za-z/-]+)", line)

@@ -1,8 +1,8 @@
 """Worker processes: one process runs one job, and reports how it ended.
 
-:func:`run_job_and_exit` is the whole work of such a process.  :func:`main` is that of the local executor, whose worker
-holds one end of a pipe whose other end only the driver holds.  The message ``stop`` requests a checkpoint and exit; a
-closed pipe means that the driver is dead, which requests the same and ends the process after ``ORPHAN_S`` in any case.
+:func:`run_job_and_exit` is the whole work of such a process.  :func:`main` begins one of the local executor, whose
+worker holds one end of a pipe whose other end only the driver holds.  The message ``stop`` requests a checkpoint and
+exit; a closed pipe means that the driver is dead, which requests the same and ends the process after ``ORPHAN_S`` in any case.
 Before it exits, the worker sends the ending of its job; if it dies without one, the driver infers the ending from the
 exit code.  Meanwhile it sends its stages: see :data:`vitlab.executors.base.Stage`.
 """
@@ -171,7 +171,7 @@ def _ending_of(error: BaseException) -> Ending:
 
 
 def _ending_of_all(outcomes: Sequence[Any]) -> tuple[Ending, str]:
-    """Return the ending of a job with these results and errors: that of its first failure, if there is any."""
+    """Return the ending of a job with these results and errors: the first failure's, if there is any."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             return _ending_of(outcome), one_sentence(outcome)

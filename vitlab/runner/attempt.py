@@ -81,7 +81,7 @@ class Attempt:
         self.first_began = starts[0].t / 1000 if starts else self.began
         self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.size = 0, 0  #: parameters and multiply-accumulates
-        self.step_macs = 0  #: those of an image in a step, 0 if a step does not compute the model once on all of it
+        self.step_macs = 0  #: of an image in a step; 0 if a step does not compute the model once on all of it
         self.rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
 

@@ -42,11 +42,11 @@ class Job:
     trials: tuple[JobTrial, ...]
     settings: Settings = Settings()
     timeout_s: float | None = None  #: time limit of training
-    gpu: float | None = None  #: share of a GPU; None for that of ``run.resources``
+    gpu: float | None = None  #: share of a GPU; None for the share of ``run.resources``
 
     @property
     def name(self) -> str:
-        """Display name of the job: that of its first trial."""
+        """Display name of the job: its first trial's name."""
         return self.trials[0].name
 
     @property

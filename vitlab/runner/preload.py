@@ -53,7 +53,7 @@ for name in SLOTS:
             with suppress(Exception):  # it has options without a default, or shares its name with a plugin
                 components.resolve(component)
 
-read_ahead()  # every worker compares the installed code with that of its plan
+read_ahead()  # every worker compares the installed code with its plan's
 
 with suppress(Exception):  # as above
     from vitlab.runner.circumstances import rehearse

@@ -75,7 +75,7 @@ def launch_ranks(count: int, work: RankFunction, arguments: Sequence[Any], stop:
         stop: Polled in this process; the ranks are asked to stop once it returns True.
 
     Returns:
-        The result of rank 0 if it finished, else that of the first rank to fail, or ``lost`` if one died.
+        The result of rank 0 if it finished, else the result of the first rank to fail, or ``lost`` if one died.
     """
     with tempfile.TemporaryDirectory(prefix="vitlab-together-") as folder:
         processes: list[_Process] = []

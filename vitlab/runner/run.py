@@ -172,7 +172,7 @@ def device_of(name: str) -> torch.device:
 
 @contextmanager
 def torch_settings(settings: Settings, device: torch.device) -> Iterator[None]:
-    """Apply a trial's torch settings inside the block, and restore those of the process afterwards."""
+    """Apply a trial's torch settings inside the block, and restore the process's settings afterwards."""
     threads = torch.get_num_threads()
     debug_mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ DAMAGED = ".damaged-"
 _Signature = tuple[int, int, int] | None
 
 _damaged: dict[Path, _Signature] = {}  #: damaged files that were read, and their state
-_reported: dict[Path, _Signature] = {}  #: those of them that were reported
+_reported: dict[Path, _Signature] = {}  #: damaged files that were reported
 
 
 class Damaged(VitlabError):

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 
 class Ending(StrEnum):
-    """How a trial ended, or one attempt at it.  The values are those of files and reports.
+    """How a trial ended, or one attempt at it.  Files and reports use the values.
 
     A worker reports how its job ended, except for ``lost``, which its executor reports.  An attempt that ended as
     ``error``, ``oom``, ``timeout``, ``preempted`` or ``lost`` is retried as often as ``run.retries`` allows under that

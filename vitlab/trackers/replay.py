@@ -66,7 +66,7 @@ class TrialUpdate:
 
     item: TrackedTrial  #: the trial's name, arm, seed and parameters
     folder: TrialFolder  #: the trial's files, such as explanations
-    began: int  #: milliseconds since 1970; identifies this training among those of the same trial
+    began: int  #: milliseconds since 1970; identifies this training among the trainings of the trial
     events: tuple[Event, ...]  #: events of the journal in order, each delivered once
     end: End | None = None  #: delivered once
 

@@ -189,7 +189,7 @@ def experiment(client: MlflowClient, name: str, address: Address, folder: str, t
         client: MLflow's client.
         name: name of the experiment.
         address: the destination.
-        folder: folder of its artifacts, below those of the address.
+        folder: folder of its artifacts, below the address's folder.
         tags: tags of a new experiment.
     """
     location = str(address.artifacts / folder) if address.artifacts else None

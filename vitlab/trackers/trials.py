@@ -187,7 +187,7 @@ class TrialRuns:
         return self.client.get_run(runs[0].info.run_id) if runs else None
 
     def _create(self, news: TrialUpdate, tags: Mapping[str, str]) -> Run:
-        """Create the run of a training; those of earlier trainings of the trial are superseded."""
+        """Create the run of a training; runs of earlier trainings of the trial are superseded."""
         for earlier in self._runs[news.item.identity]:
             self._supersede(earlier)
         run = self.client.create_run(
@@ -352,7 +352,7 @@ def count_files(client: MlflowClient, run: Run) -> int:
 
 
 def _training(run: Run) -> tuple[str, str]:
-    """Return what identifies the training of a run among those of its trial: its begin, or else the output folder."""
+    """Return what distinguishes the trainings of a trial: when a training began, or else the output folder."""
     began = run.data.tags.get("vitlab.began", "")
     return began, "" if began else run.data.tags.get("vitlab.root", "")
 
