@@ -2,9 +2,9 @@
 
 :func:`run_job_and_exit` is the whole work of such a process.  :func:`main` begins one of the local executor, whose
 worker holds one end of a pipe whose other end only the driver holds.  The message ``stop`` requests a checkpoint and
-exit; a closed pipe means that the driver is dead, which requests the same and ends the process after ``ORPHAN_S`` in any case.
-Before it exits, the worker sends the ending of its job; if it dies without one, the driver infers the ending from the
-exit code.  Meanwhile it sends its stages: see :data:`vitlab.executors.base.Stage`.
+exit; a closed pipe means that the driver is dead, which requests the same and ends the process after ``ORPHAN_S`` in
+any case.  Before it exits, the worker sends the ending of its job; if it dies without one, the driver infers the ending
+from the exit code.  Meanwhile it sends its stages: see :data:`vitlab.executors.base.Stage`.
 """
 
 from __future__ import annotations
