@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 from vitlab import registry, report
 from vitlab.driver.planning import plan_study as plan_study
@@ -40,7 +39,7 @@ def run(
     file: str | Path,
     *,
     out: str | Path = OUT,
-    changes: Mapping[str, Any] = {},
+    changes: Mapping[str, object] = {},
     plugins: Sequence[str | Path] = (),
     only: str = "*",
     retry_failed: bool = False,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def check_coordinates(
     *,
     steps: int = 4,
     seeds: int = 3,
-    changes: Mapping[str, Any] = {},
+    changes: Mapping[str, object] = {},
     plugins: Sequence[str | Path] = (),
     out: str | Path = OUT,
     say: Say = lambda sentence: None,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def plan_study(
     file: str | Path,
     *,
-    changes: Mapping[str, Any] = {},
+    changes: Mapping[str, object] = {},
     plugins: Sequence[str | Path] = (),
     out: str | Path = OUT,
     versions: Mapping[str, str] = {},

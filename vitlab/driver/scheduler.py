@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vitlab import registry
 from vitlab.driver.session import Session, Watch, name_of
@@ -272,7 +271,7 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
         raise Interrupted("stopped following; the other driver is still running") from None
 
 
-def prepare_run(file: str | Path, changes: Mapping[str, Any], store: Store) -> None:
+def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
     """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
     with suppress(VitlabError, OSError, LookupError, TypeError):
         study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known(path)})

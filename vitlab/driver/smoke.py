@@ -25,7 +25,7 @@ def smoke(
     file: str | Path,
     *,
     out: str | Path = OUT,
-    changes: Mapping[str, Any] = {},
+    changes: Mapping[str, object] = {},
     plugins: Sequence[str | Path] = (),
     watch: Watch | None = None,
 ) -> int:
@@ -71,9 +71,9 @@ def _components(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...
     return (trial.origins, optional_modules(spec), spec.train.precision, head, *test_sets, *needs)
 
 
-def _two_steps(tree: Any, place: str = "") -> dict[str, Any]:
+def _two_steps(tree: Any, place: str = "") -> dict[str, object]:
     """Return the changes that shorten a trial and the trials whose weights it starts from to two steps."""
-    changes: dict[str, Any] = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
+    changes: dict[str, object] = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
     data = tree.get("data") if isinstance(tree, Mapping) else None
     corrupted = data.get("corrupted") if isinstance(data, Mapping) else None
     if corrupted:

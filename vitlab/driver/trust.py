@@ -25,7 +25,7 @@ def find_problems(
     loaded: Iterable[registry.Origin],
     file: str | Path,
     out: str | Path,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, object],
 ) -> list[Problem]:
     """Return the problems of a study's requirements and run settings, and of options its file may not set.
 
@@ -73,7 +73,7 @@ def _run_problems(study: Study, document: Document) -> list[Problem]:
     return problems
 
 
-def _untrusted(study: Study, document: Document, out: str | Path, changes: Mapping[str, Any]) -> list[Problem]:
+def _untrusted(study: Study, document: Document, out: str | Path, changes: Mapping[str, object]) -> list[Problem]:
     """Return the problems of options that would let a study file run code, write elsewhere or send results away.
 
     ``document`` is the file, without the changes of the command line.
@@ -99,6 +99,6 @@ def _untrusted(study: Study, document: Document, out: str | Path, changes: Mappi
     return problems
 
 
-def _gives(changes: Mapping[str, Any], path: str) -> bool:
+def _gives(changes: Mapping[str, object], path: str) -> bool:
     """Return True if the command line sets an option, by itself or within a mapping."""
     return any(path == change or path.startswith(f"{change}.") for change in map(full_path, changes))

@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from vitlab.registry import Slot
 from vitlab.registry.tracebacks import sentence_with_place
@@ -81,7 +81,7 @@ class Executor(ABC):
         self.run = run
 
     @classmethod
-    def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
+    def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
         """Return the option that a study file may not set, because it runs code.  Optional; by default None."""
         return None
 

@@ -83,7 +83,7 @@ def main(folder: Path) -> NoReturn:
     run_job_and_exit(job, runner, stop.is_set, lambda *report: write_json(folder / "ending.json", list(report)))
 
 
-def _to_json(job: Job, runner: str) -> dict[str, Any]:
+def _to_json(job: Job, runner: str) -> dict[str, object]:
     trials = [{**vars(item), "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
     return {"runner": runner, "job": {**vars(job), "trials": trials, "settings": vars(job.settings)}}
 

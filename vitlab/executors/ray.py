@@ -118,7 +118,7 @@ class Ray(PollingExecutor):
         self._shared: dict[Path, Any] = {}  #: files of prerequisites, each stored once in the object store
 
     @classmethod
-    def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
+    def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
         """Return ``address`` if it names a cluster, on which code would run; None for ``auto`` and ``local``."""
         return None if options.get("address", "auto") in ("auto", "local") else "address"
 

@@ -128,7 +128,7 @@ class Slurm(PollingExecutor):
         self._asked_at = time.monotonic()
 
     @classmethod
-    def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
+    def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
         """Return ``setup`` if it holds shell commands, which run on the cluster; None otherwise."""
         return "setup" if options.get("setup") else None
 
@@ -277,7 +277,7 @@ class SlurmBatch:
         self.runner = runner
         self._local: Local | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_local": None}
 
     def __call__(self) -> None:

@@ -247,7 +247,7 @@ class Attempt:
     def _spent_s(self) -> float:
         return self.before_s + time.monotonic() - self._since
 
-    def _numerics(self) -> dict[str, Any]:
+    def _numerics(self) -> dict[str, object]:
         return {
             "torch": torch.__version__,
             "device": self.device.type,

@@ -128,7 +128,7 @@ def _load_dependency(role: str, trial: Trial, folder: TrialFolder) -> tuple[Mode
 
 
 def _open_weights(
-    file: str, facts: Mapping[str, Any], head: Literal["keep", "new"], digests: Mapping[str, str] | None
+    file: str, facts: Mapping[str, object], head: Literal["keep", "new"], digests: Mapping[str, str] | None
 ) -> Any:
     """Open a weight file after checking that it is the one the trial was planned with.
 

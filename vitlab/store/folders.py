@@ -119,7 +119,7 @@ class TrialFolder:
         write_json(self.path / "result.json", result.to_json())
         self.clear_failure()
 
-    def remove_checkpoint(self, spec: Mapping[str, Any] | None = None) -> None:
+    def remove_checkpoint(self, spec: Mapping[str, object] | None = None) -> None:
         """Remove the checkpoint of a trial that has ended, and restore a damaged or missing spec.json.
 
         A checkpoint remains if a worker was killed between writing the result and deleting it.

@@ -48,7 +48,7 @@ Millis = Annotated[int, Field(strict=True, ge=0, le=10**14)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
-def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
+def _numerics(numerics: Mapping[str, object]) -> Mapping[str, object]:
     """Check the fields of ``numerics`` that reports show, and return it.
 
     Raises:
@@ -121,7 +121,7 @@ class Circumstances:
     memory_bytes: Count  #: peak of the process (CPU) or of the allocator (CUDA)
     versions: Mapping[str, str]
     numerics: Annotated[
-        Mapping[str, Any], AfterValidator(_numerics)
+        Mapping[str, object], AfterValidator(_numerics)
     ]  #: torch, device, engine, attention kernel, threads, precision
     ended: Seconds = 0.0  #: since 1970
 
@@ -143,7 +143,7 @@ class TrialResult:
     circumstances: Circumstances
     failure: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the result as a dictionary of values that JSON can hold."""
         return asdict(self)
 

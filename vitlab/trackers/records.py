@@ -52,7 +52,7 @@ def key(name: str) -> str:
 # -- parameters and tags ----------------------------------------------------------------------------------------------
 
 
-def flat(spec: Mapping[str, Any]) -> dict[str, str]:
+def flat(spec: Mapping[str, object]) -> dict[str, str]:
     """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
     flattened: dict[str, str] = {}
     _flatten("", spec, flattened)

@@ -328,5 +328,5 @@ class _Account:
         return {name: asdict(item) for name, item in self.trials.items()}
 
 
-_ACCOUNTS = cache(lambda: TypeAdapter(dict[str, dict[str, Any]]))  #: by place
+_ACCOUNTS = cache(lambda: TypeAdapter(dict[str, dict[str, object]]))  #: by place
 _TRIALS = cache(lambda: TypeAdapter(dict[str, _TrialState]))
