@@ -203,12 +203,6 @@ class Watchdog:
 executor = Slot("executor", Executor)  # type: ignore[type-abstract]  # the abstract class itself is never built
 
 
-def is_complete(folder: TrialFolder, keep: str) -> bool:
-    """Return True if a trial needs no training: it has ended, and its weights exist if they are to be kept."""
-    result = folder.result()
-    return result is not None and (keep == "none" or result.status != Ending.DONE or folder.has_weights())
-
-
 def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     """Return the ending of every trial of a job; of several trials, each is read from its folder."""
     job = job_end.job
@@ -217,7 +211,7 @@ def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     endings: list[tuple[Path, Ending, str]] = []
     for folder in map(TrialFolder, job.folders):
         failure = folder.failure()
-        if is_complete(folder, job.settings.keep):
+        if folder.kept_result(job.settings.keep) is not None:
             endings.append((folder.path, Ending.DONE, ""))
         elif failure is not None and job_end.ending != Ending.REFUSED:  # otherwise it belongs to an earlier attempt
             endings.append((folder.path, folder.kind(), failure))

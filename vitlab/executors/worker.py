@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.executors import base
-from vitlab.executors.base import Stage, is_complete, one_sentence
+from vitlab.executors.base import Stage, one_sentence
 from vitlab.runner.job import Job, JobTrial
 from vitlab.store.files import open_in_place
 from vitlab.store.folders import TrialFolder
@@ -147,8 +147,9 @@ def run_job(
 def _remaining(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
     """Return the trials of a job that have not ended, and add the results of those that another process has trained."""
     for item in job.trials:
-        if item.folder not in results and is_complete(TrialFolder(item.folder), job.settings.keep):
-            results[item.folder] = TrialFolder(item.folder).result()
+        result = TrialFolder(item.folder).kept_result(job.settings.keep)
+        if result is not None:
+            results.setdefault(item.folder, result)
     return tuple(item for item in job.trials if item.folder not in results)
 
 

@@ -45,14 +45,6 @@ OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_A
 """Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""
 
 
-def result_of(folder: TrialFolder, settings: Settings) -> TrialResult | None:
-    """Return the stored result, or None if there is none or its weights are missing although ``keep`` asks for them."""
-    result = folder.result()
-    if result is None or settings.keep == "none" or result.status != Ending.DONE or folder.weights.exists():
-        return result
-    return None
-
-
 class Attempt:
     """One worker's attempt at a trial."""
 

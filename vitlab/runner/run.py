@@ -30,7 +30,7 @@ from vitlab.identity.code import (
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
-from vitlab.runner.attempt import Attempt, out_of_memory, result_of, sentence_of
+from vitlab.runner.attempt import Attempt, out_of_memory, sentence_of
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import Job, Settings
 from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
@@ -128,7 +128,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
             except Busy as error:
                 outcomes[item.folder] = error
                 continue
-            outcomes[item.folder] = result_of(folder, settings)
+            outcomes[item.folder] = folder.kept_result(settings.keep)
             if outcomes[item.folder] is None:
                 attempts.append(Attempt(item.trial, folder, settings, device))
         contexts.enter_context(torch_settings(settings, device))
@@ -282,7 +282,7 @@ def _train_in_ranks(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]
 ) -> TrialResult | Exception | None:
     """Train a trial in several processes, which this one supervises; rank 0 alone writes to the trial's folder."""
-    result = result_of(folder, settings)
+    result = folder.kept_result(settings.keep)
     if result is not None:
         return result
     rank = launch_ranks(settings.processes, _run_rank, (trial, folder, settings), stop)
@@ -311,7 +311,7 @@ def _run_rank(
         with ExitStack() as contexts:
             if rank == 0:
                 contexts.enter_context(folder.lease())
-                if result_of(folder, settings) is not None:
+                if folder.kept_result(settings.keep) is not None:
                     return RankResult(Ending.DONE)
             device = device_of(settings.device)
             peers = contexts.enter_context(

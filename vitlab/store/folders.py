@@ -93,6 +93,12 @@ class TrialFolder:
         """Return True if the trial has a result."""
         return self.result() is not None
 
+    def kept_result(self, keep: str) -> TrialResult | None:
+        """Return the result; None if there is none, or if its weights are missing although ``run.keep`` asks for them."""
+        result = self.result()
+        is_kept = result is None or keep == "none" or result.status != Ending.DONE or self.has_weights()
+        return result if is_kept else None
+
     def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
         return self.done() and read_stored(self.weights, check_weights) is not None and self._has_spec()
