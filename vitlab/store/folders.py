@@ -94,7 +94,7 @@ class TrialFolder:
         return self.result() is not None
 
     def kept_result(self, keep: str) -> TrialResult | None:
-        """Return the result; None if there is none, or if its weights are missing although ``run.keep`` asks for them."""
+        """Return the result; None if there is none, or if ``run.keep`` asks for weights and they are missing."""
         result = self.result()
         is_kept = result is None or keep == "none" or result.status != Ending.DONE or self.has_weights()
         return result if is_kept else None
