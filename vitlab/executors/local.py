@@ -225,11 +225,8 @@ class Local(PollingExecutor):
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for workers to exit or to send messages, and record the endings of their jobs."""
-        self._look_elsewhere()
         if self._elsewhere:
-            timeout_s = min(timeout_s, 0.2)
-        if self._ends:
-            timeout_s = 0.0
+            timeout_s = 0.0 if self._look_elsewhere() else min(timeout_s, 0.2)
         if not self._running:
             time.sleep(timeout_s)
             return
@@ -274,7 +271,9 @@ class Local(PollingExecutor):
         running.pipe.close()
         running.process.close()
 
-    def _look_elsewhere(self) -> None:
+    def _look_elsewhere(self) -> bool:
+        """Note the jobs of other drivers that have ended, and return whether there are any."""
+        before = len(self._elsewhere)
         for job in list(self._elsewhere):
             if TrialFolder(job.folder).is_locked():
                 if time.monotonic() - self._since > base.GONE_S:
@@ -287,6 +286,7 @@ class Local(PollingExecutor):
             else:
                 ending = Ending.FAILED if result.status == Ending.FAILED else Ending.DONE
                 self._ends.append(JobEnd(job, ending, result.failure))
+        return len(self._elsewhere) < before
 
     def _disconnect(self) -> None:
         for running in self._running.values():
