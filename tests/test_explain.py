@@ -377,7 +377,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
 def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from vitlab.driver.explanations import examine_arms
+    from vitlab.driver.attention_pictures import draw_arms
     from vitlab.store.folders import Store
     from vitlab.store.result import Circumstances, Outcome, TrialResult
 
@@ -390,12 +390,12 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
         trials=[SimpleNamespace(arm="plain", trial=trial)], arms=[SimpleNamespace(name="plain")]
     )
     with folder.lease():
-        [sentence] = examine_arms(plan, store, [0])
+        [sentence] = draw_arms(plan, store, [0])
     assert sentence.startswith("plain is not explained: another process is writing its trial")
 
 
 def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitlab.driver import explanations
+    from vitlab.driver import attention_pictures as explanations
     from vitlab.store.folders import Store, write_json
     from vitlab.training.artifacts import InputSpec, Transform
 
@@ -415,7 +415,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     folder = Store(tmp_path).trial("k", "c")
     write_json(folder.spec, {"seeds": {"init": 0}})
     with pytest.raises(OSError, match="No space"):
-        explanations.examine(folder, [0])
+        explanations.draw_images(folder, [0])
     assert [path.name for path in folder.path.iterdir()] == [folder.spec.name]
 
 

@@ -119,9 +119,9 @@ def run(
                 stages += 1
                 outcomes |= train_missing(stage, missing, session, retry_failed=retry_failed)
             if study.run.explain:
-                from vitlab.driver.explanations import examine_arms
+                from vitlab.driver.attention_pictures import draw_arms
 
-                unexplained = list(examine_arms(plan, store, study.run.explain, watch.say))
+                unexplained = list(draw_arms(plan, store, study.run.explain, watch.say))
                 for sentence in unexplained:
                     watch.say(sentence)
             if measure:

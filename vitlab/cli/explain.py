@@ -92,7 +92,7 @@ def command(
     else:
         models = iter([_open_file(checkpoint, heads, grid, normalize)])
 
-    from vitlab.driver.explanations import objective_without_labels
+    from vitlab.driver.attention_pictures import objective_without_labels
     from vitlab.explain.one_image import Explanation, Subject, compare, explain
 
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
@@ -210,7 +210,7 @@ def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, Label]:
     if split == "test" and index.isdecimal():
         if trial is None:
             raise UserError("--image test:N needs a trial or a study; for a file of weights, give a picture file")
-        from vitlab.driver.explanations import test_examples
+        from vitlab.driver.attention_pictures import test_examples
 
         [(pixels_CHW, label)] = test_examples(trial, [int(index)])
         return pixels_CHW, f"test image {index}", label

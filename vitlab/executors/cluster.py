@@ -59,7 +59,7 @@ def room(ray: Any, each: Demand) -> int:
     return sum(_fit(machine, each) for machine in _machines(ray))
 
 
-def daemon(ray: Any) -> tuple[str, int]:
+def daemon_address(ray: Any) -> tuple[str, int]:
     """Return the address and port of Ray's daemon on this machine."""
     here = ray.get_runtime_context().get_node_id()
     [node] = [node for node in ray.nodes() if node["NodeID"] == here]

@@ -40,7 +40,7 @@ from pydantic import Field
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
 from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, one_sentence
-from vitlab.executors.cluster import at, connect, daemon, demand, listens, room
+from vitlab.executors.cluster import at, connect, daemon_address, demand, listens, room
 from vitlab.executors.task import (
     FileChange,
     Finished,
@@ -107,7 +107,7 @@ class Ray(PollingExecutor):
         if run.resources.gpu_mem is not None:
             raise UserError("run.resources.gpu_mem: Ray does not know the memory of a GPU; use run.resources.gpu")
         self._ray = connect(address)
-        self._daemon, self._looked = daemon(self._ray), time.monotonic()
+        self._daemon, self._looked = daemon_address(self._ray), time.monotonic()
         self._files = files
         self._each = demand(self._ray, run)
         self._slots, self._counted = 0, -math.inf

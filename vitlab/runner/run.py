@@ -41,7 +41,7 @@ from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Training
 
 
-def check_trials(trials: Iterable[Trial]) -> None:
+def require_planned_code(trials: Iterable[Trial]) -> None:
     """Check that this process runs the code and versions that trials were planned with.
 
     Raises:
@@ -52,12 +52,12 @@ def check_trials(trials: Iterable[Trial]) -> None:
     for trial in trials:
         facts = trial.code, trial.spec, trial.needs, trial.versions
         if facts != last:  # the replicates of an arm have these in common
-            _check_trial(trial)
+            _require_planned_code_of(trial)
             last = facts
 
 
-def _check_trial(trial: Trial) -> None:
-    """Check one trial, see :func:`check_trials`."""
+def _require_planned_code_of(trial: Trial) -> None:
+    """Check one trial, see :func:`require_planned_code`."""
     if not trial.code:
         return  # the trial has no plan
     here = versions()
@@ -113,7 +113,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
     """
     settings = job.settings
     _load_plugins(settings)
-    check_trials(item.trial for item in job.trials)
+    require_planned_code(item.trial for item in job.trials)
     if settings.processes > 1:
         return [_train_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
     device = device_of(settings.device)
@@ -153,7 +153,7 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
         Busy: If another process holds the trial.
     """
     _load_plugins(settings)
-    check_trials([trial])
+    require_planned_code([trial])
     device = device_of(settings.device)
     with folder.lease(), torch_settings(settings, device):
         yield Attempt(trial, folder, settings, device).begin("loop")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vitlab.explain.one_image import Head, Label
 
 
-def examine_arms(
+def draw_arms(
     plan: Plan, store: Store, images: Sequence[int], say: Callable[[str], None] = lambda sentence: None
 ) -> list[str]:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
@@ -53,7 +53,7 @@ def examine_arms(
                 say(f"drawing what {arm} attends to in {count(len(missing), 'test image')}")
                 if objective := objective_without_labels(read_json(folder.spec) or {}):
                     say(f"{arm} is explained without predictions: objective '{objective}' trains none")
-                examine(folder, missing)
+                draw_images(folder, missing)
         except Busy:
             sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
         except (VitlabError, NotImplementedError) as error:
@@ -61,7 +61,7 @@ def examine_arms(
     return sentences
 
 
-def examine(folder: TrialFolder, images: Sequence[int]) -> None:
+def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
     """Write explanations of test images to a trial's folder, each atomically.
 
     The caller holds the trial's lease.
