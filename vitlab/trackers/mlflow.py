@@ -149,7 +149,7 @@ class MlflowTracker(Replay):
         experiment = service.experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
         self._keep_page("study", experiment)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
-        runs = TrialRuns(client, experiment, self.plan, root=self._root, source=source, delivered=self.delivered)
+        runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.match(service.runs(client, experiment), self.trials, parsed)
         if self._verifies:
             runs.verify(parsed.values())

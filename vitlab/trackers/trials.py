@@ -65,39 +65,20 @@ class RunMark:
 _MARK = cache(lambda: TypeAdapter(RunMark))
 
 
+@dataclass
 class TrialRuns:
-    """Runs of one study's trials.  Every method may raise MLflow's exceptions.
+    """Runs of one study's trials.  Every method may raise MLflow's exceptions."""
 
-    Args:
-        client: MLflow's client.
-        experiment: id of the study's experiment.
-        plan: the study.
-        root: identifies this output folder among those that deliver to the same server.
-        source: tags of the delivering user and commit.
-        delivered: counts what is delivered.
-    """
-
-    def __init__(
-        self,
-        client: MlflowClient,
-        experiment: str,
-        plan: Plan,
-        *,
-        root: str,
-        source: Mapping[str, str],
-        delivered: Counter[str],
-    ) -> None:
-        self.client = client
-        self.experiment = experiment
-        self.plan = plan
-        self.root = root
-        self.source = source
-        self.delivered = delivered
-        self.metrics: set[str] = set()  #: names of all metrics in the runs
-        self.created = False  #: True if a run was created since the last :meth:`match`
-        self._intact: set[str] = set()  #: runs that hold what was delivered
-        self._runs: dict[str, list[Run]] = {}  #: runs of each trial, by identity
-        self._colours = records.colours(plan)
+    client: MlflowClient
+    experiment: str  #: id of the study's experiment
+    plan: Plan
+    root: str  #: identifies this output folder among those that deliver to the same server
+    source: Mapping[str, str]  #: tags of the delivering user and commit
+    delivered: Counter[str]  #: counts what is delivered
+    metrics: set[str] = field(default_factory=set)  #: names of all metrics in the runs
+    created: bool = False  #: True if a run was created since the last :meth:`match`
+    _intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
+    _runs: dict[str, list[Run]] = field(default_factory=dict)  #: runs of each trial, by identity
 
     def match(self, runs: Iterable[Run], trials: Iterable[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
         """Match the experiment's runs with the trials, and bring their tags and parameters up to date.
@@ -310,9 +291,9 @@ class TrialRuns:
 
     def _tags(self, item: TrackedTrial) -> dict[str, str]:
         """Return the tags that follow from the plan."""
-        arm = item.planned.arm
-        colour = {"mlflow.runColor": self._colours[arm]} if arm in self._colours else {}
-        return records.tags(self.plan, item.planned, item.kind) | colour
+        colour = records.colours(self.plan).get(item.planned.arm)
+        tags = records.tags(self.plan, item.planned, item.kind)
+        return tags if colour is None else tags | {"mlflow.runColor": colour}
 
     def _supersede(self, run: Run) -> None:
         """Mark a run of this output folder as superseded."""
