@@ -103,9 +103,9 @@ class TrialRuns:
             for index in reversed(range(len(own))):
                 if _training(own[index]) in map(_training, own[:index]):
                     self.client.delete_run(own.pop(index).info.run_id)
+            self.metrics.update(*(run.data.metrics for run in own))  # also of runs whose marks are lost, for the views
             if mark is not None and own and own[0].info.run_id == marked:
                 self._renew(own[0], item)
-                self.metrics |= set(own[0].data.metrics)
                 if not _lacks_data(own[0], mark):
                     self._intact.add(mark.run)
         for run in (run for others in by_identity.values() for run in others):
