@@ -318,7 +318,7 @@ COMPONENTS = """
 from vitlab.data.datasets import dataset
 from vitlab.data.datasets.digits import Digits
 from vitlab.training.metrics import metric
-from vitlab.training.metrics.calibration import Brier
+from vitlab.training.metrics.predictions import Brier
 @dataset.register("own_digits")
 class OwnDigits(Digits):
     "Digits."
