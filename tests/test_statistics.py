@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from vitlab import statistics as st
@@ -61,18 +60,6 @@ def test_sign_flip_equals_scipy_permutation_test_and_its_bound():
     assert math.isnan(st.sign_flip(np.ones(41)))
 
 
-def test_holm_equals_hand_calculation():
-    # Sorted .01 .02 .04: times 3, 2, 1, and never falling.
-    assert st.adjust_p_values([0.04, 0.01, 0.02]) == [close(0.04), close(0.03), close(0.04)]
-    assert st.adjust_p_values([]) == []
-
-
-def test_undecidable_comparison_counts_in_family():
-    p, missing = st.adjust_p_values([0.03, math.nan])
-    assert p == close(0.06)
-    assert math.isnan(missing)
-
-
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (5, 0.05 / 3), (20, 0.01), (200, 0.05)])
 def test_power_equals_statsmodels(n, alpha):
     for effect in (0.3, 1.0, 2.0):
@@ -87,22 +74,6 @@ def test_power_at_one_degree_of_freedom_equals_simulation():
     share = np.mean(np.abs(t) > stats.t.ppf(0.975, 1))
     assert st.power(20.0, 1.0, 1, 0.05) == pytest.approx(share, abs=0.004)
     assert st.power(0.0, 1.0, 1, 0.05) == pytest.approx(0.05, abs=1e-6)
-
-
-def test_holm_equals_r():
-    """R: p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm")."""
-    assert st.adjust_p_values([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
-
-
-def test_holm_equals_statsmodels():
-    random = np.random.default_rng(4)
-    families = [random.random(size) ** 3 for size in (1, 2, 3, 8, 40)]
-    families += [np.array([0.04, 0.04, 0.01, 0.04]), np.array([0.0, 1.0, 1.0]), np.array([0.2, math.nan, 0.001, 0.2])]
-    for p in families:
-        for share in (1, 0.5):
-            expected = 1 / share * multipletests(np.where(np.isnan(p), 1.0, p), method="holm")[1]
-            expected = np.where(np.isnan(p), math.nan, np.minimum(expected, 1.0))
-            assert st.adjust_p_values(list(p), share) == pytest.approx(list(expected), rel=1e-14, nan_ok=True)
 
 
 def test_pareto_front_equals_brute_force():

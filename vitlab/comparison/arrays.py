@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vitlab import statistics
 from vitlab.comparison.verdict import Verdict
-from vitlab.statistics.replicates import ROUNDING, SINGLE_ROUNDING
+from vitlab.statistics.replicates import Floats, rounding_of
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Variance = Literal["shared", "own"]
 Correction = Literal["bonferroni", "none"]
+Number = TypeVar("Number")
+Count = TypeVar("Count")
+Name = TypeVar("Name")
 
 TESTS = ("none", "paired t", "Welch t", "sign flip")
 NONE, PAIRED, WELCH, SIGN_FLIP = range(4)
@@ -72,60 +74,42 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Contrast:
-    """The difference of an arm from its baseline, and its test; NaN where something was not computed."""
+class Contrasts(Generic[Number, Count, Name]):
+    """Differences from the baselines and their tests (S, C), or a single one; NaN where something was not computed."""
 
-    difference: float
-    pairs: int
-    sd: float
-    test: str  #: one of ``TESTS``
-    shared: int
-    se: float
-    df: float
-    low: float
-    high: float
-    p: float
-    p_corrected: float
-    equal_low: float
-    equal_high: float
-    p_equal: float
-    p_equal_corrected: float
-    collapsed: int
-
-
-@dataclass(frozen=True)
-class Contrasts:
-    """Differences from the baselines and their tests (S, C); NaN where something was not computed."""
-
-    difference: Floats
-    pairs: Ints
-    sd: Floats  #: own standard deviation of the differences between seeds
-    test: Ints  #: place in ``TESTS``
-    shared: Ints  #: comparisons whose variances are averaged, itself included
-    se: Floats  #: standard error of ``difference``
-    df: Floats
-    low: Floats
-    high: Floats
-    p: Floats
-    p_corrected: Floats
-    equal_low: Floats
-    equal_high: Floats
-    p_equal: Floats  #: of the test that the difference is within the margin
-    p_equal_corrected: Floats
-    collapsed: Ints  #: collapsed seeds of both sides
+    difference: Number
+    pairs: Count
+    sd: Number  #: own standard deviation of the differences between seeds
+    test: Name  #: place in ``TESTS``; its name if this is a single one
+    shared: Count  #: comparisons whose variances are averaged, itself included
+    se: Number  #: standard error of ``difference``
+    df: Number
+    low: Number
+    high: Number
+    p: Number
+    p_corrected: Number
+    equal_low: Number
+    equal_high: Number
+    p_equal: Number  #: of the test that the difference is within the margin
+    p_equal_corrected: Number
+    collapsed: Count  #: collapsed seeds of both sides
 
     def of(self, study: int, place: int) -> Contrast:
         """Return a single contrast."""
         numbers = {column.name: getattr(self, column.name)[study, place].item() for column in fields(self)}
-        return Contrast(**{**numbers, "test": TESTS[numbers["test"]]})
+        return Contrasts(**{**numbers, "test": TESTS[numbers["test"]]})
+
+
+Contrast = Contrasts[float, int, str]
+ContrastArrays = Contrasts[Floats, Ints, Ints]
 
 
 @dataclass(frozen=True)
 class Judged:
     """Comparisons with their verdicts."""
 
-    contrasts: Contrasts  #: of complete pairs
-    with_chance: Contrasts  #: with chance in the place of lost seeds
+    contrasts: ContrastArrays  #: of complete pairs
+    with_chance: ContrastArrays  #: with chance in the place of lost seeds
     verdict: Ints  #: place in ``VERDICTS`` (S, C)
     complete_verdict: Ints  #: the same of the complete pairs alone
     lost: Ints  #: lost seeds of both sides (S, C)
@@ -149,9 +133,8 @@ def contrast(first: Mapping[int, float], second: Mapping[int, float], design: De
         second: its baseline.
         design: of one comparison.
     """
-    seeds = sorted(first.keys() | second.keys())
-    values = [[side.get(seed, math.nan) for seed in seeds] for side in (second, first)]
-    return judge(np.array([values], dtype=float), design or Design.with_one_baseline(1)).contrasts.of(0, 0)
+    values_AN = statistics.as_array((second, first), sorted(first.keys() | second.keys()))
+    return judge(values_AN[None], design or Design.with_one_baseline(1)).contrasts.of(0, 0)
 
 
 def judge(
@@ -179,17 +162,19 @@ def judge(
     arms_SCN, baselines_SCN = collapsed_pairs(values_SAN, design)
     collapsed_SC = arms_SCN.sum(axis=2) + baselines_SCN.sum(axis=2)
     d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
-    _, sound, _ = _moments(np.where(arms_SCN | baselines_SCN, math.nan, d_SCN))
+    _, sound, _ = moments(np.where(arms_SCN | baselines_SCN, math.nan, d_SCN))
     flagged = arms_SCN, np.where(collapsed_SC > 0, sound, math.nan)
     complete = contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
     verdict_SC = _verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
         return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs), *flagged)
     chance_A = np.full(values_SAN.shape[1], math.nan) if chance_A is None else chance_A
-    filled = contrasts(np.where(lost_SAN, chance_A[:, None], values_SAN), design, collapsed_SC, tested_SC, choices)
     sides = (design.arms, design.baselines)
     unknown_SA = np.any(lost_SAN & np.isnan(chance_A)[:, None], axis=2)
-    filled = _without_tests(filled, unknown_SA[:, sides[0]] | unknown_SA[:, sides[1]])
+    unknown_SC = unknown_SA[:, sides[0]] | unknown_SA[:, sides[1]]
+    tested_SC = ~unknown_SC if tested_SC is None else tested_SC & ~unknown_SC
+    filled = contrasts(np.where(lost_SAN, chance_A[:, None], values_SAN), design, collapsed_SC, tested_SC, choices)
+    filled = replace(filled, difference=np.where(unknown_SC, math.nan, filled.difference))
     lost_SC = np.add(*(lost_SAN[:, side].sum(axis=2) for side in sides))
     same_side = np.sign(filled.difference) == np.sign(complete.difference)
     with np.errstate(invalid="ignore"):
@@ -207,7 +192,7 @@ def contrasts(
     collapsed_SC: Ints,
     tested_SC: Mask | None = None,
     choices: Choices = Choices(),
-) -> Contrasts:
+) -> ContrastArrays:
     """Compare arms with their baselines at equal seeds, or by Welch's t where they share fewer than two.
 
     Differences that do not scatter, and those with collapsed seeds, are tested by the exact sign-flip test, which has
@@ -217,17 +202,17 @@ def contrasts(
 
     x_SCN, y_SCN = values_SAN[:, design.arms], values_SAN[:, design.baselines]
     d_SCN = x_SCN - y_SCN
-    n, difference, sd = _moments(d_SCN)
-    n_x, mean_x, sd_x = _moments(x_SCN)
-    n_y, mean_y, sd_y = _moments(y_SCN)
-    rounding = _rounding(x_SCN, y_SCN)
+    n, difference, sd = moments(d_SCN)
+    n_x, mean_x, sd_x = moments(x_SCN)
+    n_y, mean_y, sd_y = moments(y_SCN)
+    rounding = rounding_of(np.concatenate([x_SCN, y_SCN], axis=2))
     overlap = np.broadcast_to(np.asarray(design.overlap, dtype=float), n.shape)
     tested = np.ones(n.shape, bool) if tested_SC is None else tested_SC
 
     is_paired, is_welch = n >= 2, (n < 2) & (n_x >= 2) & (n_y >= 2)
     difference = np.where(is_welch | (n == 0), mean_x - mean_y, difference)
     difference = np.where(np.abs(difference) <= rounding, 0.0, difference)
-    scatters = np.where(is_paired, sd > rounding, (sd_x > _rounding(x_SCN)) | (sd_y > _rounding(y_SCN)))
+    scatters = np.where(is_paired, sd > rounding, (sd_x > rounding_of(x_SCN)) | (sd_y > rounding_of(y_SCN)))
     by_t = tested & scatters & (collapsed_SC == 0) & ~np.isnan(overlap)
     test = np.where(by_t & is_paired, PAIRED, np.where(by_t & is_welch, WELCH, NONE))
     # Only independent seeds can be flipped; differences of 0 at every seed need no test.
@@ -254,7 +239,12 @@ def contrasts(
     p = np.where(uses_t, 2 * stdtr(df, -np.abs(difference) / se), math.nan)
     for study, place in zip(*np.nonzero(test == SIGN_FLIP), strict=True):
         pairs = d_SCN[study, place][np.isfinite(d_SCN[study, place])]
-        p[study, place] = 1.0 if difference[study, place] == 0 else exact_p(pairs, bool(scatters[study, place]))
+        if difference[study, place] == 0:
+            p[study, place] = 1.0
+        elif scatters[study, place]:
+            p[study, place] = statistics.sign_flip(pairs)
+        else:  # all are equal, but for rounding
+            p[study, place] = statistics.smallest_sign_flip_p(len(pairs))
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
 
     has_interval = uses_t & (np.where(test == WELCH, np.minimum(n_x, n_y), n) >= MIN_SEEDS)
@@ -273,7 +263,7 @@ def contrasts(
 
 
 def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: Design) -> tuple[Floats, Floats, Ints]:
-    """Return variances averaged with those of like comparisons, the weight of their mean, and their number (S, C).
+    """Return variances averaged over like comparisons, the weight of their mean, and their number (S, C).
 
     Like are comparisons with one baseline whose differences are over the same seeds.  Nobody's variance counts for more
     than ten times one's own spread, so that a loud arm does not take the power of the others, and none gets less than
@@ -295,7 +285,7 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
 def collapsed_pairs(values_SAN: Floats, design: Design) -> tuple[Mask, Mask]:
     """Return which seeds of the arm and of the baseline of each comparison collapsed (S, C, N).
 
-    See :func:`vitlab.statistics.collapsed`; the scale is that of the two arms together.
+    See :func:`vitlab.statistics.collapsed`; the two arms together give the scale.
     """
     sides = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
     pairs = sides.reshape(sides.shape[0] * sides.shape[1], 2, sides.shape[3])
@@ -303,14 +293,7 @@ def collapsed_pairs(values_SAN: Floats, design: Design) -> tuple[Mask, Mask]:
     return flags[:, :, 0], flags[:, :, 1]
 
 
-def exact_p(differences: Floats, scatter: bool) -> float:
-    """Return the p of the sign-flip test; differences that are all equal have the smallest p of their number."""
-    if not scatter:
-        return statistics.smallest_sign_flip_p(len(differences))
-    return statistics.sign_flip(differences)
-
-
-def _verdicts(contrasts: Contrasts, design: Design) -> Ints:
+def _verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
     with np.errstate(invalid="ignore"):
         claimed = contrasts.p_corrected <= design.alpha
@@ -321,14 +304,7 @@ def _verdicts(contrasts: Contrasts, design: Design) -> Ints:
     return np.select(conditions, [VERDICTS.index(name) for name in names], 0)
 
 
-def _without_tests(contrasts: Contrasts, where: Mask) -> Contrasts:
-    """Return contrasts without anything where chance is not known."""
-    names = ["difference", "se", "df", "low", "high", "p", "p_corrected"]
-    names += ["equal_low", "equal_high", "p_equal", "p_equal_corrected"]
-    return replace(contrasts, **{name: np.where(where, math.nan, getattr(contrasts, name)) for name in names})
-
-
-def _moments(values: Floats) -> tuple[Ints, Floats, Floats]:
+def moments(values: Floats) -> tuple[Ints, Floats, Floats]:
     """Return number, mean and sample standard deviation of the finite values along the last axis."""
     is_finite = np.isfinite(values)
     n = is_finite.sum(axis=-1)
@@ -336,14 +312,6 @@ def _moments(values: Floats) -> tuple[Ints, Floats, Floats]:
         mean = np.where(is_finite, values, 0.0).sum(axis=-1) / n
         squares = (np.where(is_finite, values - mean[..., None], 0.0) ** 2).sum(axis=-1)
         return n, mean, np.sqrt(squares / (n - 1))
-
-
-def _rounding(*sides: Floats) -> Floats:
-    """Return the size of differences that the rounding of the values explains, along the last axis."""
-    values = np.concatenate(sides, axis=-1)
-    values = np.where(np.isfinite(values), values, 0.0)
-    is_single = (values == values.astype(np.float32)).all(axis=-1)
-    return np.asarray(np.where(is_single, SINGLE_ROUNDING, ROUNDING) * np.abs(values).max(axis=-1, initial=0.0))
 
 
 def _interval(

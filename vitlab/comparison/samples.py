@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -42,7 +41,7 @@ def prerequisites(plan: Plan, seeds: Collection[int] | None = None) -> dict[str,
 def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
     """Return the reasons why comparisons are refused, by arm, at the given seeds or at all.
 
-    If two arms differ by their prerequisite (a teacher, a pre-trained body), the sample is that of the prerequisites:
+    If two arms differ by their prerequisite (a teacher, a pre-trained body), the prerequisites are the sample:
     five students of one teacher are one sample of the teacher.
     """
     of_arms, reasons = prerequisites(plan, seeds), {}
@@ -64,25 +63,17 @@ def no_sample(prerequisites: int) -> str:
 
 def choices(plan: Plan, values: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
     """Return the variance of the choice of knobs, and its degrees of freedom, of arms that are tuned by the metric."""
-    sign = 1 if plan.analysis.goal == "max" else -1
-    of_arms = {}
+    sign, of_arms = 1 if plan.analysis.goal == "max" else -1, {}
     for tuning in plan.tuning:
-        scored = [(index, rival.score) for index, rival in enumerate(tuning.rivals) if rival.score is not None]
-        arm, is_judged = tuning.arm or "", tuning.select == plan.analysis.metric
+        arm, winner = tuning.arm or "", tuning.winner
         own = values.get(arm, [])
-        if tuning.winner is None or not is_judged or len(own) < 2 or len(scored) < 2:
-            continue
-        of_arms[arm] = statistics.choice_variance(
-            [sign * score for _, score in scored],
-            [index for index, _ in scored].index(tuning.winner),
-            sign * float(np.mean(own)),
-            float(np.std(own, ddof=1)),
-            len(tuning.rivals[tuning.winner].trials),
-        )
+        scores = {place: sign * rival.score for place, rival in enumerate(tuning.rivals) if rival.score is not None}
+        if winner is not None and tuning.select == plan.analysis.metric and min(len(own), len(scores)) > 1:
+            of_arms[arm] = statistics.choice_variance(
+                [*scores.values()],
+                [*scores].index(winner),
+                sign * float(np.mean(own)),
+                float(np.std(own, ddof=1)),
+                len(tuning.rivals[winner].trials),
+            )
     return of_arms
-
-
-def joint_overlap(samples: Sequence[Sample]) -> float:
-    """Return the largest overlap of some samples, NaN if that of one is not known."""
-    ratios = [sample.overlap for sample in samples]
-    return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)

@@ -15,12 +15,44 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
-from vitlab.comparison.family import Family
-from vitlab.comparison.samples import Sample, choices, joint_overlap, refusals
+from vitlab.comparison.samples import Sample, choices, refusals
 from vitlab.comparison.verdict import Verdict
+from vitlab.plan.registration import added_comparisons, altered_arms, changes, results_before_registration
 from vitlab.plan.values import Plan
 
 NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Family:
+    """The comparisons of a plan: registered ones are corrected for these alone, later ones for all.
+
+    Registered comparisons that were dropped still count.
+    """
+
+    sizes: Mapping[str, int]  #: arm to the number of comparisons that its own is corrected for
+    later: frozenset[str]  #: arms whose comparison was added after the first run
+    exploratory: Mapping[str, str]  #: arm to what of its comparison was decided after the first run
+
+    @classmethod
+    def of(cls, plan: Plan, compared: Mapping[str, str]) -> Family:
+        """Return the family of a plan's comparisons, given arm to baseline."""
+        later = added_comparisons(plan) & compared.keys()
+        registered = len(compared) - len(later)
+        dropped = 0 if plan.registered is None else max(0, len(plan.registered["family"]) - registered)
+        sizes = {arm: dropped + (len(compared) if arm in later else registered) for arm in compared}
+        causes = {arm: [*changes(plan)] for arm in compared}
+        for cause, arms in (
+            ("this comparison was added after the first run", later),
+            ("results of it were there before it was registered", set(results_before_registration(plan)[2])),
+        ):
+            for arm in arms & compared.keys():
+                causes[arm].append(cause)
+        for altered in altered_arms(plan):
+            for arm, baseline in compared.items():
+                if altered in (arm, baseline):
+                    causes[arm].append(f"arm '{altered}' was changed after results were seen")
+        return cls(sizes, frozenset(later), {arm: "; ".join(texts) for arm, texts in causes.items()})
 
 
 @dataclass(frozen=True)
@@ -65,11 +97,11 @@ def judge_study(
         samples: arm to its sample, at least of every arm in ``compared`` and their baselines.
         quantum: smallest change of the metric; 0 if it has none or it is not known.
         refused: arm to a reason why its comparison is refused, in addition to :func:`refusals`.
-        awaited: arm to the number of trials of its comparison that have not ended, those of its latest look included.
+        awaited: arm to the number of trials of its comparison that have not ended, also at its latest look.
     """
     if not compared:
         return {}
-    # Until all further seeds have ended, the verdicts are those of the look before.
+    # Until all further seeds have ended, the look before gives the verdicts.
     numbers = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
     study = _Study(plan, compared, samples, quantum, Family.of(plan, compared))
@@ -94,20 +126,15 @@ class _Study:
         self.plan, self.compared, self.samples, self.family = plan, compared, samples, family
         analysis = plan.analysis
         self.facts = plan.facts(analysis.metric)
-        places = {arm: place for place, arm in enumerate(samples)}
-        seeds = sorted({seed for sample in samples.values() for seed in (*sample.values, *sample.lost)})
-        self.seeds = np.array(seeds, dtype=int)
-        columns = {seed: column for column, seed in enumerate(seeds)}
-        self.values_AN = np.full((len(samples), len(seeds)), NAN)
-        self.lost_AN = np.zeros(self.values_AN.shape, bool)
-        for place, sample in enumerate(samples.values()):
-            self.values_AN[place, [columns[seed] for seed in sample.values]] = [*sample.values.values()]
-            self.lost_AN[place, [columns[seed] for seed in sample.lost]] = True
+        arms = [*samples]
+        self.seeds = np.unique([seed for sample in samples.values() for seed in (*sample.values, *sample.lost)])
+        self.values_AN = statistics.as_array([sample.values for sample in samples.values()], self.seeds.tolist())
+        self.lost_AN = np.array([np.isin(self.seeds, sample.lost) for sample in samples.values()])
         bounds = (None, None) if self.facts is None else self.facts.bounds
-        overlaps = [joint_overlap([samples[arm], samples[baseline]]) for arm, baseline in compared.items()]
+        overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
         self.design = Design(
-            arms=np.array([places[arm] for arm in compared]),
-            baselines=np.array([places[baseline] for baseline in compared.values()]),
+            arms=np.array([arms.index(arm) for arm in compared]),
+            baselines=np.array([arms.index(baseline) for baseline in compared.values()]),
             family=np.array([family.sizes[arm] for arm in compared]),
             alpha=analysis.alpha,
             correction=analysis.correction,
@@ -115,7 +142,7 @@ class _Study:
             sign=1 if analysis.goal == "max" else -1,
             quantum=quantum,
             margin=analysis.margin,
-            overlap=np.array(overlaps),
+            overlap=overlap_C2.max(axis=1),  # NaN if one of the two is not known
             registered=np.array([arm not in family.later for arm in compared]),
             reach=math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0],
         )
@@ -168,13 +195,10 @@ class _Study:
     def _choices(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
         """Return what tuning adds to each comparison, and its standard deviation."""
         of_arms = choices(self.plan, values)
-        if not of_arms:
-            return Choices(), [NAN] * len(self.compared)
-        sides = [[of_arms.get(name, (0.0, 1.0)) for name in pair] for pair in self.compared.items()]
+        sides = [[of_arms.get(name, (NAN, 1.0)) for name in pair] for pair in self.compared.items()]
         variance_C2, df_C2 = np.moveaxis(np.array(sides), 2, 0)
-        is_tuned = [any(name in of_arms for name in pair) for pair in self.compared.items()]
-        sds = np.where(is_tuned, np.sqrt(variance_C2.sum(axis=1)), NAN)
-        return Choices(variance_C2[None], df_C2[None]), sds.tolist()
+        added_C = np.where(np.isnan(variance_C2).all(axis=1), NAN, np.nansum(variance_C2, axis=1))
+        return Choices(np.nan_to_num(variance_C2)[None], df_C2[None]), np.sqrt(added_C).tolist()
 
     def _decidable(self, contrast: Contrast, place: int) -> float:
         """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""

@@ -5,29 +5,38 @@ bootstrap is not used: of few replicates, its intervals cover less than their no
 ValueError: the caller leaves out diverged trials and reports them.
 """
 
-from vitlab.statistics.choice import choice_variance as choice_variance
-from vitlab.statistics.counts import NORMAL_MAD as NORMAL_MAD
-from vitlab.statistics.counts import boschloo as boschloo
-from vitlab.statistics.counts import collapsed as collapsed
-from vitlab.statistics.counts import collapsed_seeds as collapsed_seeds
-from vitlab.statistics.counts import largest_hidden_rate as largest_hidden_rate
-from vitlab.statistics.counts import smallest_boschloo as smallest_boschloo
-from vitlab.statistics.crossed import MeanSquares as MeanSquares
-from vitlab.statistics.crossed import interval_for_new_images as interval_for_new_images
-from vitlab.statistics.crossed import sd_interval as sd_interval
-from vitlab.statistics.crossed import split_sd as split_sd
-from vitlab.statistics.family import adjust_p_values as adjust_p_values
-from vitlab.statistics.family import power as power
-from vitlab.statistics.replicates import Mean as Mean
-from vitlab.statistics.replicates import mean_interval as mean_interval
-from vitlab.statistics.replicates import sign_flip as sign_flip
-from vitlab.statistics.replicates import smallest_sign_flip_p as smallest_sign_flip_p
-from vitlab.statistics.replicates import t_quantile as t_quantile
-from vitlab.statistics.scaling import Curve as Curve
-from vitlab.statistics.scaling import Estimate as Estimate
-from vitlab.statistics.scaling import Law as Law
-from vitlab.statistics.scaling import fit_law as fit_law
-from vitlab.statistics.scaling import pareto as pareto
-from vitlab.statistics.sequential import predictive_power as predictive_power
-from vitlab.statistics.sequential import sequential_levels as sequential_levels
-from vitlab.statistics.shape import gap_score as gap_score
+from vitlab.statistics.counts import as_array, boschloo, collapsed, collapsed_seeds, largest_hidden_rate
+from vitlab.statistics.crossed import MeanSquares, interval_for_new_images, sd_interval, split_sd
+from vitlab.statistics.power import power, predictive_power
+from vitlab.statistics.replicates import Mean, mean_interval, sign_flip, smallest_sign_flip_p, t_quantile
+from vitlab.statistics.scaling import Curve, Estimate, Law, fit_law, pareto
+from vitlab.statistics.sequential import sequential_levels
+from vitlab.statistics.shape import gap_score
+from vitlab.statistics.tuning import choice_variance
+
+__all__ = [
+    "Curve",
+    "Estimate",
+    "Law",
+    "Mean",
+    "MeanSquares",
+    "as_array",
+    "boschloo",
+    "choice_variance",
+    "collapsed",
+    "collapsed_seeds",
+    "fit_law",
+    "gap_score",
+    "interval_for_new_images",
+    "largest_hidden_rate",
+    "mean_interval",
+    "pareto",
+    "power",
+    "predictive_power",
+    "sd_interval",
+    "sequential_levels",
+    "sign_flip",
+    "smallest_sign_flip_p",
+    "split_sd",
+    "t_quantile",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -21,11 +21,11 @@ NORMAL_MAD = 1.4826  #: standard deviation of a normal distribution in median ab
 def collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
     """Return which values are far worse than the other values of their arm (studies, arms, seeds).
 
-    The scale is the median distance to the median of an arm, over all arms of the study and in the arm itself,
-    whichever is larger.  Arms of fewer than three values have no collapsed seeds; missing values are NaN.
+    The scale is the median distance to the median of an arm, over all arms of the study (without distances of 0) or
+    in the arm itself, whichever is larger.  Arms of fewer than three values have none.
 
     Args:
-        values_SAN: the values.
+        values_SAN: the values; NaN where one is missing.
         sign: 1 if larger values are better, -1 if smaller ones are.
     """
     n_SA = np.isfinite(values_SAN).sum(axis=2)
@@ -33,6 +33,8 @@ def collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
     with np.errstate(divide="ignore", invalid="ignore"):
         unbiased_SAN = np.abs(distance_SAN) * np.sqrt(n_SA / (n_SA - 1))[:, :, None]
     size_SAN = np.where(n_SA[:, :, None] >= 3, unbiased_SAN, math.nan)
+    # A distance of 0 says nothing about the scale: of an odd number of seeds the median is one of them, and where most
+    # values are equal by rounding, any other one would collapse.
     moved_SN = np.where(size_SAN > 0, size_SAN, math.nan).reshape(len(values_SAN), -1)
     scale_SA = NORMAL_MAD * np.maximum(finite_median(moved_SN)[:, None], finite_median(size_SAN))
     with np.errstate(invalid="ignore"):
@@ -41,13 +43,18 @@ def collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
 
 def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
     """Return the collapsed seeds of each arm, see :func:`collapsed`."""
-    longest = max(map(len, arms.values()), default=0)
-    rows = [[*values.values(), *[math.nan] * (longest - len(values))] for values in arms.values()]
-    flags = collapsed(np.array([rows], dtype=float).reshape(1, len(arms), longest), sign)[0]
+    seeds = sorted(set().union(*arms.values()))
+    [flags_AN] = collapsed(as_array(arms.values(), seeds)[None], sign)
     return {
-        arm: [seed for seed, is_collapsed in zip(values, row, strict=False) if is_collapsed]
-        for (arm, values), row in zip(arms.items(), flags, strict=True)
+        arm: [seed for seed, is_collapsed in zip(seeds, row, strict=True) if is_collapsed]
+        for arm, row in zip(arms, flags_AN, strict=True)
     }
+
+
+def as_array(arms: Collection[Mapping[int, float]], seeds: Sequence[int]) -> Floats:
+    """Return the values of arms at seeds (A, N); NaN where an arm has none."""
+    rows = [[values.get(seed, math.nan) for seed in seeds] for values in arms]
+    return np.array(rows, dtype=float).reshape(len(arms), len(seeds))
 
 
 def finite_median(values: Floats) -> Floats:
@@ -69,7 +76,7 @@ def boschloo(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
     """Return the one-sided p of Boschloo's exact test that the second of two groups has the larger share of bad seeds.
 
     Unlike Fisher's test, it does not take the number of bad seeds as given: four of ten beside none of ten have
-    p = 0.021, and 0.043 by Fisher's.  Of more than 80 seeds, p is that of Fisher's test, which is never smaller.
+    p = 0.021, and 0.043 by Fisher's.  Of more than 80 seeds, p is Fisher's, which is never smaller.
 
     Reference: Boschloo (1970), Statistica Neerlandica 24, 1-35.
     """
@@ -78,9 +85,3 @@ def boschloo(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
     good = [size - number for size, number in zip(seeds, bad, strict=True)]
     test = boschloo_exact if max(seeds) <= MAX_EXACT else fisher_exact
     return float(test([bad, good], alternative="less").pvalue)
-
-
-def smallest_boschloo(total: int, seeds: tuple[int, int]) -> float:
-    """Return the smallest p of :func:`boschloo` that any split of so many bad seeds has."""
-    second = min(total, seeds[1])
-    return boschloo((total - second, second), seeds)

@@ -43,7 +43,7 @@ def split_sd(values_SI: Floats) -> float:
     """Return the standard deviation between seeds that equally good models would have on this finite split.
 
     Models are equally good if they would have the same mean over all images of the kind.  The variance between seeds
-    is expected to be the sum of this one's square and that of the models' own.
+    is expected to be the sum of this one's square and the models' own variance.
 
     Reference: Jordan (2023), arXiv:2304.01910, section 4.
     """
@@ -54,9 +54,9 @@ def split_sd(values_SI: Floats) -> float:
 def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha: float = 0.05) -> tuple[float, float]:
     """Return the interval of a mean difference for new trainings that are evaluated on new images.
 
-    Seeds and images are crossed random effects: the variance between images, without the rest, is added to that of the
-    comparison, and the degrees of freedom are Satterthwaite's, at least those of the comparison.  The interval contains
-    the one for the same images.
+    Seeds and images are crossed random effects: the variance between images, without the rest, is added to the
+    comparison's variance, and the degrees of freedom are Satterthwaite's, at least the comparison's.  The interval
+    contains the one for the same images.
 
     Args:
         differences_SI: differences of two arms at the same seeds and images.

@@ -34,7 +34,7 @@ def t_quantile(q: float, df: float) -> float:
     return float(stdtrit(df, q))
 
 
-MIN_VALUES = 3  #: of an interval: those of two values reach 13 standard errors to either side
+MIN_VALUES = 3  #: of an interval: with two values it reaches 13 standard errors to either side
 ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-point rounding
 SINGLE_ROUNDING = 2.0**-22  #: the same for values that were computed in single precision
 
@@ -56,24 +56,22 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float =
     Args:
         values: the values.
         alpha: the level.
-        quantum: the step to which values are rounded.  The interval is that of a standard deviation of at least
-            quantum / sqrt(12), that of the rounding; without a step, values that are all equal have no interval.
+        quantum: the step to which values are rounded.  The interval takes the standard deviation for at
+            least quantum / sqrt(12), as rounding has it; without a step, values that are all equal have no interval.
         overlap: see :class:`vitlab.comparison.arrays.Design`.
 
     Raises:
         ValueError: for a value that is not finite.
     """
     x = finite(values)
-    if len(x) == 0:
-        return Mean(0, NAN, NAN, NAN, NAN)
-    mean = float(x.mean())
-    if len(x) == 1:
-        return Mean(1, mean, NAN, NAN, NAN)
-    sd = float(x.std(ddof=1))
-    spread = max(0.0 if _without_spread(x, x) else sd, quantum / math.sqrt(12))
-    se = spread * math.sqrt(1 / len(x) + overlap)
-    half = t_quantile(1 - alpha / 2, len(x) - 1) * se if spread > 0 and len(x) >= MIN_VALUES else NAN
-    return Mean(len(x), mean, sd, mean - half, mean + half)
+    n = len(x)
+    mean = float(x.mean()) if n else NAN
+    sd = float(x.std(ddof=1)) if n > 1 else NAN
+    if n < MIN_VALUES:
+        return Mean(n, mean, sd, NAN, NAN)
+    spread = max(sd if sd > rounding_of(x) else 0.0, quantum / math.sqrt(12))
+    half = t_quantile(1 - alpha / 2, n - 1) * (spread * math.sqrt(1 / n + overlap)) if spread else NAN
+    return Mean(n, mean, sd, mean - half, mean + half)
 
 
 def sign_flip(differences: Sequence[float] | Floats) -> float:
@@ -101,18 +99,14 @@ def smallest_sign_flip_p(n: int) -> float:
     return min(1.0, 2.0 ** (1 - n))
 
 
-def _without_spread(values: Floats, *scales: Floats) -> bool:
-    """Return whether values are equal except for the rounding of the numbers they were computed from."""
-    return float(values.std(ddof=1)) <= rounding_of(*scales)
-
-
-def rounding_of(*values: Floats) -> float:
-    """Return the size of differences that the rounding of values explains.
+def rounding_of(values: Floats) -> Floats:
+    """Return the size of differences that the rounding of values explains, along the last axis; NaN are missing.
 
     Values that single precision represents exactly were computed in it.
     """
-    single = all(bool((x == x.astype(np.float32)).all()) for x in values)
-    return (SINGLE_ROUNDING if single else ROUNDING) * max(float(np.abs(x).max()) for x in values)
+    values = np.where(np.isfinite(values), values, 0.0)
+    is_single = (values == values.astype(np.float32)).all(axis=-1)
+    return np.asarray(np.where(is_single, SINGLE_ROUNDING, ROUNDING) * np.abs(values).max(axis=-1, initial=0.0))
 
 
 def _signed_sums(values: Floats) -> Floats:

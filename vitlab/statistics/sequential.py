@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from vitlab.statistics.replicates import Floats, t_quantile
+from vitlab.statistics.replicates import Floats
 
 MIN_SHARE = 1e-5  #: alpha of one comparison below which looks are corrected by Bonferroni, as the grid ends there
 SPENDING_POWER = 2.0  #: alpha is spent with this power of the share of the pairs
@@ -64,57 +64,8 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
     return tuple(min(alpha, family * level) for level in levels)
 
 
-def predictive_power(
-    difference: float,
-    se: float,
-    df: float,
-    sizes: tuple[int, int],
-    level: float,
-    margin: float | None = None,
-    overlap: float = 0.0,
-) -> float:
-    """Return the probability that a comparison will be decided with more pairs, given the pairs so far.
-
-    Future pairs follow the predictive distribution under a flat prior, and the spread is taken as known then.  Decided
-    is a difference from zero or, with a margin, equivalence.
-
-    Args:
-        difference: mean difference of the pairs so far.
-        se: its standard error.
-        df: the degrees of freedom of ``se``.
-        sizes: number of pairs now and then.
-        level: level of the comparison's test then, two-sided.
-        margin: margin of equivalence, if there is one.
-        overlap: see :func:`vitlab.statistics.paired_t_test`.
-
-    Returns:
-        NaN if there is no spread.
-
-    Reference: Spiegelhalter, Freedman and Blackburn (1986), Control. Clin. Trials 7, 8-17.
-    """
-    if not (se > 0 and df > 0):
-        return math.nan
-    from scipy.special import stdtr
-
-    now, then = sizes
-    sd = se / math.sqrt(1 / now + overlap)
-    later_df = df * (then - 1) / (now - 1)
-    later_se = sd * math.sqrt(1 / then + overlap)
-    scale = sd * math.sqrt(1 / now - 1 / then)
-
-    def below(limit: float) -> float:
-        return float(stdtr(df, (limit - difference) / scale))
-
-    reach = t_quantile(1 - level / 2, later_df) * later_se
-    chance = below(-reach) + 1 - below(reach)
-    if margin is not None:
-        inner = min(margin - t_quantile(1 - level, later_df) * later_se, reach)
-        chance += max(0.0, below(inner) - below(-inner))
-    return chance
-
-
 def _cosines(scores: Floats, pairs: int) -> Floats:
-    """Return u at which the two-sided p of the t statistic is that of each normal score."""
+    """Return u at which the two-sided p of the t statistic equals the p of each normal score."""
     from scipy.special import ndtr, stdtrit
 
     t = -stdtrit(pairs - 1, np.maximum(ndtr(-scores), 1e-300))

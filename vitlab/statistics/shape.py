@@ -13,7 +13,7 @@ DRAWS = 20_000  #: simulated samples of normal values
 
 
 def gap_score(values_AN: Floats) -> float:
-    """Return how far the largest gaps between the seeds of arms exceed those of normal values, in standard errors.
+    """Return how far the largest gaps between the seeds of arms exceed the gaps of normal values, in standard errors.
 
     The gap of an arm is the largest one between neighbours among its seeds, over their range.  Values at two levels
     have large gaps, and so do skewed ones.  The median of the other arms at a seed is subtracted first, because arms at

@@ -13,8 +13,8 @@ DRAWS = 4000  #: choices that are drawn again
 def choice_variance(scores: Sequence[float], chosen: int, value: float, sd: float, seeds: int) -> tuple[float, float]:
     """Return the mean squared change of an arm's value if its knobs were chosen again, and its degrees of freedom.
 
-    The scores are drawn again around themselves, that of the chosen rival around the arm's value, which no choice has
-    biased; each time the best rival is chosen.  The degrees of freedom are those of the rivals that could have won: one
+    The scores are drawn again around themselves, the chosen rival's around the arm's value, which no choice has
+    biased; each time the best rival is chosen.  The degrees of freedom count the rivals that could have won: one
     less than their effective number, 1 / sum(p^2) with the share p of the draws that a rival wins, and at least 1.
 
     Args:
