@@ -104,13 +104,9 @@ def command(
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(phrasing.junit(checked), encoding="utf-8")
     click.echo(phrasing.as_json(checked) if as_json else phrasing.markdown(checked))
-    # Annotations of GitHub are lines of output; JSON must stay the only content of stdout.
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in phrasing.github(checked, str(file)):
-            click.echo(line, err=as_json)
-        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            with open(summary, "a", encoding="utf-8") as page:
-                page.write(phrasing.markdown(checked))
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a", encoding="utf-8") as page:
+            page.write(phrasing.markdown(checked))
     click.get_current_context().exit(check.exit_code(checked))
 
 

@@ -1,6 +1,6 @@
 """Judgement of many studies by the gate: cells and counts, from an array of values (studies, cells, sides, seeds).
 
-:func:`vitlab.regression.decide.judge` judges a study by it, and simulations judge thousands.  The rules are those of
+:func:`vitlab.regression.decide.judge` judges a study by it, and simulations judge thousands.  The rules are in
 :mod:`vitlab.regression.decide`.
 """
 
@@ -12,20 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
 from vitlab import statistics
-from vitlab.comparison.arrays import PAIRED, Contrasts, Design, collapsed_pairs, contrasts
-from vitlab.statistics.counts import finite_median
+from vitlab.comparison.arrays import MIN_SEEDS, Ints, Mask, moments
+from vitlab.statistics.counts import NORMAL_MAD, finite_median
+from vitlab.statistics.replicates import NAN, Floats, rounding_of
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-NAN = math.nan
 VERDICTS: tuple[Verdict, ...] = ("pass", "inconclusive", "regressed")
-MIN_SEEDS = 3  #: fewest seeds of a judged cell
 OUTLIER_FACTOR = 3.0  #: largest pooled standard deviation, in robust ones; more is due to outliers
 
 
@@ -54,7 +49,7 @@ class Cells:
 class Judged:
     """The judged cells of studies (S, C), and the counts of each side (S, G)."""
 
-    contrasts: Contrasts  #: of the seeds that neither side lost
+    pairs: Ints  #: seeds that neither side lost
     means: Floats  #: of the baseline and of the candidate (S, C, 2)
     identical: Mask
     se: Floats
@@ -87,15 +82,12 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
         cells: their thresholds.
         alpha: of the family.
     """
-    s, c, _, n_seeds = values_SC2N.shape
-    places = 2 * np.arange(c)
-    design = Design(places + 1, places, np.ones(c, int), variance="own", quantum=cells.quantum)
-    collapsed_SC2N = _collapsed(values_SC2N, design)
+    collapsed_SC2N = _collapsed(values_SC2N)
     sound_SC2N = np.where(collapsed_SC2N, NAN, values_SC2N)
-    compared = contrasts(sound_SC2N.reshape(s, 2 * c, n_seeds), design, np.zeros((s, c), int))
-
-    n, sd = compared.pairs, np.where(compared.test == PAIRED, compared.sd, 0.0)
-    drop, both = -compared.difference, np.isfinite(values_SC2N).all(axis=2)
+    n, drop, sd = moments(sound_SC2N[:, :, 0] - sound_SC2N[:, :, 1])
+    rounding = rounding_of(sound_SC2N.reshape(*n.shape, -1))
+    drop, sd = np.where(np.abs(drop) <= rounding, 0.0, drop), np.where(sd > rounding, sd, 0.0)
+    both = np.isfinite(values_SC2N).all(axis=2)
     equal = (values_SC2N[:, :, 0] == values_SC2N[:, :, 1]) | ~both
     identical = equal.all(axis=2) & (both.sum(axis=2) >= MIN_SEEDS)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -113,7 +105,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     present = np.isfinite(values_SC2N) | lost_SC2N
     broken_SC2, seeds_SC2, sums, sizes = _count(present, collapsed_SC2N | lost_SC2N, cells)
     p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes, cells))
-    family = c + (sums.sum(axis=2) > 0).sum(axis=1)
+    family = n.shape[1] + (sums.sum(axis=2) > 0).sum(axis=1)
     p_adjusted = np.minimum(1.0, family[:, None] * p)
     count_p = np.minimum(1.0, family[:, None] * _p_of_counts(sums, sizes))
 
@@ -126,42 +118,38 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
         count_verdict = np.select([count_p < alpha, count_share[:, :, 1] > count_share[:, :, 0]], [2, 1], 0)
     verdict = np.select([regressed, passes], [2, 0], 1)
     return Judged(
-        compared, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
+        n, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
         broken_SC2, seeds_SC2, sums, sizes, count_p, count_verdict, family,
     )  # fmt: skip
 
 
-def _collapsed(values_SC2N: Floats, design: Design) -> Mask:
-    """Return which seeds collapsed: by the other seeds of their side, or by those of both sides together.
+def _collapsed(values_SC2N: Floats) -> Mask:
+    """Return which seeds collapsed: by the other seeds of their side, or by the seeds of both sides together.
 
     The second rule finds two of three seeds that collapsed.  It compares equal numbers of both sides, so that a drop of
     all seeds of a side, which the test of means has to find, is no collapse.
     """
     s, c, _, n = values_SC2N.shape
-    flags = np.stack(collapsed_pairs(values_SC2N.reshape(s, 2 * c, n), design)[::-1], axis=2)
+    by_side = statistics.collapsed(values_SC2N.reshape(s * c, 2, n))
     common = np.where(np.isfinite(values_SC2N).all(axis=2, keepdims=True), values_SC2N, NAN)
     together = statistics.collapsed(common.reshape(s * c, 1, 2 * n))
-    return np.asarray(flags | together.reshape(values_SC2N.shape))
+    return np.asarray((by_side | together.reshape(by_side.shape)).reshape(values_SC2N.shape))
 
 
 def _count(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints, Ints]:
     """Return lost and collapsed trainings, and all, of each cell's arm (S, C, 2) and of each side (S, G, 2)."""
-    s, c = present.shape[:2]
-    bad, all_ = np.zeros((s, c, 2), int), np.zeros((s, c, 2), int)
-    sides = int(cells.sides.max(initial=-1)) + 1
-    sums, sizes = np.zeros((s, sides, 2), int), np.zeros((s, sides, 2), int)
-    for training in np.unique(cells.trainings):
-        where = cells.trainings == training
-        of_arm, is_bad = np.any(present[:, where], axis=1), np.any(broken[:, where], axis=1)  # (S, 2, N)
-        common = np.all(of_arm, axis=1, keepdims=True)
-        used = of_arm & (common | ~np.any(common, axis=2, keepdims=True))
-        bad[:, where] = (used & is_bad).sum(axis=2)[:, None]
-        all_[:, where] = used.sum(axis=2)[:, None]
-        if (cells.counted & where).any():
-            [side] = np.unique(cells.sides[where])
-            sums[:, side] += (used & is_bad).sum(axis=2)
-            sizes[:, side] += used.sum(axis=2)
-    return bad, all_, sums, sizes
+    trainings, first = np.unique(cells.trainings, return_index=True)
+    groups = [cells.trainings == training for training in trainings]
+    of_arm, is_bad = (
+        np.stack([np.any(flags[:, group], axis=1) for group in groups], axis=1) for flags in (present, broken)
+    )  # (S, T, 2, N)
+    common = np.all(of_arm, axis=2, keepdims=True)
+    used = of_arm & (common | ~np.any(common, axis=3, keepdims=True))
+    bad_ST2, all_ST2 = (used & is_bad).sum(axis=3), used.sum(axis=3)
+    is_counted = np.array([cells.counted[group].any() for group in groups])
+    of_side = [is_counted & (cells.sides[first] == side) for side in range(cells.sides.max() + 1)]
+    sums, sizes = (np.stack([n[:, some].sum(axis=1) for some in of_side], axis=1) for n in (bad_ST2, all_ST2))
+    return bad_ST2[:, cells.trainings], all_ST2[:, cells.trainings], sums, sizes
 
 
 def _p_of_counts(sums: Ints, sizes: Ints) -> Floats:
@@ -185,19 +173,15 @@ def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes
 
 def as_array(arms: Mapping[str, Mapping[int, float]]) -> Floats:
     """Return the values of arms by seed as one study of an array (1, A, N)."""
-    seeds = sorted({seed for values in arms.values() for seed in values})
-    rows = [[values.get(seed, NAN) for seed in seeds] for values in arms.values()]
-    return np.array(rows, dtype=float).reshape(1, len(arms), len(seeds))
+    return statistics.as_array(arms.values(), sorted(set().union(*arms.values())))[None]
 
 
 def pooled_sd(values_SAN: Floats) -> Floats:
     """Return the pooled standard deviation within the arms of each study; 0 if none has two values."""
-    is_finite = np.isfinite(values_SAN)
-    n = is_finite.sum(axis=2, keepdims=True)
-    values = np.where(is_finite, values_SAN, 0.0)
-    centered = np.where(is_finite, values - values.sum(axis=2, keepdims=True) / np.maximum(n, 1), 0.0)
-    df = np.maximum(n - 1, 0).sum(axis=(1, 2))
-    return np.asarray(np.sqrt((centered**2).sum(axis=(1, 2)) / np.maximum(df, 1)))
+    n, _, sd = moments(values_SAN)
+    df = np.maximum(n - 1, 0)
+    squares = np.where(df > 0, df * sd**2, 0.0).sum(axis=1)
+    return np.asarray(np.sqrt(squares / np.maximum(df.sum(axis=1), 1)))
 
 
 def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
@@ -208,5 +192,5 @@ def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
     sound = np.where(statistics.collapsed(values_SAN, sign), NAN, values_SAN)
     pooled, n = pooled_sd(sound), np.isfinite(sound).sum(axis=2, keepdims=True)
     distances = np.abs(sound - finite_median(sound)[:, :, None]) * np.sqrt(n / np.maximum(n - 1, 1))
-    robust = statistics.NORMAL_MAD * finite_median(np.where(n > 2, distances, NAN).reshape(len(sound), -1))
+    robust = NORMAL_MAD * finite_median(np.where(n > 2, distances, NAN).reshape(len(sound), -1))
     return np.asarray(np.where(robust > 0, np.minimum(pooled, OUTLIER_FACTOR * robust), pooled))

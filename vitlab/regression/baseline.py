@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import yaml
 from pydantic import ConfigDict, Field, ValidationError
@@ -19,20 +19,19 @@ from vitlab.spec.choice import Frozen
 from vitlab.spec.mistakes import mistakes_in
 from vitlab.store.files import write_bytes
 
-FORM = 1  #: version of the file format
 HEAD = "# What 'vitlab check' compares with.  Written by 'vitlab check --accept --reason TEXT'; do not edit.\n"
 
 
-class TraceRecord(Frozen):
-    """A stored trace, see :mod:`vitlab.regression.traces`; the losses of a training that diverges are not finite."""
+class Trace(Frozen):
+    """The losses of the first steps of a training; they are not finite if it diverges."""
 
     model_config = ConfigDict(allow_inf_nan=True)
 
     precision: str
-    engine: str = "loop"
-    losses: tuple[float, ...]
-    before: float
-    after: float
+    engine: str = "loop"  #: the engine that computed it
+    losses: tuple[float, ...]  #: of every step
+    before: float  #: loss on the first validation images, before the first step
+    after: float  #: the same after the last step
 
 
 class ArmFacts(Frozen):
@@ -42,10 +41,10 @@ class ArmFacts(Frozen):
     origins: tuple[str, ...]
     data: str | None
     seeds: dict[str, int]  #: stream to seed
-    spec: dict[str, Any]  #: dotted path to value
+    spec: dict[str, object]  #: dotted path to value
     params: int
     macs: int
-    traces: tuple[TraceRecord, ...]
+    traces: tuple[Trace, ...]
 
 
 class Facts(Frozen):
@@ -85,7 +84,7 @@ class Acceptance(Frozen):
 class Baseline(Frozen):
     """The content of a baseline file."""
 
-    form: int = FORM
+    form: Literal[1] = 1  #: version of the file format
     study: str
     accepted: tuple[Acceptance, ...]
     facts: Facts | None = None
@@ -106,20 +105,12 @@ def read_baseline(file: Path, command: str = "vitlab check FILE") -> Baseline:
     if not file.is_file():
         raise UserError(f"{file}: the baseline does not exist; write it with '{command} --accept --reason TEXT'")
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise UserError(f"{file}: not a baseline: it must be a mapping")
-        if data.get("form") != FORM:
-            raise UserError(
-                f"{file}: a baseline of form {data.get('form')!r}; this version of vitlab reads form {FORM}"
-            )
-        return Baseline.model_validate(data)
+        return Baseline.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        raise SpecError(
-            [Problem(str(file), 0, 0, mistake.message) for mistake in mistakes_in(error, Baseline)]
-        ) from None
+        problems = [Problem(str(file), 0, 0, mistake.message.strip()) for mistake in mistakes_in(error, Baseline)]
+        raise SpecError(problems) from None
 
 
 def write_baseline(file: Path, baseline: Baseline) -> None:
@@ -142,15 +133,16 @@ def update_baseline(
         version: of vitlab.
         anchor: whether the values also become the anchor.
     """
-    first = old is None or old.anchor is None
-    sets_anchor = values is not None and (anchor or first)
-    sections = ["exact", *(["values"] if values is not None else []), *(["anchor"] if sets_anchor else [])]
-    date = datetime.now(UTC).date().isoformat()
-    entry = Acceptance(date=date, reason=reason, vitlab=version, what=", ".join(sections))
-    return Baseline(
-        study=study,
-        accepted=(*(old.accepted if old is not None else ()), entry),
-        facts=facts,
-        values=values if values is not None else (old.values if old is not None else None),
-        anchor=values if sets_anchor else (old.anchor if old is not None else None),
+    before = old or Baseline(study=study, accepted=())
+    changes: dict[str, Facts | Values] = {"facts": facts}
+    if values is not None:
+        changes["values"] = values
+    if values is not None and (anchor or before.anchor is None):
+        changes["anchor"] = values
+    entry = Acceptance(
+        date=datetime.now(UTC).date().isoformat(),
+        reason=reason,
+        vitlab=version,
+        what=", ".join(["exact", *list(changes)[1:]]),
     )
+    return before.model_copy(update={**changes, "accepted": (*before.accepted, entry)})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vitlab import lab, registry
 from vitlab._version import __version__
@@ -22,7 +21,6 @@ from vitlab.regression.facts import compare_facts, compute_facts, first_of_arms
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import logs_command
 from vitlab.spec import Study, read_document
-from vitlab.spec.study import Check
 from vitlab.store.folders import OUT, Store
 
 MAX_NAME_LENGTH = 90  #: characters of a study's name in the name of the gate's own study
@@ -30,7 +28,7 @@ MAX_NAME_LENGTH = 90  #: characters of a study's name in the name of the gate's 
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """The study to check and its baseline; ``out`` to ``watch`` are those of :func:`vitlab.run`.
+    """The study to check and its baseline; ``out`` to ``watch`` are as in :func:`vitlab.run`.
 
     ``command`` is the command line of this check, which messages repeat.
     """
@@ -38,15 +36,10 @@ class CheckRequest:
     file: Path
     baseline: Path
     out: Path = OUT
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
     plugins: Sequence[Path] = ()
     watch: Watch = field(default_factory=Watch)
-    command: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.command:
-            words = ["vitlab", "check", str(self.file), "--baseline", str(self.baseline)]
-            object.__setattr__(self, "command", shlex.join(words))
+    command: str = "vitlab check FILE"
 
 
 def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
@@ -61,17 +54,17 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     findings: list[Finding] = []
     cells: list[Cell] = []
     installed = _installed_versions()
-    notes = gate.version_notes(baseline, installed | _imported_versions(plan))
+    imported = [requirements_of(planned.trial.spec) for planned in first_of_arms(plan)]
+    notes = gate.version_notes(baseline, dict(ChainMap(*imported, installed)))
     if "exact" in tiers:
         if baseline.facts is None:
             raise UserError(
                 f"{request.baseline} has no section of the exact tier; add one from the current code with "
                 f"'{request.command} --tier exact --accept --reason TEXT'"
             )
-        request.watch.say(f"{study.study}: exact tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
         findings += compare_facts(baseline.facts, _facts(request, plan))
     if "learning" in tiers:
-        request.watch.say(f"{study.study}: learning tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
+        _announce("learning", request, plan)
         findings += gate.learning(plan, request.plugins)
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, installed)
@@ -88,8 +81,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             notes.append("no arm has values to compare over seeds")
     verdicts = [*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)]
     verdict = overall(verdicts if cells or "statistical" not in tiers else [*verdicts, "inconclusive"])
-    assert study.check is not None
-    fails = verdict == "regressed" or (verdict == "inconclusive" and study.check.on_inconclusive == "fail")
+    fails = verdict == "regressed" or (verdict == "inconclusive" and gate.settings(study).on_inconclusive == "fail")
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), tuple(warnings(cells)))
 
 
@@ -104,7 +96,6 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS, an
     """
     study, plan = _plan_with_data(request)
     old = _baseline(request) if request.baseline.exists() else None
-    request.watch.say(f"{study.study}: exact tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
     facts = _facts(request, plan)
     values = None
     if "statistical" in tiers:
@@ -139,28 +130,28 @@ def _baseline(request: CheckRequest) -> Baseline:
 
 
 def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
-    """Return the study with default check settings filled in, and its plan after its data was read."""
-
-    def plan_study() -> tuple[Study, Plan]:
-        study, plan = lab.plan_study(request.file, changes=request.changes, plugins=request.plugins, out=request.out)
-        if plan.looks is None:
-            return study, plan
-        # The trials of a second look depend on results, and the gate has its own second look.
-        once = {**request.changes, "seeds": _seeds(study)}
-        return lab.plan_study(request.file, changes=once, plugins=request.plugins, out=request.out)
-
-    study, plan = plan_study()
+    """Return the study and its plan, after its data was read."""
+    changes, plugins, out = request.changes, request.plugins, request.out
+    study, plan = lab.plan_study(request.file, changes=changes, plugins=plugins, out=out)
     if study.tune is not None:
         raise UserError(f"{request.file} has 'tune', which would hide a change; replace 'tune' by the chosen values")
     absent = {str(item.trial.spec.data): item.trial for item in plan.trials if item.trial.data is None}
     for trial in absent.values():
         registry.slot("dataset").build(trial.spec.data).read("train")
-    if absent:
-        study, plan = plan_study()
-    return study.model_copy(update={"check": study.check or Check()}), plan
+    if absent or plan.looks is not None:
+        # The trials of a second look depend on results, and the gate has its own second look.
+        once = {**changes, "seeds": _seeds(study)}
+        study, plan = lab.plan_study(request.file, changes=once, plugins=plugins, out=out)
+    return study, plan
+
+
+def _announce(tier: Tier, request: CheckRequest, plan: Plan) -> None:
+    arms = sum(not arm.skip for arm in plan.arms)
+    request.watch.say(f"{plan.study}: {tier} tier, {count(arms, 'arm')}.")
 
 
 def _facts(request: CheckRequest, plan: Plan) -> Facts:
+    _announce("exact", request, plan)
     return compute_facts(plan, costs(plan), request.plugins)
 
 
@@ -171,14 +162,6 @@ def _installed_versions() -> dict[str, str]:
     return {name: version for name, version in versions().items() if name != "vitlab"}
 
 
-def _imported_versions(plan: Plan) -> dict[str, str]:
-    """Return the versions of the installed distributions that a plan's components import."""
-    requirements: dict[str, str] = {}
-    for planned in first_of_arms(plan):
-        requirements |= requirements_of(planned.trial.spec)
-    return requirements
-
-
 def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
     """Return the versions that the gate's trials record.
 
@@ -186,14 +169,12 @@ def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str
     """
     changes = _changes(request, study, gate.more_seeds(study))
     _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
-    others = gate.foreign_result_versions(plan, Store(request.out.resolve()), installed)
-    if not others:
-        return {}
-    request.watch.say(
-        f"results were trained under {', '.join(others)}, and other versions are installed; vitlab check trains the "
-        "trials again"
-    )
-    return installed
+    store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
+    recorded = gate.recorded_versions(store.trial(trial.key, trial.code).result() for trial in trials)
+    if others := gate.differing_versions(recorded, installed):
+        consequence = "and other versions are installed; vitlab check trains the trials again"
+        request.watch.say(f"results were trained under {others}, {consequence}")
+    return installed if others else {}
 
 
 def _train(
@@ -225,13 +206,12 @@ def _train(
     return gate.values_of(answer.plan, answer.store, study)
 
 
-def _changes(request: CheckRequest, study: Study, seeds: Sequence[int] | None) -> dict[str, Any]:
+def _changes(request: CheckRequest, study: Study, seeds: Sequence[int] | None) -> dict[str, object]:
     """Return the changes to a study's file for the gate's own study."""
-    changes: dict[str, Any] = {**request.changes, "study": f"{study.study[:MAX_NAME_LENGTH]}-check"}
-    changes["seeds"] = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
-    return changes
+    own_seeds = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
+    return {**request.changes, "study": f"{study.study[:MAX_NAME_LENGTH]}-check", "seeds": own_seeds}
 
 
-def _seeds(study: Study) -> dict[str, list[Any]]:
+def _seeds(study: Study) -> dict[str, object]:
     """Return the seeds of a study's first look, in the form of a study file."""
     return {"values": list(study.seeds.values), "vary": list(study.seeds.vary)}

@@ -8,8 +8,8 @@ Let d be the candidate's values minus the baseline's at equal seeds, signed so t
   itself (Berger's intersection-union test), and the chance that a change worse than the margin passes is at most alpha.
 - ``inconclusive``: neither.  The cell reports the seeds with which an unchanged model would pass.
 
-Values that are all equal pass as ``identical``.  The standard deviation of the differences is at least that of the
-metric's rounding (q / sqrt 6 for the difference of two values rounded to q).
+Values that are all equal pass as ``identical``.  The standard deviation of the differences is at least what the
+metric's rounding causes (q / sqrt 6 for the difference of two values rounded to q).
 
 A training that was lost has no value, and the value of one that collapsed would hide a drop of the others in its
 spread.  Both are left out of d.  A cell with a larger share of them than in the baseline does not pass.  Their number
@@ -25,18 +25,21 @@ Reference: Berger (1982), Technometrics 24, 295-300; Boschloo (1970), Statistica
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from vitlab.comparison.arrays import TESTS
-from vitlab.regression.arrays import MIN_SEEDS, NAN, VERDICTS, Cells, Judged, Verdict, judge_arrays
-from vitlab.regression.power import seeds_to_pass
+from vitlab import statistics
+from vitlab.comparison.arrays import MIN_SEEDS
+from vitlab.regression.arrays import VERDICTS, Cells, Judged, Verdict, judge_arrays
 from vitlab.spec.choice import Goal
+from vitlab.statistics.replicates import NAN
 
 Against = Literal["baseline", "anchor"]
+MAX_SEEDS = 200  #: largest number of seeds that is recommended
 NOTABLE_SHARE = 0.2  #: of an arm's seeds: as many additional lost or collapsed trainings are a warning
 
 
@@ -68,6 +71,11 @@ class Pair:
     refused: str = ""  #: the reason why the cell is not judged
     no_sample: str = ""  #: the reason why its seeds are no sample; identical values pass nevertheless
     seconds: float = NAN  #: that training the candidate's seeds took
+
+    @property
+    def sign(self) -> int:
+        """Return 1 if larger values are better, -1 if smaller ones are."""
+        return 1 if self.goal == "max" else -1
 
 
 @dataclass(frozen=True)
@@ -115,12 +123,8 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list
     if not family:
         return [], []
     seeds = sorted({seed for pair in family for side in (pair.old, pair.new, *pair.lost) for seed in side})
-    signs = [1 if pair.goal == "max" else -1 for pair in family]
-    values_C2N = np.array([
-        [[sign * side.get(seed, NAN) for seed in seeds] for side in (pair.old, pair.new)]
-        for pair, sign in zip(family, signs, strict=True)
-    ]).reshape(len(family), 2, len(seeds))  # fmt: skip
-    lost_C2N = np.array([[[seed in side for seed in seeds] for side in pair.lost] for pair in family], dtype=bool)
+    values_C2N = np.array([statistics.as_array((pair.old, pair.new), seeds) * pair.sign for pair in family])
+    lost_C2N = np.array([[np.isin(seeds, [*side]) for side in pair.lost] for pair in family])
     trainings = list(dict.fromkeys((pair.against, pair.arm) for pair in family))
     sides = list(dict.fromkeys(pair.against for pair in family))
     cells = Cells(
@@ -131,7 +135,7 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list
         sides=np.array([sides.index(pair.against) for pair in family]),
         counted=np.array([not pair.refused and not pair.no_sample for pair in family]),
     )
-    judged = judge_arrays(values_C2N[None], lost_C2N.reshape(values_C2N.shape)[None], cells, alpha)
+    judged = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
     found = [_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
     findings = [_finding(side, judged, place) for place, side in enumerate(sides)]
     return found, [finding for finding in findings if finding is not None]
@@ -149,56 +153,58 @@ def warnings(cells: Iterable[Cell]) -> list[str]:
 
 def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
     """Return a cell with its verdict and the reason for it."""
-    n, sign = int(judged.contrasts.pairs[0, place]), 1 if pair.goal == "max" else -1
-    broken, seeds, collapsed = (
-        (int(of_sides[0, place, 0]), int(of_sides[0, place, 1]))
-        for of_sides in (judged.broken, judged.seeds, judged.collapsed)
-    )
+    names = ("identical", "means", "se", "worst", "p", "p_adjusted", "verdict", "broken", "seeds", "collapsed")
+    of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
+    n, identical = int(judged.pairs[0, place]), of_cell["identical"]
+    is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
+    by_t = is_judged and not identical and of_cell["se"] > 0
+    old, new = (pair.sign * mean for mean in of_cell["means"])
     cell = Cell(
-        pair.arm, pair.metric, pair.against, "inconclusive", "", n, TESTS[0], margin=pair.margin,
-        min_abs=pair.min_abs, alpha=alpha, family=int(judged.family[0]), seconds=pair.seconds,
-        broken=broken, seeds=seeds, collapsed=collapsed,
-    )  # fmt: skip
-    if pair.refused:
-        return replace(cell, reason=pair.refused)
-    more = _broken_trainings(cell) if judged.has_more[0, place] else ""
-    if not n:
-        return replace(cell, reason=more or "no seed has a value in both the baseline and this run")
-    old_mean, new_mean = (sign * judged.means[0, place]).tolist()
-    cell = replace(cell, old=old_mean, new=new_mean, drop=sign * (old_mean - new_mean))
-    identical = bool(judged.identical[0, place])
-    if not identical and n < MIN_SEEDS:
-        few = "seeds are left to compare, which are too few" if any(cell.broken) else "seeds are too few to judge"
-        return replace(cell, reason=more or f"{n} {few}; set seeds to at least {MIN_SEEDS + max(cell.broken)}")
-    if not identical and pair.no_sample:
-        return replace(cell, reason=pair.no_sample)
-    by_t = not identical and judged.se[0, place] > 0
-    cell = replace(
-        cell,
-        test="identical" if identical else "paired t" if by_t else "sign flip",
-        verdict=VERDICTS[judged.verdict[0, place]],
-        worst=float(judged.worst[0, place]),
-        p=float(judged.p[0, place]),
-        p_adjusted=float(judged.p_adjusted[0, place]),
-        se=float(judged.se[0, place]) if by_t else NAN,
+        arm=pair.arm,
+        metric=pair.metric,
+        against=pair.against,
+        verdict=VERDICTS[of_cell["verdict"]] if is_judged else "inconclusive",
+        reason="",
+        n=n,
+        test="none" if not is_judged else "identical" if identical else "paired t" if by_t else "sign flip",
+        old=old,
+        new=new,
+        drop=pair.sign * (old - new),
+        se=of_cell["se"] if by_t else NAN,
+        worst=of_cell["worst"] if is_judged else NAN,
+        p=of_cell["p"] if is_judged else NAN,
+        p_adjusted=of_cell["p_adjusted"] if is_judged else NAN,
+        margin=pair.margin,
+        min_abs=pair.min_abs,
+        alpha=alpha,
+        family=int(judged.family[0]),
+        broken=tuple(of_cell["broken"]),
+        seeds=tuple(of_cell["seeds"]),
+        collapsed=tuple(of_cell["collapsed"]),
+        seconds=pair.seconds,
     )
-    reason = _reason(cell)
-    if more:
-        reason = f"{reason}; {more}" if cell.verdict == "regressed" else more
-    return replace(cell, reason=reason)
+    more = _broken_trainings(cell) if judged.has_more[0, place] else ""
+    return replace(cell, reason=_reason(cell, pair, more))
 
 
-def _reason(cell: Cell) -> str:
-    """Return the reason of the verdict on the seeds that have values."""
+def _reason(cell: Cell, pair: Pair, more: str) -> str:
+    """Return the reason of the verdict; ``more`` says that the candidate lost more trainings, if it did."""
+    if pair.refused or (more and cell.verdict != "regressed"):
+        return pair.refused or more
+    if cell.test == "none" and not cell.n:
+        return "no seed has a value in both the baseline and this run"
+    if cell.test == "none" and cell.n < MIN_SEEDS:
+        few = "seeds are left to compare, which are too few" if any(cell.broken) else "seeds are too few to judge"
+        return f"{cell.n} {few}; set seeds to at least {MIN_SEEDS + max(cell.broken)}"
+    if cell.test in ("none", "identical"):
+        return pair.no_sample if cell.test == "none" else "identical"
     is_significant = cell.p_adjusted < cell.alpha
-    if cell.test == "identical":
-        return "identical"
     if cell.worst < cell.margin:
         return "a significant drop, but within the margin" if is_significant else "no drop as large as the margin"
     if cell.verdict == "regressed":
-        return f"adjusted p {cell.p_adjusted:.2g}"
-    reason = f"a drop of {cell.margin:.3g} cannot be ruled out"
-    return reason + (f", and one of {cell.drop:.2g} is too small to count" if is_significant else "")
+        return f"adjusted p {cell.p_adjusted:.2g}{f'; {more}' if more else ''}"
+    small = f", and one of {cell.drop:.2g} is too small to count" if is_significant else ""
+    return f"a drop of {cell.margin:.3g} cannot be ruled out{small}"
 
 
 def _broken_trainings(cell: Cell, of_arm: str = "") -> str:
@@ -219,3 +225,28 @@ def _finding(against: Against, judged: Judged, place: int) -> Finding | None:
     p = judged.count_p[0, place]
     test = f" (Boschloo's exact test, adjusted p {p:.2g})" if p < 1 else ""
     return Finding("", check, VERDICTS[judged.count_verdict[0, place]], sentence + test)
+
+
+def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
+    """Return the probability that an unchanged model passes the test of one arm and metric.
+
+    Old and new values at one seed are taken as independent: any change of rounding has the effect of another seed
+    (arXiv:2103.04514).
+
+    Args:
+        n: seeds.
+        sd: standard deviation from seed to seed.
+        margin: of the cell.
+        alpha: of the test.
+    """
+    se = sd * math.sqrt(2 / n)
+    if n < MIN_SEEDS:
+        return 0.0
+    return statistics.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
+
+
+def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
+    """Return the fewest seeds with which an unchanged model passes at ``chance``; None above ``MAX_SEEDS``."""
+    sizes, sd = range(MIN_SEEDS, MAX_SEEDS + 1), sd_of_differences / math.sqrt(2)
+    place = bisect_left(sizes, chance, key=lambda n: chance_to_pass(n, sd, margin, alpha))
+    return sizes[place] if place < len(sizes) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -13,22 +13,24 @@ from vitlab import statistics
 from vitlab.comparison.samples import no_sample, prerequisites
 from vitlab.errors import UserError, count, nearest
 from vitlab.plan.values import Plan
-from vitlab.regression import arrays, power
+from vitlab.regression import arrays
 from vitlab.regression import decide as judging
-from vitlab.regression.arrays import MIN_SEEDS, NAN, Verdict, as_array
+from vitlab.regression.arrays import Verdict, as_array
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import Against, Cell, Finding, Pair
 from vitlab.regression.facts import first_of_arms
 from vitlab.report import frame
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
+from vitlab.spec.study import Check
+from vitlab.statistics.replicates import NAN
 from vitlab.store.folders import Store
-from vitlab.store.result import Ending
+from vitlab.store.result import Ending, TrialResult
 
 TARGET_CHANCE = 0.8  #: the probability with which an unchanged model should pass
 
 Train = Callable[[Sequence[int] | None, Sequence[str]], Values]
-"""Train the given seeds (None: those of the file) of the given arms (empty: all) and return all values."""
+"""Train the given seeds (None: the file's) of the given arms (empty: all) and return all values."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Outlook:
     arm: str
     metric: str
     against: Against
-    n: int  #: seeds, including those of a second look
+    n: int  #: seeds, with a second look included
     sd: float  #: pooled standard deviation of the baseline
     margin: float
     chance: float
@@ -86,56 +88,50 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         final = item.result.outcome.metrics if item.result is not None else {}
         if item.status == Ending.DIVERGED or not all(math.isfinite(final.get(metric, 0.0)) for metric in metrics):
             diverged[item.planned.arm] = (*diverged.get(item.planned.arm, ()), item.planned.seed)
-    devices = sorted({str(device) for device in table["device"].dropna()})
-    data = {planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)}
     return Values(
-        device=", ".join(devices),
-        data=data,
+        device=", ".join(sorted({str(device) for device in table["device"].dropna()})),
+        data={planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)},
         metrics=metrics,
         quanta=quanta,
         diverged=diverged,
         behind={arm: min(map(len, roles.values())) for arm, roles in prerequisites(plan).items()},
-        versions=_versions(outcomes),
+        versions=recorded_versions(item.result for item in outcomes),
         seconds={str(arm): float(seconds) for arm, seconds in table.groupby("arm")["wall_s"].sum().items()},
     )
 
 
-def foreign_result_versions(plan: Plan, store: Store, installed: Mapping[str, str]) -> list[str]:
-    """Return the versions under which results of a plan were trained and that differ from the installed ones, as text.
+def recorded_versions(results: Iterable[TrialResult | None]) -> dict[str, str]:
+    """Return the versions under which trials were trained; of several, all of them."""
+    versions: defaultdict[str, set[str]] = defaultdict(set)
+    for result in results:
+        for name, version in {} if result is None else result.circumstances.installed.items():
+            versions[name].add(version)
+    return {name: ", ".join(sorted(versions[name])) for name in sorted(versions)}
 
-    Args:
-        plan: the plan; results that its trials start from are included.
-        store: the store of the results.
-        installed: distribution name to installed version.
-    """
-    differing: dict[str, None] = {}
-    for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites):
-        result = store.trial(trial.key, trial.code).result()
-        if result is not None:
-            differing |= dict.fromkeys(_differing_versions(result.circumstances.installed, installed))
-    return list(differing)
+
+def differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str]) -> str:
+    """Return the recorded versions that differ from the installed ones, as in ``torch 2.12.0``."""
+    return ", ".join(f"{name} {now}" for name, now in recorded.items() if installed.get(name, now) != now)
 
 
 def version_notes(baseline: Baseline, installed: Mapping[str, str]) -> list[str]:
     """Return a sentence for each side of the comparison that was trained under other than the installed versions."""
-    sides = {against: values.versions for against, values in _sides(baseline)} if baseline.values is not None else {}
-    if not sides.get("baseline") and baseline.facts is not None:
-        same = baseline.facts.torch == installed["torch"].partition("+")[0]
-        sides["baseline"] = {"torch": installed["torch"] if same else baseline.facts.torch}
-    notes = []
-    for against, recorded in sides.items():
-        if differing := _differing_versions(recorded, installed):
-            now = ", ".join(
-                f"{name} {version}" for name, version in installed.items() if recorded.get(name, version) != version
-            )
-            notes.append(f"the {against} was trained under {', '.join(differing)}, and this environment has {now}")
-    return notes
+    return [
+        f"the {against} was trained under {recorded}, and this environment has "
+        f"{differing_versions(installed, values.versions)}"
+        for against, values in (_sides(baseline) if baseline.values is not None else ())
+        if (recorded := differing_versions(values.versions, installed))
+    ]
+
+
+def settings(study: Study) -> Check:
+    """Return the settings of a study's check."""
+    return study.check or Check()
 
 
 def goals(study: Study) -> dict[str, Goal]:
-    """Return every judged metric with its goal, that of the analysis first."""
-    assert study.check is not None
-    return {study.analysis.metric: study.analysis.goal, **study.check.metrics}
+    """Return every judged metric with its goal, the analysis's own first."""
+    return {study.analysis.metric: study.analysis.goal, **settings(study).metrics}
 
 
 def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
@@ -152,32 +148,32 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
             by_arm = values.metrics.get(metric, {})
             margin, min_abs = _margins(study, values, metric)
             for arm, candidate in new.metrics[metric].items():
-                if arm not in by_arm and against == "anchor":
+                seeds, before, after = by_arm.get(arm), values.data.get(arm), new.data.get(arm)
+                if seeds is None and against == "anchor":
                     notes.append(f"arm '{arm}' has no {metric} in the anchor: its drift is not measured")
                     continue
-                if arm not in by_arm:
-                    reason = f"the baseline has no {metric} of this arm; re-run with --accept"
-                    pairs.append(Pair(arm, metric, goal, {}, candidate, margin, min_abs, refused=reason))
-                    continue
-                if not by_arm[arm] and not candidate and arm not in new.diverged:
+                if seeds == {} and not candidate and arm not in new.diverged:
                     notes.append(f"arm '{arm}' has no {metric}, and had none in the {against}: it is not judged")
                     continue
-                before, after = values.data.get(arm), new.data.get(arm)
-                lost_before = frozenset(values.diverged.get(arm, ())) - by_arm[arm].keys()
-                lost = frozenset(new.diverged.get(arm, ())) - candidate.keys()
+                refused = "" if before == after else f"its data was {before} and is {after}"
+                if seeds is None:
+                    refused = f"the baseline has no {metric} of this arm; re-run with --accept"
                 pairs.append(
                     Pair(
                         arm=arm,
                         metric=metric,
                         goal=goal,
-                        old=by_arm[arm],
+                        old=seeds or {},
                         new=candidate,
                         margin=margin,
                         min_abs=min_abs,
                         quantum=values.quanta.get(metric, 0.0),
                         against=against,
-                        lost=(lost_before, lost),
-                        refused="" if before == after else f"its data was {before} and is {after}",
+                        lost=(
+                            frozenset(values.diverged.get(arm, ())).difference(seeds or ()),
+                            frozenset(new.diverged.get(arm, ())).difference(candidate),
+                        ),
+                        refused=refused,
                         seconds=new.seconds.get(arm, NAN),
                         no_sample=no_sample(new.behind[arm]) if arm in new.behind else "",
                     )
@@ -191,51 +187,45 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
 def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
     """Train and judge every cell; with ``escalate_to``, train more seeds of the inconclusive arms and judge them again.
 
-    Each of two looks spends half of alpha, so that the chance of a false alarm is that of a single look.
+    Each of two looks spends half of alpha, so that a false alarm is as likely as with a single look.
 
     Returns:
         the cells, the findings on the number of lost and collapsed trainings, and notes.
     """
-    assert study.check is not None
-    old = _values(baseline)  # before anything is trained
-    alpha = _level(study)
+    old, alpha, more, first = _values(baseline), _level(study), more_seeds(study), study.seeds.values
     pairs, notes = family(study, baseline, train(None, ()))
     cells, findings = judging.judge(pairs, alpha)
-    inconclusive = list(dict.fromkeys(cell.arm for cell in cells if cell.verdict == "inconclusive" and cell.se > 0))
-    more = more_seeds(study)
-    if more is None or not inconclusive:
+    waiting = [cell for cell in cells if cell.verdict == "inconclusive" and cell.se > 0]
+    if more is None or not waiting:
         return cells, findings, notes
-    baseline_seeds = {seed for arms in old.metrics.values() for arm in inconclusive for seed in arms.get(arm, {})}
-    seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in study.seeds.values)
-    if len(seeds) == len(study.seeds.values):
-        notes.append(
-            "more seeds would not help, because the baseline has no more; set escalate_to and accept a baseline again"
-        )
-        return cells, findings, notes
-    pairs, notes = family(study, baseline, train(seeds, inconclusive))
+    arms = list(dict.fromkeys(cell.arm for cell in waiting))
+    baseline_seeds = {seed for values in old.metrics.values() for arm in arms for seed in values.get(arm, {})}
+    seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in first)
+    if len(seeds) == len(first):
+        advice = "set escalate_to and accept a baseline again"
+        return cells, findings, [*notes, f"more seeds would not help, because the baseline has no more; {advice}"]
+    pairs, notes = family(study, baseline, train(seeds, arms))
     more_cells, more_findings = judging.judge(pairs, alpha)
     second_look = {(cell.arm, cell.metric, cell.against): cell for cell in more_cells}
+    cells = [
+        second_look.get((cell.arm, cell.metric, cell.against), cell)
+        if cell.arm in arms and cell.verdict == "inconclusive"
+        else cell
+        for cell in cells
+    ]
     decided = {finding.check: finding for finding in findings if finding.verdict == "regressed"}
-    notes.append(
-        f"{count(len(seeds), 'seed')} of {', '.join(inconclusive)}, for {len(study.seeds.values)} were inconclusive"
-    )
+    findings = [*({finding.check: finding for finding in more_findings} | decided).values()]
     return (
-        [
-            second_look.get((cell.arm, cell.metric, cell.against), cell)
-            if cell.arm in inconclusive and cell.verdict == "inconclusive"
-            else cell
-            for cell in cells
-        ],
-        [*({finding.check: finding for finding in more_findings} | decided).values()],
-        notes,
+        cells,
+        findings,
+        [*notes, f"{count(len(seeds), 'seed')} of {', '.join(arms)}, for {len(first)} were inconclusive"],
     )
 
 
 def more_seeds(study: Study) -> tuple[int, ...] | None:
-    """Return the seeds of the second look, including those of the first; None if there is no second look."""
-    assert study.check is not None
-    escalate_to = study.check.escalate_to
-    return None if escalate_to is None or escalate_to <= len(study.seeds.values) else study.seeds.up_to(escalate_to)
+    """Return the seeds of the second look, the first ones included; None if there is no second look."""
+    most = settings(study).escalate_to or 0
+    return study.seeds.up_to(most) if most > len(study.seeds.values) else None
 
 
 def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
@@ -251,10 +241,11 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
             continue  # a closed-form solution takes no steps
         result = trace(plan, planned, LEARNING_STEPS, plugins=plugins)
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
-        first, last = (sum(part) / half for part in (result.losses[:half], result.losses[-half:]))
+        sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
+        sides["validation"] = result.before, result.after
         rises = [
             f"the {which} loss went from {before:.4g} to {after:.4g} in {count(len(result.losses), 'step')}"
-            for which, before, after in (("training", first, last), ("validation", result.before, result.after))
+            for which, (before, after) in sides.items()
             if not after < before
         ]
         verdict: Verdict = ("pass", "inconclusive", "regressed")[len(rises)]
@@ -265,10 +256,10 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
 def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
     """Return for each cell the probability that a model passes if nothing but its rounding has changed.
 
-    Against the anchor, the drop from the anchor to the baseline counts against the margin.
+    Against the anchor, the drop from the anchor to the baseline counts against the margin.  Of two looks, the
+    second counts, as the first one can only add to the probability.
     """
-    assert study.check is not None
-    alpha, more, now = _level(study), more_seeds(study) or (), _values(baseline)
+    alpha, now = _level(study), _values(baseline)
     cells = []
     for against, values in _sides(baseline):
         for metric, goal in goals(study).items():
@@ -279,22 +270,20 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
                 current = current_by_arm.get(arm, {})
                 if not seeds or not current:
                     continue
-                drop = _sign(goal) * (fmean(seeds.values()) - fmean(current.values()))
+                spare = margin - _sign(goal) * (fmean(seeds.values()) - fmean(current.values()))
                 arm_sd = float(arrays.pooled_sd(as_array({arm: seeds}))[0]) or sd
-                n, n_second = (len(seeds.keys() & set(some)) for some in (study.seeds.values, more))
-                if MIN_SEEDS <= n < n_second and arm_sd > 0:
-                    chance = power.chance_in_two_looks(n, n_second, arm_sd, margin - drop, alpha)
-                else:
-                    chance = power.chance_to_pass(n, arm_sd, margin - drop, alpha) if drop < margin else 0.0
-                needs = power.seeds_to_pass(arm_sd * math.sqrt(2), margin - drop, alpha) if drop < margin else None
-                cells.append(Outlook(arm, metric, against, max(n, n_second), arm_sd, margin, chance, needs))
+                n = len(seeds.keys() & {*(more_seeds(study) or study.seeds.values)})
+                chance, needs = 0.0, None
+                if spare > 0:
+                    chance = judging.chance_to_pass(n, arm_sd, spare, alpha)
+                    needs = judging.seeds_to_pass(arm_sd * math.sqrt(2), spare, alpha)
+                cells.append(Outlook(arm, metric, against, n, arm_sd, margin, chance, needs))
     return cells
 
 
 def _level(study: Study) -> float:
     """Return the alpha of one look: half of the study's if there may be two looks."""
-    assert study.check is not None
-    return study.check.alpha if more_seeds(study) is None else study.check.alpha / 2
+    return settings(study).alpha / (1 if more_seeds(study) is None else 2)
 
 
 def _sides(baseline: Baseline) -> Iterator[tuple[Against, Values]]:
@@ -324,25 +313,9 @@ def _values(baseline: Baseline) -> Values:
     return baseline.values
 
 
-def _differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:
-    """Return the recorded versions that differ from the installed ones, as ``torch 2.12.0``."""
-    return [f"{name} {version}" for name, version in recorded.items() if installed.get(name, version) != version]
-
-
-def _versions(outcomes: Sequence[frame.StoredTrial]) -> dict[str, str]:
-    """Return the version, or versions, of each distribution that results were trained under."""
-    versions: dict[str, set[str]] = defaultdict(set)
-    for item in outcomes:
-        if item.result is not None:
-            for name, version in item.result.circumstances.installed.items():
-                versions[name].add(version)
-    return {name: ", ".join(sorted(versions[name])) for name in sorted(versions)}
-
-
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
-    assert study.check is not None
     sd = float(arrays.robust_sd(as_array(values.metrics.get(metric, {})), _sign(goals(study)[metric]))[0])
-    steps = 2 * values.quanta.get(metric, 0.0)
-    min_abs = study.check.min_abs.get(metric, max(sd, steps))
-    return study.check.margin.get(metric, max(study.check.margin_sd * sd, steps, min_abs)), min_abs
+    check, steps = settings(study), 2 * values.quanta.get(metric, 0.0)
+    min_abs = check.min_abs.get(metric, max(sd, steps))
+    return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

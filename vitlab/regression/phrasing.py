@@ -1,4 +1,4 @@
-"""Output formats of a check: Markdown, JSON, JUnit and GitHub annotations."""
+"""Output formats of a check: Markdown, JSON and JUnit."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 from xml.etree import ElementTree
 
-from vitlab.regression.arrays import NAN
-from vitlab.regression.decide import Cell
+from vitlab.regression.decide import MAX_SEEDS, Cell
 from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
-from vitlab.regression.power import MAX_SEEDS
 from vitlab.report import escaping
+from vitlab.statistics.replicates import NAN
 
 
 def markdown(result: CheckResult) -> str:
     """Return the verdict, the differences and a table of cells as Markdown."""
     lines = [f"## {result.study}: {result.verdict}", ""]
-    listed = [finding for finding in result.findings if finding.verdict != "pass" or finding.sentence]
-    # The same checks that JUnit counts.
     verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
     if verdicts:
         lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
     lines += [f"**Warning:** {escaping.markdown(warning)}.\n" for warning in result.warnings]
+    listed = [finding for finding in result.findings if finding.verdict != "pass" or finding.sentence]
     for item in listed:
         prefix = f"{item.arm}: " if item.arm else ""
         lines.append(f"- **{item.verdict}** {escaping.markdown(f'{prefix}{item.check}: {item.sentence}')}")
@@ -43,7 +40,7 @@ def markdown(result: CheckResult) -> str:
 
 def as_json(result: CheckResult) -> str:
     """Return the whole result as JSON; numbers that are not finite are null."""
-    return json.dumps(_finite(asdict(result)), indent=1)
+    return json.dumps(json.loads(json.dumps(asdict(result)), parse_constant=lambda _: None), indent=1)
 
 
 def junit(result: CheckResult) -> str:
@@ -53,36 +50,18 @@ def junit(result: CheckResult) -> str:
     """
     cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, NAN) for item in result.findings]
     cases += [(cell.arm, _metric(cell), cell.verdict, _sentence(cell), cell.seconds) for cell in result.cells]
-    suite = ElementTree.Element(
-        "testsuite",
-        name=f"vitlab check {result.study}",
-        tests=str(len(cases)),
-        failures=str(sum(verdict == "regressed" for _, _, verdict, *_ in cases)),
-        errors="0",
-        skipped=str(sum(verdict == "inconclusive" for _, _, verdict, *_ in cases)),
-    )
+    suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")
+    children = {"regressed": "failure", "inconclusive": "skipped"}
     for arm, name, verdict, sentence, seconds in cases:
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(arm), name=_xml(name))
         if math.isfinite(seconds):
             case.set("time", f"{seconds:.3f}")
-        if verdict == "regressed":
-            ElementTree.SubElement(case, "failure", message=_xml(sentence))
-        elif verdict == "inconclusive":
-            ElementTree.SubElement(case, "skipped", message=_xml(sentence))
+        if verdict in children:
+            ElementTree.SubElement(case, children[verdict], message=_xml(sentence))
+    for name, element in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
+        suite.set(name, str(sum(1 for _ in suite.iter(element))))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def github(result: CheckResult, file: str) -> list[str]:
-    """Return the workflow commands by which GitHub Actions annotates the study's file with what did not pass."""
-    results = [(item.verdict, f"{item.arm or 'plan'}: {item.check}", item.sentence) for item in result.findings]
-    results += [(cell.verdict, f"{cell.arm}: {_metric(cell)}", _sentence(cell)) for cell in result.cells]
-    level = {"regressed": "error", "inconclusive": "warning"}
-    return [f"::warning file={_property(file)}::{_data(warning)}" for warning in result.warnings] + [
-        f"::{level[verdict]} file={_property(file)},title={_property(title)}::{_data(sentence)}"
-        for verdict, title, sentence in results
-        if verdict != "pass"
-    ]
 
 
 def outlook_table(cells: Sequence[Outlook]) -> str:
@@ -141,19 +120,3 @@ def _number(value: float) -> str:
 def _xml(text: str) -> str:
     """Replace the characters that XML cannot represent."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

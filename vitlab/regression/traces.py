@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from vitlab.engines import supported_engine
 from vitlab.engines.base import EngineFailed
 from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.regression.baseline import Trace
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial, execute
 from vitlab.spec.trial import LENGTHS
@@ -30,16 +31,6 @@ from vitlab.training.loop import Training
 
 EXACT_STEPS = 20
 LEARNING_STEPS = 100
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The losses of the first steps of a training."""
-
-    engine: str  #: the engine that computed it
-    losses: tuple[float, ...]  #: of every step
-    before: float  #: loss on the first validation images, before the first step
-    after: float  #: the same after the last step
 
 
 def trace(
@@ -83,7 +74,13 @@ def trace(
                     engine = failed.fallback
                     continue
                 losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []
-                return Trace(engine, tuple(losses), before, _loss(training))
+                return Trace(
+                    precision=short.spec.train.precision,
+                    engine=engine,
+                    losses=tuple(losses),
+                    before=before,
+                    after=_loss(training),
+                )
 
 
 def shorten(trial: Trial, steps: int, precision: str | None) -> Trial:
