@@ -221,7 +221,6 @@ def test_single_values_and_best_of_several_are_reported(tmp_path: Path) -> None:
     rows = [{"model": "a", "run": 0, "best_acc": 0.9, "n": 5}, {"model": "b", "run": 0, "best_acc": 0.91, "n": 3}]
     text = notes_of(table(tmp_path / "r.csv", rows), metric="best_acc")
     assert "one value of a; b: no spread" in text
-    assert "column 'n' says that values stand for several trainings" in text
     assert "'best_acc' seems to be the best of several values" in text
 
 

@@ -32,7 +32,7 @@ import vitlab
 from vitlab.cli.judge import command
 from vitlab.errors import UserError
 from vitlab.judging.experiment import read_experiment
-from vitlab.judging.files import Table
+from vitlab.judging.files import Columns, Table
 from vitlab.judging.judgement import judge
 from vitlab.trackers import server, service
 
@@ -172,7 +172,7 @@ def page(address: str, database: str, name: str) -> str:
 
 
 def table_of(uri: str, **options: Any) -> Table:
-    return read_experiment(uri, **{"metric": METRIC, "arm": "model", "seed": "seed", "baselines": None, **options})
+    return read_experiment(uri, Columns(**{"metric": METRIC, "arm": "model", "seed": "seed", **options}))
 
 
 def call(uri: str, *options: str) -> Result:
@@ -316,8 +316,7 @@ def test_runs_are_judged_as_a_table_of_their_values(database: str, tmp_path: Pat
 
 def test_runs_that_do_not_count_are_named(database: str) -> None:
     judgement = judge(f"{database}#positions", metric=METRIC, arm="model", seed="seed")
-    assert judgement.notes[:8] == (
-        "1 run left out, deleted in MLflow: vit 9.",
+    assert judgement.notes[:7] == (
         "Warning: 1 run left out, still running or never ended: vit 8.",
         "Warning: 1 run left out, stopped before the end: rope 8.",
         "1 run left out, without 'model': prepare the data.",
@@ -415,8 +414,8 @@ def test_store_that_cannot_be_read_is_refused_with_sentence(tmp_path: Path, fold
         ("s3://bucket/results.csv", "begins with 's3'"),
         ("://host#x", "begins with ''"),
         ("http://me:hush@[::1#x", "cannot be read: it is not a URI; write it as http://HOST:PORT"),
-        (f"{here}#tiny", f"For an experiment in MLflow's database, write sqlite:///{here}#tiny."),
-        (str(folder), f"For an experiment in MLflow's folder, write file://{folder}#NAME."),
+        (f"{here}#tiny", "An experiment of MLflow is sqlite:///FILE#NAME or file:///FOLDER#NAME."),
+        (str(folder), "An experiment of MLflow is sqlite:///FILE#NAME or file:///FOLDER#NAME."),
     ):
         done = CliRunner().invoke(command, [results, "--metric", "acc", "--arm", "model"])
         assert isinstance(done.exception, UserError) and message in str(done.exception)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitlab.errors import UserError
 from vitlab.judging.words import DIVERGED, FAILED
+from vitlab.statistics.replicates import Floats
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -20,15 +21,9 @@ MAX_LISTED = 5  #: rows, arms and mistakes that a message lists
 LARGEST = 1e100  #: a value beyond this has diverged; MLflow's databases store infinities as the largest number
 EXACT = 2**53  #: whole numbers from here on are not all floats
 
-_THOUSANDS = r"[+-]?(?:[1-9][0-9]{0,2}(?:%s[0-9]{3})+|[0-9]+)(?:%s[0-9]*)?"
-NOTATIONS = {
-    "a decimal point": (r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", "", "."),
-    "commas between thousands": (_THOUSANDS % (",", r"\."), ",", "."),
-    "a decimal comma": (r"[+-]?(?:[0-9]+,?[0-9]*|,[0-9]+)(?:e[+-]?[0-9]+)?", "", ","),
-    "points between thousands": (_THOUSANDS % (r"\.", ","), ".", ","),
-}
-"""Ways to write numbers: the pattern, what stands between thousands, and before decimals.  A column has one of them."""
-_NUMBER = re.compile("|".join(pattern for pattern, _, _ in NOTATIONS.values()))
+POINT = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?"  #: a number with a decimal point
+COMMA = POINT.replace(r"\.", ",")
+THOUSANDS = r"[+-]?[1-9][0-9]{0,2},[0-9]{3}"  #: a comma in such a number may stand between thousands
 _SPREAD = re.compile(r"[-+]?[0-9.,]+ ?%? *(?:\u00b1|\+/?-|\\pm|\(|\[).*")
 
 
@@ -38,37 +33,23 @@ class Remarks:
     def __init__(self, source: str) -> None:
         self.source = source
         self.notes: list[str] = []
-        self._of_options: list[str] = []
-        self._of_table: list[str] = []
-
-    def option(self, sentence: str) -> None:
-        """Add a sentence on a mistake in an option, which does not keep a table from being read."""
-        self._of_options.append(sentence)
+        self.of_options: list[str] = []  #: mistakes that do not keep a table from being read
+        self.of_table: list[str] = []
 
     def mistake(self, *sentences: str) -> None:
         """Add sentences on mistakes of a kind in the table; of many, the first ones and the number of others."""
-        self._of_table += sentences[:MAX_LISTED]
+        self.of_table += sentences[:MAX_LISTED]
         if len(sentences) > MAX_LISTED:
-            self._of_table.append(f"{len(sentences) - MAX_LISTED} more mistakes of this kind")
-
-    @property
-    def has_mistakes(self) -> bool:
-        """True if there are mistakes in the table."""
-        return bool(self._of_table)
+            self.of_table.append(f"{len(sentences) - MAX_LISTED} more mistakes of this kind")
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        sentences = dict.fromkeys((*self._of_options, *self._of_table))
+        sentences = dict.fromkeys((*self.of_options, *self.of_table))
         return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in sentences))))
 
     def check(self) -> None:
         """Raise a UserError if there are mistakes in the table."""
-        if self.has_mistakes:
-            raise self.error()
-
-    def check_all(self) -> None:
-        """Raise a UserError if there are any mistakes."""
-        if self.has_mistakes or self._of_options:
+        if self.of_table:
             raise self.error()
 
 
@@ -76,7 +57,7 @@ class Remarks:
 class Values:
     """The values of a column of a metric."""
 
-    numbers: np.ndarray[Any, np.dtype[np.float64]]  #: NaN where there is none
+    numbers: Floats  #: NaN where there is none
     endings: np.ndarray[Any, np.dtype[np.object_]]  #: done, diverged or failed
     is_percent: bool = False  #: True if every value has a percent sign
 
@@ -108,50 +89,47 @@ def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks)
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
-        return _with_endings(cells.to_numpy("float64", na_value=np.nan), np.full(len(cells), Ending.FAILED, object))
+        return _with_endings(cells.to_numpy("float64", na_value=np.nan))
     lower = texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
-    if lower.str.fullmatch(NOTATIONS["a decimal point"][0]).all():  # a million of them are parsed in half of the memory
-        return _with_endings(lower.astype("float64").to_numpy(), np.full(len(cells), Ending.FAILED, object))
+    if lower.str.fullmatch(POINT).all():  # a million of them are parsed in half of the memory
+        return _with_endings(np.asarray(lower.astype("float64"), np.float64))
     codes, distinct = pd.factorize(lower)
-    numbers = [text.removesuffix("%").rstrip() for text in distinct]
-    endings = [Ending.DIVERGED if text in DIVERGED else Ending.FAILED for text in numbers]
-    present = [place for place, text in enumerate(numbers) if text not in DIVERGED | FAILED]
-    numerals = [numbers[place] for place in present]
-    fitting = {
-        how: (thousands, point)
-        for how, (pattern, thousands, point) in NOTATIONS.items()
-        if all(map(re.compile(pattern).fullmatch, numerals))
-    }
+    bare = [text.removesuffix("%").rstrip() for text in distinct]
+    numerals = {code: text for code, text in enumerate(bare) if text not in DIVERGED | FAILED}
+    with_point, with_comma = (
+        {code for code, text in numerals.items() if re.fullmatch(pattern, text)} for pattern in (POINT, COMMA)
+    )
 
     def where(code: int) -> str:
         row = int(np.argmax(codes == code))
         return f"'{str(cells.iloc[row]).strip()}' in {place(cells.index[row])}"
 
-    wrong = [place for place in present if not _NUMBER.fullmatch(numbers[place])]
-    remarks.mistake(*(f"{where(place)} {_fault(numbers[place])}" for place in wrong))
-    is_ambiguous = "a decimal point" not in fitting and {"commas between thousands", "a decimal comma"} <= {*fitting}
-    if is_ambiguous or not (fitting or wrong):
-        cells_listed = " or ".join(where(place) for place in present[:2])
-        remarks.mistake(f"{cells_listed}: commas may stand before decimals or between thousands; write decimal points")
-    signs = [place for place in present if distinct[place].endswith("%")]
-    if 0 < len(signs) < len(present):
-        plain = next(place for place in present if place not in signs)
+    wrong = sorted(numerals.keys() - with_point - with_comma)
+    remarks.mistake(*(f"{where(code)} {_fault(numerals[code])}" for code in wrong))
+    commas = with_comma - with_point
+    if commas and (with_point - with_comma or all(re.fullmatch(THOUSANDS, numerals[code]) for code in commas)):
+        listed = " or ".join(where(code) for code in [*numerals][:2])
+        remarks.mistake(f"{listed}: commas may stand before decimals or between thousands; write decimal points")
+    signs = [code for code in numerals if distinct[code].endswith("%")]
+    if 0 < len(signs) < len(numerals):
+        plain = next(code for code in numerals if code not in signs)
         remarks.mistake(
             f"{where(plain)} has no percent sign, and other cells have one; write it in all of them or in none"
         )
-    parsed = np.full(len(distinct), np.nan)
-    if fitting:
-        thousands, point = next(iter(fitting.values()))
-        parsed[present] = [float(text.replace(thousands, "").replace(point, ".")) for text in numerals]
-    result = _with_endings(parsed, np.array(endings, object))
-    return Values(result.numbers[codes], result.endings[codes], bool(signs))
+    parsed = [
+        float(numerals[code].replace(",", ".")) if code in with_point | with_comma else np.nan for code in numerals
+    ]
+    of_texts = np.full(len(distinct), np.nan)
+    of_texts[[*numerals]] = parsed
+    endings = np.array([Ending.DIVERGED if text in DIVERGED else Ending.FAILED for text in bare], object)
+    return replace(_with_endings(of_texts[codes], endings[codes]), is_percent=bool(signs))
 
 
-def _with_endings(numbers: np.ndarray[Any, Any], lost: np.ndarray[Any, Any]) -> Values:
-    """Return numbers with the endings of their trainings; ``lost`` holds those of trainings without a number."""
+def _with_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
+    """Return numbers with the endings of their trainings; ``lost`` holds the endings of trainings without a number."""
     has_diverged = np.abs(numbers) > LARGEST  # False of NaN
-    endings = np.where(np.isnan(numbers), lost, Ending.DONE)
-    return Values(np.where(has_diverged, np.nan, numbers), np.where(has_diverged, Ending.DIVERGED, endings))
+    endings = np.where(has_diverged, Ending.DIVERGED, np.where(np.isnan(numbers), lost, Ending.DONE)).astype(object)
+    return Values(np.where(has_diverged, np.nan, numbers), endings)
 
 
 def _fault(text: str) -> str:

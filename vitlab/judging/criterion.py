@@ -44,17 +44,6 @@ class Scale:
         return (None if self.whole is None else 0.0), self.whole
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """What arms are judged by, in units of the column."""
-
-    goal: Goal
-    scale: Scale
-    margin: float | None  #: largest difference that counts as none
-    chance: float | None  #: what guesses reach; None if it is not known
-    quantum: float  #: smallest step of the metric; 0 if it is not known
-
-
 def goal_of(metric: str) -> Goal | None:
     """Return the direction in which a metric is better; None if its name does not tell."""
     name_words = words(metric)
@@ -127,13 +116,17 @@ def margin_in_units(margin: float | str | None, metric: str, scale: Scale, remar
     except ValueError:
         amount = 0.0
     if match is None or not 0 < amount < math.inf:
-        remarks.option(f"--margin {margin}: a number above 0 in units of the column, or '0.5 points', is allowed")
+        remarks.of_options.append(
+            f"--margin {margin}: a number above 0 in units of the column, or '0.5 points', is allowed"
+        )
     elif match[2] and scale.whole is None:
-        remarks.option(f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number")
+        remarks.of_options.append(
+            f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number"
+        )
     elif scale.whole is not None:
         amount *= scale.whole / 100 if match[2] else 1
         if amount >= scale.whole:
-            remarks.option(f"--margin {margin}: '{metric}' is from 0 to {scale.whole:g}; write less")
+            remarks.of_options.append(f"--margin {margin}: '{metric}' is from 0 to {scale.whole:g}; write less")
     return amount
 
 
@@ -142,14 +135,14 @@ def chance_in_units(
 ) -> float | None:
     """Return what guesses reach in units of the column, if it is given, or follows from the number of classes."""
     if chance is not None and not (math.isfinite(chance) and (scale.whole is None or 0 <= chance <= scale.whole)):
-        remarks.option(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
+        remarks.of_options.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
     if classes is None or classes < 2:
         return chance
     name_words = {*words(metric)}
     if chance is not None:
         remarks.mistake("--chance and --classes say the same; give one of them")
     if scale.whole is None or COUNTED.isdisjoint(name_words):
-        remarks.option(f"--classes: what guesses reach in '{metric}' does not follow from it; give --chance")
+        remarks.of_options.append(f"--classes: what guesses reach in '{metric}' does not follow from it; give --chance")
         return None
     guesses = max((int(word[3:]) for word in name_words if re.fullmatch(r"top[0-9]+", word)), default=1)
     share = min(1.0, guesses / classes)
@@ -161,6 +154,8 @@ def quantum_in_units(images: int | None, metric: str, scale: Scale, remarks: Rem
     if images is None or images < 1:
         return 0.0
     if scale.whole is None or COUNTED.isdisjoint(words(metric)):
-        remarks.option(f"--images: the step of '{metric}' does not follow from the number of images; leave it out")
+        remarks.of_options.append(
+            f"--images: the step of '{metric}' does not follow from the number of images; leave it out"
+        )
         return 0.0
     return scale.whole / images

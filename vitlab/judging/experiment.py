@@ -21,7 +21,7 @@ import numpy as np
 
 from vitlab.errors import UserError, count, nearest
 from vitlab.judging.cells import Remarks, names_of, shortlist
-from vitlab.judging.files import Table
+from vitlab.judging.files import Columns, Table
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
 from vitlab.trackers.address import PORTS, PROBE_S, SERVERS, Address, locate
@@ -48,33 +48,24 @@ REMEDIES = {
 """A part of an error's message to what to do."""
 
 
-def read_experiment(uri: str, *, metric: str, arm: str | None, seed: str | None, baselines: str | None) -> Table:
+def read_experiment(uri: str, columns: Columns) -> Table:
     """Read the runs of the experiment that a URI names, as a table of the columns that are named.
 
-    Left out, with a note each, are runs that are deleted, have not ended, or lack the arm or the seed, and runs with
-    nested runs that have both.
-
-    Args:
-        uri: of the experiment.
-        metric: the metric, whose last value counts.
-        arm: the parameter or tag of the arm.
-        seed: the parameter or tag of the seed.
-        baselines: the parameter or tag of the arm that each is compared with.
+    They are parameters or tags, and the metric, whose last value counts.  Left out, with a note each, are runs that
+    have not ended, or lack the arm or the seed, and runs with nested runs that have both.
 
     Raises:
         UserError: if the store cannot be read, the URI names none of its experiments, or no run has a column.
     """
-    from mlflow.entities import ViewType
-
     address, _, place = uri.partition("#")
     label = _label(address)
     selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0] if _PAGE.fullmatch(place) else ""
     with _open(address, label) as client:
         entry = _select(client, place, label)
-        runs: list[Run] = service.runs(client, entry.experiment_id, selection, ViewType.ALL)
+        runs: list[Run] = service.runs(client, entry.experiment_id, selection)
     source = f"{label}#{entry.name}"
     notes = [f"Only runs that the filter of the address selects are judged: {selection}."] if selection else []
-    return _table(entry.name, source, runs, notes, metric=metric, arm=arm, seed=seed, baselines=baselines)
+    return _table(entry.name, source, runs, notes, columns)
 
 
 # -- stores -----------------------------------------------------------------------------------------------------------
@@ -198,30 +189,21 @@ def _select(client: MlflowClient, place: str, label: str) -> Experiment:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _table(
-    name: str,
-    source: str,
-    runs: Sequence[Run],
-    notes: list[str],
-    *,
-    metric: str,
-    arm: str | None,
-    seed: str | None,
-    baselines: str | None,
-) -> Table:
+def _table(name: str, source: str, runs: Sequence[Run], notes: list[str], named: Columns) -> Table:
     """Return the table of an experiment's runs, see :func:`read_experiment`."""
     import pandas as pd
 
-    if not any(run.info.lifecycle_stage == "active" for run in runs):
+    if not runs:
         raise UserError(f"{source} has no runs")
     data = [
         {f"{kind}.{key}": value for kind in KINDS for key, value in getattr(run.data, kind).items()} for run in runs
     ]
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
-    columns = {name: _column(frame, name, remarks) for name in filter(None, (arm, seed, baselines))}
-    if arm is None:
+    columns = {name: _column(frame, name, remarks) for name in filter(None, (named.arm, named.seed, named.baselines))}
+    if named.arm is None:
         remarks.mistake(f"name the parameter or tag of the arm with --arm. {_varied(frame)}")
+    metric = named.metric
     values = frame.get(f"metrics.{metric}")
     if values is None:
         metrics = sorted(key.removeprefix("metrics.") for key in names_of(frame) if key.startswith("metrics."))
@@ -230,21 +212,18 @@ def _table(
     remarks.check()
     names = pd.Series([run.info.run_name or run.info.run_id for run in runs], frame.index)
     status = pd.Series([run.info.status for run in runs], frame.index)
-    stage = pd.Series([run.info.lifecycle_stage for run in runs], frame.index)
     is_judged = pd.Series(True, frame.index)
 
     def leave_out(reason: str, is_out: pd.Series[Any], prefix: str = "") -> None:
-        out = names[is_judged & is_out]
-        if len(out):
+        if len(out := names[is_judged & is_out]):
             notes.append(f"{prefix}{count(len(out), 'run')} left out, {reason}: {shortlist([*out])}.")
         is_judged[is_out] = False
 
-    leave_out("deleted in MLflow", stage != "active")
     if "tags.vitlab.kind" in frame:
         leave_out("no trial of an arm", ~frame["tags.vitlab.kind"].isin(["trial", np.nan]))
     for statuses, reason in UNENDED.items():
         leave_out(reason, status.isin(statuses), "Warning: ")
-    for column in filter(None, (arm, seed)):
+    for column in filter(None, (named.arm, named.seed)):
         leave_out(f"without '{column}'", columns[column].isna())
     leave_out("in favour of nested runs", names.index.to_series().isin(_ancestors(frame, frame.index[is_judged])))
     if not is_judged.any():

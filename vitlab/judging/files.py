@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 from vitlab.errors import UserError, count
 from vitlab.judging.cells import shortlist
@@ -20,8 +21,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DELIMITERS = (",", ";", "\t", "|")
-SQLITE = b"SQLite format 3\0"  #: first bytes of a SQLite file
 RECORDS = 'a list of objects such as [{"arm": "a", "seed": 0, "acc": 0.9}], an object a line, or an object of columns'
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, or the parameters, tags and metrics of runs, that the caller names."""
+
+    metric: str
+    arm: str | None = None  #: None if every column is an arm
+    seed: str | None = None
+    baselines: str | None = None  #: of the arm that each is compared with
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,8 @@ def read_table(path: Path) -> Table:
     suffix = path.suffix.lower()
     if suffix not in READERS:
         actual = f"'{path.suffix}'" if suffix else "no suffix"
-        raise UserError(f"{path}: a table is one of {', '.join(READERS)}; found {actual}.{_store_hint(path)}")
+        stores = "An experiment of MLflow is sqlite:///FILE#NAME or file:///FOLDER#NAME."
+        raise UserError(f"{path}: a table is one of {', '.join(READERS)}; found {actual}. {stores}")
     notes: list[str] = []
     try:
         rows = READERS[suffix](path, notes)
@@ -76,7 +87,7 @@ def read_table(path: Path) -> Table:
 
 
 def table_of_frame(frame: pd.DataFrame) -> Table:
-    """Return a frame as a table; an index other than that of row numbers becomes columns.
+    """Return a frame as a table; an index other than row numbers becomes columns.
 
     Raises:
         UserError: if it is none, has no rows, or several levels of columns.
@@ -106,19 +117,6 @@ def _with_index(frame: pd.DataFrame) -> pd.DataFrame:
     return _with_names(frame, frame)
 
 
-def _store_hint(path: Path) -> str:
-    """Return how to name an MLflow store whose path was given; empty for other paths."""
-    place, _, name = str(path).partition("#")
-    store = Path(place)
-    if store.is_dir():
-        return f" For an experiment in MLflow's folder, write file://{store.resolve()}#{name or 'NAME'}."
-    if store.is_file():
-        with store.open("rb") as file:
-            if file.read(len(SQLITE)) == SQLITE:
-                return f" For an experiment in MLflow's database, write sqlite:///{store.resolve()}#{name or 'NAME'}."
-    return ""
-
-
 def _text(path: Path, notes: list[str]) -> str:
     """Return the text of a file: UTF-8, UTF-16 with its mark, or else Windows-1252, which is said."""
     data = path.read_bytes()
@@ -129,7 +127,7 @@ def _text(path: Path, notes: list[str]) -> str:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
             text = data.decode("cp1252", "replace")
-            notes.append("The file is not UTF-8; its letters are read as those of Windows-1252 (Latin-1).")
+            notes.append("The file is not UTF-8; its letters are read as Windows-1252 (Latin-1).")
     if "\0" in text:
         raise ValueError("it holds bytes that are no text; save it as UTF-8")
     return text
@@ -150,7 +148,7 @@ def _delimited(path: Path, notes: list[str]) -> pd.DataFrame:
     if not any(headers.values()):
         raise ValueError("it is empty")
     delimiter, header = max(headers.items(), key=lambda item: len(item[1]))
-    # A row may begin with '#', such as that of an arm called '#1'; a comment has fewer cells.
+    # A row may begin with '#', such as the row of an arm called '#1'; a comment has fewer cells.
     cells = rf"(?:[^{re.escape(delimiter)}\n]*{re.escape(delimiter)}){{{max(1, len(header) - 1)}}}"
     text, comments = re.subn(rf"(?m)^#(?!{cells}).*\n?", "", text)
     if comments:
@@ -215,7 +213,10 @@ def _parquet(path: Path, _: list[str]) -> pd.DataFrame:
 def _sheet(path: Path, notes: list[str]) -> pd.DataFrame:
     import pandas as pd
 
-    sheets = pd.read_excel(path, sheet_name=None, header=None, dtype=object, na_filter=False)
+    with path.open("rb") as file:
+        if not is_zipfile(file):
+            raise ValueError("it is no workbook of Excel; save it as .xlsx or as .csv")
+        sheets = pd.read_excel(file, sheet_name=None, header=None, dtype=object, na_filter=False)
     [name, rows] = next(iter(sheets.items()))
     if len(sheets) > 1:
         notes.append(f"Of {len(sheets)} sheets, the first is read: {name}.")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.comparison.verdict import Verdict
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.cells import Remarks, names_of, shortlist, texts
-from vitlab.judging.criterion import Criterion, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
-from vitlab.judging.files import Table, read_table, table_of_frame
+from vitlab.judging.cells import Remarks, shortlist
+from vitlab.judging.criterion import chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
+from vitlab.judging.files import Columns, Table, read_table, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
-from vitlab.judging.words import role_of, words
-from vitlab.plan.values import Arm, Looks, MetricFacts, Plan
+from vitlab.judging.words import words
+from vitlab.plan.values import Arm, MetricFacts, Plan
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.notes import table_notes
@@ -86,7 +84,6 @@ def judge(
     images: int | None = None,
     chance: float | None = None,
     classes: int | None = None,
-    looks: Sequence[int] | None = None,
 ) -> Judgement:
     """Compare the arms of results from elsewhere with one of them, as the report of a study does.
 
@@ -111,44 +108,61 @@ def judge(
         images: number of images that the metric counts, from which its smallest step follows.
         chance: what guesses reach, in units of the column; seeds without a value are judged with it.
         classes: number of classes, from which ``chance`` follows for accuracies and errors.
-        looks: numbers of seeds at which results were looked at before more seeds were added, such as ``[3, 5, 10]``.
 
     Raises:
         UserError: with a sentence for every mistake in the table and in the arguments.
     """
-    remarks = Remarks("results" if not isinstance(results, str | Path) else str(results))
-    _check_options(remarks, alpha=alpha, goal=goal, images=images, classes=classes, looks=looks)
-    if block is not None:
-        remarks.option("block is not judged yet; judge the rows of one block at a time")
-    if baselines is not None and (baseline is not None or arm is None):
-        other = "a column per arm" if arm is None else "--baseline"
-        remarks.option(f"--baselines names a column, and cannot be combined with {other}; remove one")
+    remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
+    columns = Columns(metric, arm, seed, baselines)
+    other = "a column per arm" if arm is None else "--baseline"
+    checks = {
+        f"--goal {goal}: allowed are max and min": goal in (None, "max", "min"),
+        f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
+        f"--images {images}: a number from 1 is allowed": images is None or images >= 1,
+        f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
+        "block is not judged yet; judge the rows of one block at a time": block is None,
+        f"--baselines names a column, and cannot be combined with {other}; remove one": (
+            baselines is None or (baseline is None and arm is not None)
+        ),
+    }
+    remarks.of_options += [sentence for sentence, is_valid in checks.items() if not is_valid]
     try:
-        table = _table(results, metric, arm, seed, baselines)
+        table = _table(results, columns)
     except UserError as error:
         raise remarks.error(str(error)) from None
     remarks.source = table.source
     remarks.notes += table.notes
+    check_columns(table, columns, remarks)
     direction = goal or goal_of(metric)
-    _check_columns(table, remarks, metric, arm, seed, baselines)
     if direction is None and (arm is None or metric in table.rows):
-        remarks.option(f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min")
+        remarks.of_options.append(
+            f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
+        )
     remarks.check()
-    trainings = read_trainings(table, remarks, metric=metric, arm=arm, seed=seed, baselines=baselines)
+    trainings = read_trainings(table, columns, remarks)
     compared = _comparisons(trainings, baseline, remarks)
     scale = scale_of(metric, trainings.frame, trainings.is_percent, remarks)
-    criterion = Criterion(
-        direction or "max",
-        scale,
-        margin_in_units(margin, metric, scale, remarks),
-        chance_in_units(chance, classes, metric, scale, remarks),
-        quantum_in_units(images, metric, scale, remarks),
+    margin = margin_in_units(margin, metric, scale, remarks)
+    chance = chance_in_units(chance, classes, metric, scale, remarks)
+    quantum = quantum_in_units(images, metric, scale, remarks)
+    if remarks.of_options or remarks.of_table:
+        raise remarks.error()
+    arms = trainings.frame["arm"].unique().tolist()
+    reached = {} if chance is None else dict.fromkeys(arms, chance)
+    facts = MetricFacts(direction or "max", scale.unit, scale.bounds, chance=reached)
+    # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
+    column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
+    plan = Plan(
+        study=table.name,
+        question=f"{table.name}: which arms differ from {' or '.join(dict.fromkeys(compared.values())) or arms[0]}?",
+        arms=tuple(Arm(name, {}, compared.get(name)) for name in arms),
+        trials=(),
+        analysis=Analysis(metric=column, goal=facts.goal, margin=margin, alpha=alpha),
+        metrics={column.rpartition("/")[2]: facts},
     )
-    if looks and not (trainings.is_paired and looks[-1] == trainings.frame["seed"].nunique()):
-        seeds = trainings.frame["seed"].nunique()
-        remarks.option(f"--looks: the last look is at all seeds, {seeds}, and they need a column")
-    remarks.check_all()
-    content = _compare(trainings, compared, metric, criterion, alpha, looks or ())
+    of_study = StudyResults(plan, _results(trainings.frame, column, compared), quantum=quantum)
+    rows = summary(of_study)
+    content = Content.of(of_study, rows, table_notes(of_study, rows))
     notes = (
         *remarks.notes,
         *content.report.notes,
@@ -159,49 +173,14 @@ def judge(
     return Judgement(replace(content, report=replace(content.report, notes=notes)))
 
 
-def _check_options(
-    remarks: Remarks,
-    *,
-    goal: str | None,
-    alpha: float,
-    images: int | None,
-    classes: int | None,
-    looks: Sequence[int] | None,
-) -> None:
-    if goal not in (None, "max", "min"):
-        remarks.option(f"--goal {goal}: allowed are max and min")
-    if not 0 < alpha < 0.5:
-        remarks.option(f"--alpha {alpha}: a number between 0 and 0.5 is allowed")
-    if images is not None and images < 1:
-        remarks.option(f"--images {images}: a number from 1 is allowed")
-    if classes is not None and classes < 2:
-        remarks.option(f"--classes {classes}: a number from 2 is allowed")
-    if looks is not None and (not looks or looks[0] < 2 or any(b <= a for a, b in itertools.pairwise(looks))):
-        remarks.option(f"--looks {', '.join(map(str, looks))}: growing numbers of seeds from 2 are allowed")
-
-
-def _table(
-    results: pd.DataFrame | str | Path, metric: str, arm: str | None, seed: str | None, baselines: str | None
-) -> Table:
+def _table(results: pd.DataFrame | str | Path, columns: Columns) -> Table:
     if not isinstance(results, str | Path):
         return table_of_frame(results)
     if "://" in str(results):
         from vitlab.judging.experiment import read_experiment
 
-        return read_experiment(str(results), metric=metric, arm=arm, seed=seed, baselines=baselines)
+        return read_experiment(str(results), columns)
     return read_table(Path(results))
-
-
-def _check_columns(
-    table: Table, remarks: Remarks, metric: str, arm: str | None, seed: str | None, baselines: str | None
-) -> None:
-    if arm is not None:
-        check_columns(table, remarks, arm, seed, baselines, metric)
-        return
-    check_columns(table, remarks, seed)
-    if metric in table.rows:
-        others = [name for name in names_of(table.rows) if name != metric and role_of(name) is None]
-        remarks.mistake(f"'{metric}' is a column: name the column of the arms with --arm (found: {shortlist(others)})")
 
 
 def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -> Mapping[str, str]:
@@ -218,51 +197,6 @@ def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -
         if name not in arms:
             remarks.mistake(f"no arm '{name}'.{nearest(name, arms)} Arms: {shortlist(arms)}.")
     return compared
-
-
-def _compare(
-    trainings: Trainings,
-    compared: Mapping[str, str],
-    metric: str,
-    criterion: Criterion,
-    alpha: float,
-    looks: Sequence[int],
-) -> Content:
-    """Compare the arms; of several looks, each is at the first seeds, and the next one judges what it leaves open."""
-    # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
-    column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
-    arms, name = trainings.frame["arm"].unique().tolist(), trainings.table.name
-    chance = {} if criterion.chance is None else dict.fromkeys(arms, criterion.chance)
-    facts = MetricFacts(criterion.goal, criterion.scale.unit, criterion.scale.bounds, chance=chance)
-    plan = Plan(
-        study=name,
-        question=f"{name}: which arms differ from {' or '.join(dict.fromkeys(compared.values())) or arms[0]}?",
-        arms=tuple(Arm(arm, {}, compared.get(arm)) for arm in arms),
-        trials=(),
-        analysis=Analysis(metric=column, goal=criterion.goal, margin=criterion.margin, alpha=alpha),
-        metrics={column.rpartition("/")[2]: facts},
-    )
-    frame = _results(trainings.frame, column, compared)
-    if looks:
-        from vitlab.statistics import sequential_levels
-
-        shares = [level / alpha for level in sequential_levels(tuple(looks), alpha, max(1, len(compared)))]
-        seeds = sorted(frame["seed"].unique().tolist())
-        plan = replace(plan, looks=Looks(tuple(tuple(seeds[:size]) for size in looks), tuple(shares)))
-    for size in looks[:-1]:
-        assert plan.looks is not None
-        seen = frame[frame["seed"].isin(seeds[:size])]
-        open_arms = [
-            row["arm"]
-            for row in summary(StudyResults(plan, seen, quantum=criterion.quantum))
-            if row["verdict"] == Verdict.CANNOT_TELL
-        ]
-        if not open_arms:
-            break
-        plan = replace(plan, looks=replace(plan.looks, open=(*plan.looks.open, tuple(open_arms))))
-    results = StudyResults(plan, frame, quantum=criterion.quantum)
-    rows = summary(results)
-    return Content.of(results, rows, table_notes(results, rows))
 
 
 def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:
@@ -298,19 +232,11 @@ def _lost_seeds(trainings: Trainings) -> list[str]:
 
 def _single_values(trainings: Trainings, metric: str) -> list[str]:
     """Return notes about arms with one value, and about values that are the best of several."""
-    import pandas as pd
-
-    rows, counts = trainings.table.rows, trainings.frame["arm"].value_counts(sort=False)
+    counts = trainings.frame["arm"].value_counts(sort=False)
     lines = []
     if single := [*counts[counts == 1].index]:
         arms = shortlist(single)
         lines.append(f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged.")
-        for name in (name for name in names_of(rows) if role_of(name) == "count"):
-            if (pd.to_numeric(texts(rows[name]), errors="coerce") > 1).any():
-                lines.append(
-                    f"Warning: column '{name}' says that values stand for several trainings; their mean or best has no "
-                    "spread that can be judged; a table with a row per training has."
-                )
     if not {"best", "max"}.isdisjoint(words(metric)):
         lines.append(
             f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "

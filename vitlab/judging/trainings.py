@@ -11,14 +11,13 @@ import numpy as np
 
 from vitlab.errors import nearest
 from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, names_of, shortlist, texts, values
-from vitlab.judging.files import Table
-from vitlab.judging.words import DIVERGED, ENDED, FLAGS, LOST, STATISTICS, UNENDED, role_of
+from vitlab.judging.files import Columns, Table
+from vitlab.judging.words import DIVERGED, ENDED, LOST, STATISTICS, UNENDED, role_of
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_COLUMNS = 20  #: columns that a message lists
 FINALS = (
     "judge needs the final value of each training: export the table of runs in place of a chart, or keep the last row "
     "of each run"
@@ -39,30 +38,26 @@ class Trainings:
     baselines: Mapping[str, str] | None = None  #: arm to the arm that it is compared with, if a column says so
 
 
-def check_columns(table: Table, remarks: Remarks, *required: str | None) -> None:
-    """Add a mistake for each required column that a table does not have once."""
-    columns = names_of(table.rows)
-    remarks.mistake(
-        *(_column_fault(name, columns) for name in required if name is not None and columns.count(name) != 1)
-    )
+def check_columns(table: Table, columns: Columns, remarks: Remarks) -> None:
+    """Add a mistake for each named column that a table does not have once."""
+    names = names_of(table.rows)
+    named = [columns.seed]
+    if columns.arm is not None:
+        named = [columns.arm, columns.seed, columns.baselines, columns.metric]
+    remarks.mistake(*(_column_fault(name, names) for name in named if name is not None and names.count(name) != 1))
+    if columns.arm is None and columns.metric in names:
+        others = [name for name in names if name != columns.metric and role_of(name) is None]
+        found = f"(found: {shortlist(others)})"
+        remarks.mistake(f"'{columns.metric}' is a column: name the column of the arms with --arm {found}")
 
 
-def read_trainings(
-    table: Table, remarks: Remarks, *, metric: str, arm: str | None, seed: str | None, baselines: str | None
-) -> Trainings:
-    """Return the trainings of a table with the columns that are named.
-
-    Args:
-        table: the table.
-        remarks: receives notes and mistakes.
-        metric: the column of the metric; of a table with a column per arm, its name.
-        arm: the column of the arms; None if every column is one.
-        seed: the column of the seeds; by default the one that is called so.
-        baselines: the column of the arm that each is compared with.
+def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:
+    """Return the trainings of a table; the column of the seeds is by default the one that is called so.
 
     Raises:
         UserError: if there are mistakes.
     """
+    arm, metric, seed = columns.arm, columns.metric, columns.seed
     roles = {name: role for name, role in _roles(table).items() if name not in (arm, metric)}
     if seed is None:
         candidates = [name for name, role in roles.items() if role == "seed"]
@@ -75,8 +70,8 @@ def read_trainings(
     table = _without_statistics(table, labels, remarks)
     if arm is None:
         table, seed = _with_row_per_cell(table, remarks, metric, seed)
-        return _read(table, remarks, metric, ARM, seed, None)
-    return _read(table, remarks, metric, arm, seed, baselines)
+        arm = ARM
+    return _read(table, replace(columns, arm=arm, seed=seed), arm, remarks)
 
 
 def _roles(table: Table) -> dict[str, str | None]:
@@ -92,13 +87,7 @@ def _roles(table: Table) -> dict[str, str | None]:
 def _column_fault(name: str, columns: Sequence[str]) -> str:
     if name in columns:
         return f"several columns are called '{name}'; rename all but one"
-    more = f" and {len(columns) - MAX_COLUMNS} more" if len(columns) > MAX_COLUMNS else ""
-    sentence = f"no column '{name}'.{nearest(name, columns)} Columns: {', '.join(columns[:MAX_COLUMNS])}{more}."
-    if len(columns) == 1:
-        sentence += " Separate cells by commas, semicolons, tabs or bars."
-    elif any(re.fullmatch(r"[-+]?[0-9]*[.,]?[0-9]+", column) for column in columns):
-        sentence += " The first line holds the names of the columns."
-    return sentence
+    return f"no column '{name}'.{nearest(name, columns)} Columns: {shortlist(columns)}."
 
 
 def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | None) -> tuple[Table, str]:
@@ -113,7 +102,7 @@ def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | 
     if ignored := [name for name, role in roles.items() if role not in (None, "step")]:
         remarks.notes.append(f"Left out, as columns of these names are no arms: {shortlist(ignored)}.")
     if not arms:
-        remarks.mistake(f"no column of an arm; columns: {', '.join(columns)}")
+        remarks.mistake(f"no column of an arm; columns: {shortlist(columns)}")
     _refuse_seeds_in_names(arms, remarks)
     remarks.check()
     if seed is None:  # columns may be of different lengths
@@ -125,28 +114,29 @@ def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | 
     return replace(table, rows=long, height=len(rows)), seed or ROW
 
 
-def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | None, baselines: str | None) -> Trainings:
+def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainings:
     """Return the trainings of a table with a row per training."""
-    import pandas as pd
-
-    rows = table.rows
+    rows, metric, seed = table.rows, columns.metric, columns.seed
 
     def place(row: int) -> str:
         return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
 
     metric_values = values(rows[metric], place, remarks)
-    if arm == ARM and remarks.has_mistakes:
+    if arm == ARM and remarks.of_table:
         remarks.mistake("without --arm every column is an arm: name the column of the arms if a row is a training")
-    names = "" if seed is None else texts(rows[seed])
-    cells = {"arm": texts(rows[arm]), "name": names, "value": metric_values.numbers, "status": metric_values.endings}
-    frame = pd.DataFrame(cells, rows.index)
+    frame = rows[[]].assign(
+        arm=texts(rows[arm]),
+        name="" if seed is None else texts(rows[seed]),
+        value=metric_values.numbers,
+        status=metric_values.endings,
+    )
     for name, column in ((arm, "arm"), (seed, "name")):
         if name is not None:
             remarks.mistake(*(f"{table.place(row)} has no '{name}'" for row in rows.index[frame[column] == ""]))
     others = rows[[name for name in _roles(table) if name not in (arm, seed, metric)]]
     for name in names_of(others):
-        if (statuses := _statuses(others[name], table, remarks)) is not None:
-            frame = _with_statuses(frame, statuses[frame.index], table, remarks)
+        if role_of(name) == "status":
+            frame = _with_statuses(frame, others[name], table, remarks)
     if frame.empty:
         remarks.mistake(" ".join(("no training remains.", *remarks.notes)))
     remarks.check()
@@ -163,7 +153,9 @@ def _read(table: Table, remarks: Remarks, metric: str, arm: str, seed: str | Non
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
-    compared = None if baselines is None else _baselines(frame["arm"], texts(rows[baselines]), baselines, remarks)
+    compared = None
+    if columns.baselines is not None:
+        compared = _baselines(frame["arm"], texts(rows[columns.baselines]), columns.baselines, remarks)
     remarks.check()
     return Trainings(table, frame, metric_values.is_percent, seed is not None, compared)
 
@@ -211,37 +203,27 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
     return pd.Series(codes, names.index)
 
 
-def _statuses(column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.Series[Any] | None:
-    """Return how trainings ended, from a column such as ``state`` or ``crashed``; None if it is no such column."""
-    cells, name = texts(column).str.casefold(), str(column.name)
-    if name.casefold() in LOST | DIVERGED and cells.isin(FLAGS).all():
-        return cells.map({cell: name.casefold() if is_set else "done" for cell, is_set in FLAGS.items()})
+def _with_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
+    """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
+    cells = texts(column).str.casefold()[frame.index]
     is_known = cells.isin(ENDED | UNENDED | LOST | DIVERGED)
-    if role_of(name) != "status" or not is_known.any():
-        return None
+    if not is_known.any():
+        return frame
     remarks.mistake(
         *(
-            f"'{column[row]}' in {table.place(row)} of column '{name}' is no status; allowed are words such as "
+            f"'{column[row]}' in {table.place(row)} of column '{column.name}' is no status; allowed are words such as "
             "finished, running, failed, crashed, diverged"
-            for row in column.index[~is_known]
+            for row in cells.index[~is_known]
         )
     )
-    return cells
-
-
-def _with_statuses(frame: pd.DataFrame, statuses: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
-    """Return the trainings that have ended, with the statuses of those that are lost, whose values do not count."""
-    is_running = statuses.isin(UNENDED)
-    if is_running.any():
-        running = frame.index[is_running]
+    is_running, is_lost = cells.isin(UNENDED), cells.isin(LOST | DIVERGED)
+    if len(running := frame.index[is_running]):
         remarks.notes.append(
             f"Warning: {table.count(running)} left out, still running or never ended: {table.places(running)}."
         )
-    is_lost = statuses.isin(LOST | DIVERGED)
-    valued = frame.index[is_lost & frame["value"].notna()]
-    if len(valued):
+    if len(valued := frame.index[is_lost & frame["value"].notna()]):
         remarks.notes.append(f"Values of trainings that failed do not count: {table.places(valued)}.")
-    endings = np.where(statuses.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
+    endings = np.where(cells.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
     frame = frame.assign(value=frame["value"].mask(is_lost), status=frame["status"].mask(is_lost, endings))
     return frame[~is_running]
 
@@ -262,8 +244,7 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
             f"{table.places(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
         )
     is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
-    if is_retried.any():
-        out = frame.index[is_retried]
+    if len(out := frame.index[is_retried]):
         remarks.notes.append(
             f"{table.count(out)} left out, failed, and repeated with the same arm and seed: {table.places(out)}."
         )
@@ -283,11 +264,11 @@ def _baselines(arms: pd.Series[Any], cells: pd.Series[Any], column: str, remarks
     for arm, rows in pairs[pairs.duplicated("arm", keep=False)].groupby("arm", sort=False):
         names = ", ".join(f"'{name}'" for name in sorted(rows["baseline"]))
         remarks.mistake(f"arm '{arm}' has several values of '{column}': {names}; an arm has one baseline")
-    known, compared = {*arms}, {}
+    present, compared = {*arms}, {}
     for arm, name in zip(pairs["arm"], pairs["baseline"], strict=True):
         whole = name.removesuffix(".0")  # as pandas writes whole numbers beside empty cells
         if name and name != arm:
-            compared[arm] = whole if name not in known and whole in known else name
+            compared[arm] = whole if name not in present and whole in present else name
     if not compared:
         remarks.mistake(f"column '{column}' names no baseline; without --baselines, all arms have the same")
     return compared
