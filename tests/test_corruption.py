@@ -25,7 +25,6 @@ from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS as NAMES
 from vitlab.data.datasets.base import Corrupted
 from vitlab.data.datasets.files import SETTLED_S
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
-from vitlab.data.test_sets import TensorCache
 from vitlab.engines import base
 from vitlab.errors import SpecError, UserError
 from vitlab.geometry import DataInfo
@@ -319,13 +318,6 @@ def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypa
     assert len(calls) == 3
 
 
-def test_cache_of_corrupted_images_stays_below_its_limit():
-    cache, image = TensorCache(), torch.zeros(3, dtype=torch.int32)
-    for index in range(5):
-        cache.add(index, image, max_bytes=40)
-    assert [cache.get(index) is image for index in range(5)] == [True, True, True, False, False]
-
-
 def test_corrupted_sets_without_effect_leave_key_of_trial():
     def resolved(**options):
         return slot("dataset").resolve({**DATA, **options})
@@ -507,10 +499,10 @@ def test_arrays_of_cifar_c_are_read_by_severity(tmp_path):
     cifar10 = slot("dataset").build({"type": "cifar10", "corrupted_root": str(tmp_path)})
     options = {"corrupted": Corrupted(corruptions=["fog"], severities=[4], images=6), "classes": None}
     info = DataInfo(image=(32, 32), channels=3, classes=10)
-    (split,) = test_sets.test_sets(cifar10, options, None, info, TensorCache()).values()
+    (split,) = test_sets.test_sets(cifar10, options, None, info, {}).values()
     assert (split.metric, split.kind, split.y_N.tolist()) == ("mce", "fog", split.id_N.tolist())
     assert np.array_equal(split.at(slice(2, 9)).permute(0, 2, 3, 1), x_NHWC[30 + split.id_N[2:]])
-    grey = test_sets.test_sets(cifar10, options, None, replace(info, channels=1, image=(16, 16)), TensorCache())
+    grey = test_sets.test_sets(cifar10, options, None, replace(info, channels=1, image=(16, 16)), {})
     assert grey["corrupted/fog/4"].at(slice(0, 2)).shape == (2, 1, 16, 16)
     before = cifar10.info().test_sets
     np.save(tmp_path / "fog.npy", 255 - x_NHWC)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.augment.base import Augment
-from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest
+from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest, iter_images
 from vitlab.data.pixels import IGNORED, VOID
-from vitlab.data.splits import Prepared
+from vitlab.data.splits import Prepared, Subset
 from vitlab.registry import slot
 from vitlab.spec import Choice
 
@@ -105,9 +105,17 @@ class Feed:
             rows: ranges of positions in the batch, concatenated; all by default.
             views: consecutive copies of each image of the batch, augmented differently, in addition to its size.
         """
-        train = self._subsets["train"]
-        epoch, position_B, id_B = self._select(step, batch_size, repeats, rows, views)
-        x_BCHW = self._pixels(step, batch_size, repeats, rows, views, position_B)
+        train, part = self._subsets["train"], (batch_size, repeats, None if rows is None else tuple(rows), views)
+        epoch, position_B, id_B = self._select(step, *part)
+
+        def request(at: int) -> ReadRequest:
+            epoch, position_B, id_B = self._select(at, *part)
+            return ReadRequest(train.row_N[position_B], id_B, self._crop_request(epoch))
+
+        if self._prefetcher is None:
+            x_BCHW = train.at(position_B)
+        else:
+            x_BCHW = self._prefetcher.take(step, part, request)
         y_B = self._to_device(train.y_N[position_B])
         id_B = self._to_device(id_B)
         for normalized in (False, True):
@@ -127,24 +135,15 @@ class Feed:
             split: ``train``, ``val``, ``test`` or the name of a test set.
             batch_size: images in a batch.
         """
-        if (one := self.test_sets.get(split)) is not None:
-            for begin in range(0, len(one.y_N), batch_size):
-                part = slice(begin, begin + batch_size)
-                pixels_BCHW, y_B, id_B = map(self._to_device, (one.at(part), one.y_N[part], one.id_N[part]))
-                yield Batch(self._normalize(pixels_BCHW), y_B, id_B, 0)
-            return
-        subset = self._subsets[split]
-        prefetcher = None if subset.stored is None else Prefetcher(subset.stored, self.device)
-
-        def request(step: int) -> ReadRequest | None:
-            part = slice(step * batch_size, (step + 1) * batch_size)
-            return ReadRequest(subset.row_N[part], subset.id_N[part]) if part.start < len(subset) else None
-
-        for step in range(-(-len(subset) // batch_size)):
-            part = slice(step * batch_size, (step + 1) * batch_size)
-            pixels_BCHW = subset.at(part) if prefetcher is None else prefetcher.take(step, None, request)
-            y_B, id_B = self._to_device(subset.y_N[part]), self._to_device(subset.id_N[part])
-            yield Batch(self._normalize(pixels_BCHW), _labels(y_B), id_B, 0)
+        images = self.test_sets.get(split) or self._subsets[split]
+        parts = [slice(begin, begin + batch_size) for begin in range(0, len(images.y_N), batch_size)]
+        if isinstance(images, Subset) and images.stored is not None:
+            pixels = iter_images(images.stored, images.row_N, batch_size, self.device)
+        else:
+            pixels = map(images.at, parts)
+        for part, pixels_BCHW in zip(parts, pixels, strict=True):
+            x_BCHW, y_B, id_B = map(self._to_device, (pixels_BCHW, images.y_N[part], images.id_N[part]))
+            yield Batch(self._normalize(x_BCHW), _labels(y_B), id_B, 0)
 
     def _select(
         self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int
@@ -167,27 +166,6 @@ class Feed:
             view_B = torch.arange(views, device=id_B.device).repeat(len(id_B))
             position_B, id_B = position_B.repeat_interleave(views), id_B.repeat_interleave(views) + (view_B << 32)
         return epoch, position_B, id_B
-
-    def _pixels(
-        self,
-        step: int,
-        batch_size: int,
-        repeats: int,
-        rows: Sequence[range] | None,
-        views: int,
-        position_B: Tensor,
-    ) -> Tensor:
-        """Return the pixels, uint8 (B, C, H, W), on the device."""
-        train = self._subsets["train"]
-        if self._prefetcher is None:
-            return train.at(position_B)
-
-        def request(at: int) -> ReadRequest:
-            epoch, position_B, id_B = self._select(at, batch_size, repeats, rows, views)
-            return ReadRequest(train.row_N[position_B], id_B, self._crop_request(epoch))
-
-        part = (batch_size, repeats, None if rows is None else tuple(rows), views)
-        return self._prefetcher.take(step, part, request)
 
     def _crop_request(self, epoch: int) -> CropRequest | None:
         """Return the crop that the first augmentation takes of full-size pictures; None if it takes none."""

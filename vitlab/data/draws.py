@@ -9,7 +9,8 @@ N images of a split, M of a class, G groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,10 +34,7 @@ def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Ten
     Raises:
         DataError: if no class has two images.
     """
-    held_out_N = torch.zeros(len(y_N), dtype=torch.bool)
-    for position_M in _orders(y_N, id_N, k):
-        count = min(max(_rounded_share(share, len(position_M)), 1), len(position_M) - 1)
-        held_out_N[position_M[:count]] = True
+    held_out_N = _front(y_N, id_N, k, lambda n: min(_rounded_share(share, n), n - 1))
     if not held_out_N.any():
         raise DataError(
             f"no class has two images, so none of the {len(y_N)} can be held out for validation; add images"
@@ -72,12 +70,7 @@ def fraction(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
         share: in (0, 1]; of each class of n images ``share * n`` are selected, rounded, at least one.
         k: key of the draw.
     """
-    if share == 1:
-        return torch.arange(len(y_N))
-    mask_N = torch.zeros(len(y_N), dtype=torch.bool)
-    for position_M in _orders(y_N, id_N, k):
-        mask_N[position_M[: max(_rounded_share(share, len(position_M)), 1)]] = True
-    return mask_N.nonzero()[:, 0]
+    return _front(y_N, id_N, k, partial(_rounded_share, share)).nonzero()[:, 0]
 
 
 def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
@@ -92,20 +85,20 @@ def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
         count: at least one.
         k: key of the draw.
     """
-    mask_N = torch.zeros(len(y_N), dtype=torch.bool)
-    for position_M in _orders(y_N, id_N, k):
-        mask_N[position_M[:count]] = True
-    return mask_N.nonzero()[:, 0]
+    return _front(y_N, id_N, k, lambda n: count).nonzero()[:, 0]
 
 
-def _orders(y_N: Tensor, id_N: Tensor, k: noise.Key) -> Iterator[Tensor]:
-    """Yield, for each class, the positions of its images in an order drawn from ``k`` and their identities."""
+def _front(y_N: Tensor, id_N: Tensor, k: noise.Key, count: Callable[[int], int]) -> Tensor:
+    """Return which images are among the first ``count(M)`` of their class, in an order drawn from ``k``, bool (N,)."""
     word_N2 = noise.bits(k, id_N, 2).long() & 0x7FFFFFFF
     rank_N = torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
-    for label in sorted(set(y_N.tolist())):
-        yield rank_N[y_N[rank_N] == label]
+    front_N = torch.zeros(len(y_N), dtype=torch.bool)
+    for label in set(y_N.tolist()):
+        position_M = rank_N[y_N[rank_N] == label]
+        front_N[position_M[: count(len(position_M))]] = True
+    return front_N
 
 
 def _rounded_share(share: float, n: int) -> int:
-    """Return ``share * n`` rounded to the nearest whole number, halves up."""
-    return int(share * n + 0.5)
+    """Return ``share * n`` rounded to the nearest whole number, halves up; at least one."""
+    return max(int(share * n + 0.5), 1)

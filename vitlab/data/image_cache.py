@@ -10,13 +10,13 @@ M images of an official split, B of a batch, C channels, H rows, W columns.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
-import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from vitlab.data.augment.base import Boxes
 from vitlab.data.datasets import files
 from vitlab.data.datasets.pictures import Decoded, EncodedPictures, Interpolation, Pictures, check_memory
+from vitlab.data.datasets.pictures import memory as memory
 from vitlab.data.pixels import resize, with_channels
 from vitlab.errors import DataError
 from vitlab.geometry import Pair
@@ -41,6 +42,8 @@ MAX_MEMORY_SHARE = 1 / 4
 """Largest share of the machine's memory for a decoded set; every worker holds its own copy."""
 FREE_SPACE_FACTOR = 2
 """Required free disk space, as a multiple of the size of the set to be written."""
+
+CPU = torch.device("cpu")
 
 Place = Literal["memory", "disk", "never"]
 
@@ -60,27 +63,8 @@ class ReadRequest(NamedTuple):
     crop: CropRequest | None = None
 
 
-class StoredImages(ABC):
-    """The images of an official split, uint8, read on request."""
-
-    shape: tuple[int, int, int, int]  #: M, C, H, W
-
-    @abstractmethod
-    def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
-        """Read images into ``out_BCHW``.  Must be thread-safe.
-
-        Raises:
-            DataError: naming the picture that cannot be read.
-        """
-
-    def take(self, row_B: Tensor) -> Tensor:
-        """Return some images, uint8 (B, C, H, W), on the CPU."""
-        request = ReadRequest(row_B, row_B)
-        return Prefetcher(self, torch.device("cpu")).take(0, None, lambda step: request if step == 0 else None)
-
-
-class LazyDecode(StoredImages):
-    """Images that are decoded from their files at every read.
+class StoredImages:
+    """The images of an official split, uint8: decoded from their pictures at every read, or once before.
 
     Args:
         pictures: of the split.
@@ -88,15 +72,30 @@ class LazyDecode(StoredImages):
         size: rows and columns of the images.
     """
 
+    decoded: np.ndarray | None = None
+    """The images, (M, C, H, W), if they were decoded before; a memory-mapped file shares its pages between all
+    processes of the machine."""
+
     def __init__(self, pictures: Pictures, channels: int, size: Pair) -> None:
         self.pictures = pictures
         self.shape = (len(pictures), channels, *size)
 
     def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
-        """Decode the requested rows into ``out_BCHW``."""
+        """Read images into ``out_BCHW``; crops are always decoded from their files.  Thread-safe.
+
+        Raises:
+            DataError: naming the picture that cannot be read.
+        """
+        if self.decoded is not None and request.crop is None:
+            out_BCHW[:] = self.decoded[request.row_B.numpy()]
+            return
         channels, size = self.shape[1], self.shape[2:]
         for position, x_CHW in enumerate(self._images(request)):
             out_BCHW[position] = resize(with_channels(x_CHW[None], channels), size)[0].numpy()
+
+    def take(self, row_B: Tensor) -> Tensor:
+        """Return some images, uint8 (B, C, H, W), on the CPU."""
+        return next(iter_images(self, row_B, max(1, len(row_B))))
 
     def _images(self, request: ReadRequest) -> Iterator[Tensor]:
         """Yield the requested pictures or crops of them, uint8 (C, H, W)."""
@@ -110,28 +109,6 @@ class LazyDecode(StoredImages):
         boxes = request.crop.boxes(request.id_B, sides_B2[:, :1], sides_B2[:, 1:])
         for row, header, box in zip(rows, headers, torch.stack(boxes[:4], 1).tolist(), strict=True):
             yield pictures.crop(row, header, box, self.shape[2:], request.crop.interpolation)
-
-
-class DecodedCache(StoredImages):
-    """Images that were decoded once, into memory or into a file.
-
-    Args:
-        x_MCHW: the images; a memory-mapped file shares its pages between all processes of the machine.
-        source: the pictures, for crops.
-    """
-
-    def __init__(self, x_MCHW: np.ndarray, source: LazyDecode) -> None:
-        self.x_MCHW = x_MCHW
-        self.source = source
-        self.shape = source.shape
-
-    def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
-        """Copy the requested images, already decoded, into ``out_BCHW``; crops are decoded again from their files."""
-        if request.crop is not None:
-            self.source.fill(out_BCHW, request)
-            return
-        for position, row in enumerate(request.row_B.tolist()):
-            out_BCHW[position] = self.x_MCHW[row]
 
 
 class Prefetcher:
@@ -164,14 +141,9 @@ class Prefetcher:
         x_BCHW = self._pending.pop((step, part)).result()
         return x_BCHW.to(self.device, non_blocking=True)
 
-    def close(self) -> None:
-        """Cancel pending reads.  The threads end with the last Prefetcher of this process."""
+    def __del__(self) -> None:
         for batch in self._pending.values():
             batch.cancel()
-        self._pending.clear()
-
-    def __del__(self) -> None:
-        self.close()
 
     def _submit(self, request: ReadRequest) -> _PendingBatch:
         pinned = self.device.type == "cuda"
@@ -201,23 +173,22 @@ class _PendingBatch(NamedTuple):
 
 
 _pools: weakref.WeakValueDictionary[int, ThreadPoolExecutor] = weakref.WeakValueDictionary()
-_pools_lock = threading.Lock()
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Return the thread pool of this process, shared by all trials; it ends with the last Prefetcher that uses it."""
-    with _pools_lock:
-        pool = _pools.get(threads)
-        if pool is None:
-            pool = _pools[threads] = ThreadPoolExecutor(threads, thread_name_prefix="vitlab-pictures")
-        return pool
+    pool = _pools.get(threads)
+    if pool is None:
+        pool = _pools[threads] = ThreadPoolExecutor(threads, thread_name_prefix="vitlab-pictures")
+    return pool
 
 
-def iter_images(images: StoredImages, row_N: Tensor | None = None, size: int = 64) -> Iterator[Tensor]:
-    """Yield the images at ``row_N``, or all of them, in order, ``size`` at a time."""
-    prefetcher = Prefetcher(images, torch.device("cpu"))
-    all_N = torch.arange(images.shape[0]) if row_N is None else row_N
-    parts = torch.split(all_N, size)
+def iter_images(
+    images: StoredImages, row_N: Tensor | None = None, size: int = 64, device: torch.device = CPU
+) -> Iterator[Tensor]:
+    """Yield the images at ``row_N``, or all of them, in order, ``size`` at a time, on a device."""
+    prefetcher = Prefetcher(images, device)
+    parts = torch.split(torch.arange(images.shape[0]) if row_N is None else row_N, size)
 
     def request(step: int) -> ReadRequest | None:
         return ReadRequest(parts[step], parts[step]) if step < len(parts) else None
@@ -228,14 +199,9 @@ def iter_images(images: StoredImages, row_N: Tensor | None = None, size: int = 6
 
 def faults(pictures: EncodedPictures) -> list[tuple[int, str]]:
     """Return the index of each picture that cannot be decoded, and the reason; all processors decode them."""
-
-    def of_part(part: range) -> list[tuple[int, str]]:
-        return [(index, fault) for index in part if (fault := pictures.fault(index))]
-
-    all_indices = range(len(pictures))
-    parts = [all_indices[begin : begin + CHECKED_TOGETHER] for begin in all_indices[::CHECKED_TOGETHER]]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [pair for pairs in pool.map(of_part, parts) for pair in pairs]
+    with ThreadPool(os.cpu_count()) as pool:
+        reasons = pool.map(pictures.fault, range(len(pictures)), CHECKED_TOGETHER)
+    return [(index, reason) for index, reason in enumerate(reasons) if reason]
 
 
 def place(decoded: Decoded, required: int) -> Place:
@@ -249,31 +215,20 @@ def place(decoded: Decoded, required: int) -> Place:
     return "memory" if required <= MAX_MEMORY_SHARE * memory() else "never"
 
 
-def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of memory of this machine, or of its container if that has less."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            return min(machine, int((root / name).read_text()))
-        except (OSError, ValueError):
-            continue
-    return machine
-
-
 def folder() -> Path:
     """Return the folder of decoded pictures, in the user's cache."""
     return files.cache() / "decoded"
 
 
-def on_disk(source: LazyDecode, name: str, what: str, check: Callable[[], object]) -> DecodedCache:
+def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], object]) -> np.ndarray:
     """Return the images in a memory-mapped file that is written once for all processes of the machine.
 
     An invalid file, such as one truncated by a crash of the machine, is written again.
 
     Args:
-        source: the pictures.
+        images: to decode.
         name: of the file; it identifies the content.
-        what: the data set, for error messages.
+        what: the pictures, for error messages.
         check: called after reading; raises if the pictures are no longer those that the name identifies.
 
     Raises:
@@ -284,35 +239,25 @@ def on_disk(source: LazyDecode, name: str, what: str, check: Callable[[], object
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file.with_suffix(".lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            x_MCHW = _map(file, source.shape)
+            x_MCHW = _map(file, images.shape)
             if x_MCHW is None:
-                _write(source, file, what, check)
-                x_MCHW = _map(file, source.shape)
+                _write(images, file, check)
+                x_MCHW = _map(file, images.shape)
+        if x_MCHW is None:
+            raise OSError("its content differs from what was written; check the disk")
     except (OSError, ValueError) as error:
         raise DataError(f"{what} could not be cached in {file}: {error}") from None
-    if x_MCHW is None:
-        raise DataError(
-            f"{what} could not be cached in {file}: its content differs from what was written; check the disk"
-        )
-    return DecodedCache(x_MCHW, source)
+    return x_MCHW
 
 
-def in_memory(source: LazyDecode, what: str) -> DecodedCache:
+def in_memory(images: StoredImages, what: str) -> np.ndarray:
     """Return the images decoded into memory.
 
     Raises:
         DataError: if a picture cannot be read, or memory is too small.
     """
-    check_memory(_size(source), what)
-    x_MCHW, begin = np.empty(source.shape, np.uint8), 0
-    for x_BCHW in iter_images(source):
-        x_MCHW[begin : begin + len(x_BCHW)] = x_BCHW.numpy()
-        begin += len(x_BCHW)
-    return DecodedCache(x_MCHW, source)
-
-
-def _size(source: LazyDecode) -> int:
-    return int(np.prod(source.shape, dtype=np.int64))
+    check_memory(math.prod(images.shape), what)
+    return images.take(torch.arange(images.shape[0])).numpy()
 
 
 def _map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -325,21 +270,19 @@ def _map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     return x_MCHW if valid else None
 
 
-def _write(source: LazyDecode, file: Path, what: str, check: Callable[[], object]) -> None:
-    required = _size(source)
-    free = shutil.disk_usage(file.parent).free
-    if FREE_SPACE_FACTOR * required > free:
-        raise DataError(
-            f"{what} needs {required / 2**30:.1f} GiB decoded and "
-            f"{FREE_SPACE_FACTOR} times as much free disk space, and "
-            f"{file.parent} has {free / 2**30:.1f} GiB free; set XDG_CACHE_HOME to another disk, or 'decoded: never'"
+def _write(images: StoredImages, file: Path, check: Callable[[], object]) -> None:
+    required, free = FREE_SPACE_FACTOR * math.prod(images.shape), shutil.disk_usage(file.parent).free
+    if required > free:
+        raise OSError(
+            f"it requires {required / 2**30:.1f} GiB of free disk space, and there are {free / 2**30:.1f} GiB; set "
+            "XDG_CACHE_HOME to another disk, or 'decoded: never'"
         )
     temporary = file.with_suffix(".part")
     try:
         with open(temporary, "wb") as out:
-            head = {"descr": "|u1", "fortran_order": False, "shape": source.shape}
+            head = {"descr": "|u1", "fortran_order": False, "shape": images.shape}
             np.lib.format.write_array_header_2_0(out, head)
-            for x_BCHW in iter_images(source):
+            for x_BCHW in iter_images(images):
                 x_BCHW.numpy().tofile(out)
             out.flush()
             os.fsync(out.fileno())  # after a crash of the machine, the final name must not point to a truncated file

@@ -17,22 +17,16 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitlab import noise, registry
+from vitlab import noise
 from vitlab.data import draws, image_cache, test_sets
 from vitlab.data.batches import Batch as Batch
 from vitlab.data.batches import Feed as Feed
 from vitlab.data.batches import Normalize as Normalize
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import (
-    SPLITS,
-    DataOptions,
-    Dataset,
-    Normalization,
-    constants_of,
-)
+from vitlab.data.datasets.base import SPLITS, Dataset, Images, constants_of
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
+from vitlab.data.image_cache import StoredImages
 from vitlab.data.model_info import model_info
 from vitlab.data.pixels import histograms, mean_and_std, statistics
 from vitlab.data.splits import Prepared as Prepared
@@ -102,30 +96,25 @@ class DataSource:
         with self.reading():
             if self.dataset.missing() is not None:
                 return []
-            if not self.has_pictures:
-                return [*self.dataset.notes(), *self._notes_on_corruptions()]
-            info, pictures = self.info(), self.pictures()
-            self._check_pictures(pictures, info)
-            notes = [*self.dataset.notes(), *self._notes_on_validation(), *self._notes_on_corruptions()]
-            return notes + self._notes_on_storage(pictures, info)
+            pictures, notes = self.pictures(), list(self.dataset.notes())
+            if pictures:
+                self._check_pictures(pictures)
+                notes += self._notes_on_validation()
+            corrupted = self.options["corrupted"]
+            if corrupted is not None and corrupted.corruptions is None and not self.options.get("corrupted_root"):
+                notes.append("test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name.")
+            return notes + (self._notes_on_storage(pictures) if pictures else [])
 
     def training_images(self, seeds: Mapping[str, int]) -> int | None:
         """Return the number of training images without decoding pictures; None if the data is absent."""
         with self.reading():
-            if self.dataset.missing() is not None:
-                return None
-            if getattr(self.dataset, "download", "never") != "never" and self.dataset.info().identity is None:
+            if self.dataset.missing() is not None or self.dataset.info().identity is None:
                 return None
             pictures = self.dataset.pictures("train")
             if pictures is None:
                 return len(prepare(self.choice, seeds).train)
-            official = Official.of(self, self._stored(pictures, image_cache.LazyDecode(pictures, 3, (1, 1))))
-            return len(official.split(self, seeds)[0])
-
-    @property
-    def has_pictures(self) -> bool:
-        """Whether images are read one by one."""
-        return type(self.dataset).pictures is not Dataset.pictures
+            images = self._stored(pictures, StoredImages(pictures, 3, (1, 1)))
+            return len(split(self, images, seeds)[0])
 
     def pictures(self) -> list[Pictures]:
         """Return the pictures of both official splits; an empty list for sets that are read at once."""
@@ -152,19 +141,21 @@ class DataSource:
             info: as the model sees the data.
             check: see :func:`vitlab.data.image_cache.on_disk`.
         """
-        pictures = self.pictures()
-        where = _place(pictures, info)[0] if pictures else "memory"
-        if where == "memory" and not self.crops_pictures:
+        pictures, subsets = self.pictures(), []
+        if not pictures:
             return [apply_options(self.dataset.read(split), self.options) for split in SPLITS]
-        name, subsets = self.digest(info, (*NON_PIXEL_OPTIONS, "classes")), []
+        where, name = _place(pictures, info)[0], self.digest(info, (*NON_PIXEL_OPTIONS, "classes"))
         for split, one in zip(SPLITS, pictures, strict=True):
-            source = image_cache.LazyDecode(one, info.channels, info.image)
-            pixels: image_cache.StoredImages = source
+            images, what = StoredImages(one, info.channels, info.image), f"{self.choice.type}: its {split} split"
             if where == "disk":
-                pixels = image_cache.on_disk(source, f"{name}.{split}", f"{self.choice.type}: its {split} split", check)
+                images.decoded = image_cache.on_disk(images, f"{name}.{split}", what, check)
             elif where == "memory":
-                pixels = image_cache.in_memory(source, f"{self.choice.type}: the pictures of its {split} split")
-            subsets.append(self._stored(one, pixels))
+                images.decoded = image_cache.in_memory(images, what)
+            if where == "memory" and not self.crops_pictures:
+                decoded = Images(torch.from_numpy(images.decoded), one.y_N)
+                subsets.append(apply_options(decoded, self.options))
+            else:
+                subsets.append(self._stored(one, images))
         return subsets
 
     def digest(self, info: DataInfo, exclude: Collection[str]) -> str:
@@ -192,26 +183,24 @@ class DataSource:
         texts = closure(begin, source.loaded).items()
         return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
-    def _stored(self, pictures: Pictures, pixels: image_cache.StoredImages) -> Subset:
+    def _stored(self, pictures: Pictures, images: StoredImages) -> Subset:
         """Return the pictures of the selected classes."""
         id_N, y_N = select_classes(pictures.y_N, self.options["classes"])
-        return Subset(pixels, id_N, y_N, id_N)
+        return Subset(images, id_N, y_N, id_N)
 
-    def _check_pictures(self, pictures: Sequence[Pictures], info: DataInfo) -> None:
+    def _check_pictures(self, pictures: Sequence[Pictures]) -> None:
         """Decode every picture once, and remember the result for this content."""
         encoded = [one for one in pictures if isinstance(one, EncodedPictures)]
-        note = files.cache() / "checked" / self.digest(info, self.options)
+        note = files.cache() / "checked" / self.digest(self.info(), self.options)
         if (text := files.read_note(note)) is None:
             text = json.dumps([image_cache.faults(one) for one in encoded])
             files.write_note(note, text)
         by_split = zip(encoded, json.loads(text), strict=True)
-        faults = [f"{one.names[index]} ({fault})" for one, found in by_split for index, fault in found]
-        if faults:
-            named = "; ".join(faults[:MAX_NAMED])
+        if faults := [f"{one.names[index]} ({fault})" for one, found in by_split for index, fault in found]:
             more = f"; and {len(faults) - MAX_NAMED:,} more" if len(faults) > MAX_NAMED else ""
             raise DataError(
                 f"{self.choice.type}: {len(faults):,} of {count(sum(map(len, encoded)), 'picture')} cannot be read; "
-                f"replace or delete {'it' if len(faults) == 1 else 'them'}: {named}{more}"
+                f"replace or delete {'it' if len(faults) == 1 else 'them'}: {'; '.join(faults[:MAX_NAMED])}{more}"
             )
 
     def _notes_on_validation(self) -> list[str]:
@@ -223,25 +212,20 @@ class DataSource:
             "training pictures, of all of which that share is held out."
         ]
 
-    def _notes_on_corruptions(self) -> list[str]:
-        corrupted = self.options["corrupted"]
-        if corrupted is None or corrupted.corruptions is not None or self.options.get("corrupted_root"):
-            return []
-        return ["test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name."]
-
-    def _notes_on_storage(self, pictures: Sequence[Pictures], info: DataInfo) -> list[str]:
+    def _notes_on_storage(self, pictures: Sequence[Pictures]) -> list[str]:
         """Return a sentence that says where pictures are read from on this machine, unless that is memory."""
-        where, size_bytes = _place(pictures, info)
-        number, size = sum(map(len, pictures)), f"{size_bytes / 2**30:,.1f} GiB"
+        where, size_bytes = _place(pictures, self.info())
         if where == "memory":
             return []
+        number, size = (
+            f"The {sum(map(len, pictures)):,} pictures of {self.choice.type}",
+            f"{size_bytes / 2**30:,.1f} GiB",
+        )
         if where == "disk":
-            return [
-                f"The {number:,} pictures of {self.choice.type} are cached decoded in {image_cache.folder()}: {size}."
-            ]
+            return [f"{number} are cached decoded in {image_cache.folder()}: {size}."]
         message = (
-            f"The {number:,} pictures of {self.choice.type} are decoded again for every batch: {size} decoded, "
-            f"on a machine with {image_cache.memory() / 2**30:,.1f} GiB of memory."
+            f"{number} are decoded again for every batch: {size} decoded, on a machine with "
+            f"{image_cache.memory() / 2**30:,.1f} GiB of memory."
         )
         if self.crops_pictures:
             return [message]  # a cache on disk does not help: crops are taken from the files
@@ -278,12 +262,12 @@ def prepare(
             f"{data.choice.type} is not the data this was planned with: planned {expected}, found {raw.info.content}; "
             "restore the data, or plan again on the machine that has it"
         )
-    reduction = data.options["fraction"], data.options["per_class"]
-    by = (data.options["validation"], *reduction, seeds["split"], None if reduction == (1, None) else seeds["subset"])
-    if raw.latest is None or raw.latest[0] != by:
-        raw.latest = by, *raw.official.split(data, seeds)
-    _, train, val = raw.latest
-    mean, std = _normalization(data.options["normalize"], raw)
+    train, val = split(data, raw.train, seeds)
+    if data.options["normalize"] == "dataset":
+        mean, std = raw.statistics
+    else:
+        constants = (tuple(numbers) for numbers in constants_of(data.options["normalize"]))
+        mean, std = (numbers * (raw.info.channels if len(numbers) == 1 else 1) for numbers in constants)
     beside: Mapping[str, test_sets.TestSet] = {}
     if any(data.options.get(name) for name in TEST_SET_OPTIONS):
         with data.reading():
@@ -291,76 +275,56 @@ def prepare(
     return Prepared(train=train, val=val, test=raw.test, info=raw.info, mean=mean, std=std, test_sets=beside)
 
 
-@dataclass(frozen=True)
-class Official:
-    """The official training split, and what its authors say about its validation images."""
-
-    images: Subset
-    group_N: Tensor | None  #: see :meth:`~vitlab.data.datasets.base.Dataset.groups`
-    held_out_M: Tensor | None  #: see :meth:`~vitlab.data.datasets.base.Dataset.held_out`
-    validation: float  #: share to hold out by default
-
-    @classmethod
-    def of(cls, data: DataSource, images: Subset) -> Official:
-        """Return the training split of a data set, of the selected classes."""
-        group_N = data.dataset.groups()
-        group_N = None if group_N is None else group_N[images.id_N]
-        return cls(images, group_N, data.dataset.held_out(), data.dataset.validation)
-
-    def split(self, data: DataSource, seeds: Mapping[str, int]) -> tuple[Subset, Subset]:
-        """Return the training and the validation images, see :func:`prepare`."""
-        options, y_N, id_N = data.options, self.images.y_N, self.images.id_N
-        share = options["validation"] or self.validation
-        stratum_N = y_N if y_N.ndim == 1 else torch.zeros_like(id_N)
-        key = noise.key(seeds["split"], "split")
-        if self.held_out_M is not None and not options["validation"]:
-            mask_N = torch.isin(id_N, self.held_out_M)
-            rest_N, val_N = (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]
-        elif self.group_N is None:
-            rest_N, val_N = draws.hold_out(stratum_N, id_N, share, key)
-        else:
-            rest_N, val_N = draws.hold_out_groups(self.group_N, share, key)
-        if not len(rest_N) or not len(val_N):
-            raise DataError(
-                f"the split of {data.choice.type} leaves no images to train on, or none to validate on; set "
-                "'validation' to the share of training images to hold out, or select more 'classes'"
-            )
-        rest = self.images.select(rest_N)
-        key = noise.key(seeds["subset"], "subset")
-        subset_N = draws.fraction(stratum_N[rest_N], rest.id_N, options["fraction"], key)
-        if options["per_class"] is not None:
-            subset_N = subset_N[draws.at_most(rest.y_N[subset_N], rest.id_N[subset_N], options["per_class"], key)]
-        return rest.select(subset_N), self.images.select(val_N)
+def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[Subset, Subset]:
+    """Return the training and the validation images among those of the official training split, see :func:`prepare`."""
+    options, y_N, id_N = data.options, images.y_N, images.id_N
+    group_N, held_out_M = data.dataset.groups(), data.dataset.held_out()
+    share = options["validation"] or data.dataset.validation
+    stratum_N = y_N if y_N.ndim == 1 else torch.zeros_like(id_N)
+    key = noise.key(seeds["split"], "split")
+    if held_out_M is not None and not options["validation"]:
+        mask_N = torch.isin(id_N, held_out_M)
+        rest_N, val_N = (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]
+    elif group_N is None:
+        rest_N, val_N = draws.hold_out(stratum_N, id_N, share, key)
+    else:
+        rest_N, val_N = draws.hold_out_groups(group_N[id_N], share, key)
+    if not len(rest_N) or not len(val_N):
+        raise DataError(
+            f"the split of {data.choice.type} leaves no images to train on, or none to validate on; set "
+            "'validation' to the share of training images to hold out, or select more 'classes'"
+        )
+    key = noise.key(seeds["subset"], "subset")
+    rest_N = rest_N[draws.fraction(stratum_N[rest_N], id_N[rest_N], options["fraction"], key)]
+    if options["per_class"] is not None:
+        rest_N = rest_N[draws.at_most(y_N[rest_N], id_N[rest_N], options["per_class"], key)]
+    return images.select(rest_N), images.select(val_N)
 
 
 @dataclass
 class _Raw:
     """A data set as the model sees it, before the validation split."""
 
-    official: Official
+    train: Subset  #: the official training split
     test: Subset
     info: DataInfo
-    note_name: str  #: of the file of its cached statistics; empty if its images are in memory
+    name: str  #: of the file of its cached statistics
     check: Callable[[], object]  #: see :func:`_check_unchanged`
-    corrupted: test_sets.TensorCache = field(default_factory=test_sets.TensorCache)
+    corrupted: test_sets.TensorCache = field(default_factory=dict)
     """Corrupted images of the test split, shared by the trials of this process."""
-    latest: tuple[tuple[Any, ...], Subset, Subset] | None = None
-    """The latest split, which consecutive trials of a study usually share: its options and seeds, its training and its
-    validation images."""
 
     @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of the training images by channel; cached on disk unless they are in memory."""
-        pixels, row_N = self.official.images.pixels_MCHW, self.official.images.row_N
-        if isinstance(pixels, torch.Tensor):
-            return statistics(pixels)
-        note = image_cache.folder() / f"{self.note_name}.statistics.json"
+        images = self.train.pixels_MCHW
+        if isinstance(images, torch.Tensor):
+            return statistics(images)
+        note = image_cache.folder() / f"{self.name}.statistics.json"
         if (text := files.read_note(note)) is not None:
             mean, std = json.loads(text)
             return tuple(mean), tuple(std)
-        count_CL = sum(histograms(x_BCHW) for x_BCHW in image_cache.iter_images(pixels, row_N))
-        assert isinstance(count_CL, torch.Tensor)
-        result = mean_and_std(count_CL)
+        count_ZCL = [histograms(x_BCHW) for x_BCHW in image_cache.iter_images(images, self.train.row_N)]
+        result = mean_and_std(torch.stack(count_ZCL).sum(0))
         self.check()
         files.write_note(note, json.dumps(result))
         return result
@@ -369,34 +333,23 @@ class _Raw:
 _cache: OrderedDict[str, _Raw] = OrderedDict()
 
 
-def _normalization(normalize: str | Normalization, raw: _Raw) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if normalize == "dataset":
-        return raw.statistics
-    mean, std = (tuple(values) * (raw.info.channels if len(values) == 1 else 1) for values in constants_of(normalize))
-    return mean, std
-
-
 def _raw(data: DataSource) -> _Raw:
     """Return the data set decoded, filtered, converted and resized; cached under its options, code and identity."""
-    dataset, plain = data.dataset, data.choice.plain()
-    own = {name: value for name, value in plain.items() if name not in DataOptions.model_fields}
-    shape = {name: plain[name] for name in ("classes", "channels", "size")}
-    code = [data.code(), sorted(registry.plugin_files.modules())]
-    key = json.dumps([str(data.choice.origin), own, shape, data.crops_pictures, code], sort_keys=True)
-    info = dataset.info()
-    key += f" {info.content}"
+    info = data.dataset.info()
+    name = data.digest(info, NON_PIXEL_OPTIONS)
+    options = {name: value for name, value in data.choice.plain().items() if name not in NON_PIXEL_OPTIONS}
+    key = json.dumps([name, str(info.content), options, data.crops_pictures], sort_keys=True)
     if key in _cache:
         _cache.move_to_end(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
-    check = partial(_check_unchanged, data, info.content if data.has_pictures else None)
+    check = partial(_check_unchanged, data, info.content if data.pictures() else None)
     train, test = data.read_splits(model_info(data.choice, info), check)
-    for split, subset in zip(SPLITS, (train, test), strict=True):
+    for which, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
-            raise DataError(f"{data.choice.type} has no {split} images; add some, or select other 'classes'")
-    info = model_info(data.choice, info if isinstance(train.stored, image_cache.LazyDecode) else check())
-    note_name = "" if train.stored is None else data.digest(info, NON_PIXEL_OPTIONS)
-    _cache[key] = raw = _Raw(Official.of(data, train), test, info, note_name, check)
+            raise DataError(f"{data.choice.type} has no {which} images; add some, or select other 'classes'")
+    is_read = train.stored is None or train.stored.decoded is not None
+    _cache[key] = raw = _Raw(train, test, model_info(data.choice, check() if is_read else info), name, check)
     while len(_cache) > MAX_CACHED:
         _cache.popitem(last=False)
     return raw

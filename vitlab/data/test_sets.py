@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data import draws, image_cache
+from vitlab.data import draws
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, CorruptionName, Dataset
-from vitlab.data.datasets.pictures import Pictures
+from vitlab.data.datasets.pictures import Pictures, memory
+from vitlab.data.image_cache import StoredImages
 from vitlab.data.splits import Subset, select_classes
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
@@ -37,22 +38,7 @@ class TestSet:
     right_SK: Tensor | None = None  #: bool, the right classes of each distinct set of labels
 
 
-class TensorCache:
-    """Tensors by key, up to a total size."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[Hashable, Tensor] = {}
-        self._bytes = 0
-
-    def get(self, key: Hashable) -> Tensor | None:
-        """Return a tensor; None if it is not cached."""
-        return self._tensors.get(key)
-
-    def add(self, key: Hashable, tensor: Tensor, max_bytes: int) -> None:
-        """Cache a tensor under a new key, unless all tensors would take more than ``max_bytes``."""
-        if self._bytes + tensor.nbytes <= max_bytes:
-            self._tensors[key] = tensor
-            self._bytes += tensor.nbytes
+TensorCache = dict[Hashable, Tensor]
 
 
 def test_sets(
@@ -115,7 +101,8 @@ def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) ->
         x_BCHW = cache.get(key)
         if x_BCHW is None:
             x_BCHW = corrupt(subset.at(part), kind, severity, subset.id_N[part])
-            cache.add(key, x_BCHW, int(MAX_MEMORY_SHARE * image_cache.memory()))
+            if sum(cached.nbytes for cached in (*cache.values(), x_BCHW)) <= MAX_MEMORY_SHARE * memory():
+                cache[key] = x_BCHW
         return x_BCHW
 
     return at
@@ -150,7 +137,7 @@ def _stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, w
     id_N, y_N = select_classes(pictures.y_N, classes)
     if not len(id_N):
         raise DataError(f"{what}: there are no pictures of the classes of the training images; add some, or remove it")
-    return Subset(image_cache.LazyDecode(pictures, info.channels, info.image), id_N, y_N, id_N)
+    return Subset(StoredImages(pictures, info.channels, info.image), id_N, y_N, id_N)
 
 
 def _limit(subset: Subset, count: int | None) -> Subset:

@@ -226,6 +226,17 @@ def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor
     return _to_tensor(decoding.shape(rgb, decoding.interpolation)), torch.from_numpy(np.array(small))
 
 
+def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes of memory of this machine, or of its container if that has less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            return min(machine, int((root / name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return machine
+
+
 def check_memory(required: int, what: str) -> None:
     """Check that decoded pictures fit into memory.
 
@@ -236,10 +247,10 @@ def check_memory(required: int, what: str) -> None:
     Raises:
         DataError: if they need more than 80 % of the machine's memory.
     """
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = memory()
     if required > 0.8 * available:
         raise DataError(
-            f"{what} need {required / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
+            f"{what} needs {required / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
             "memory; set a smaller 'image_size'"
         )
 
@@ -251,8 +262,6 @@ def reading(name: str | Path) -> Iterator[None]:
 
     try:
         yield
-    except FileNotFoundError:
-        raise DataError(f"{name} was deleted after its folder was listed; run again") from None
     except (Image.DecompressionBombError, OSError, ValueError, SyntaxError, EOFError) as error:
         raise DataError(f"{name} cannot be read as a picture: {_reason(error)}; replace or delete it") from None
 

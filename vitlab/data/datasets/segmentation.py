@@ -85,7 +85,7 @@ class MaskedPictures(Published):
         """Decode a split's images and masks into memory."""
         items = self._items(self._find_or_fetch(), split)
         decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
-        check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its pictures")
+        check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split")
         x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
         y_NHW = torch.empty((len(items), *self.image_size), dtype=torch.uint8)
         for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
