@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,6 @@ from vitlab.data.corruption.kinds import KINDS as FUNCTIONS
 from vitlab.data.corruption.kinds import Draws
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS as NAMES
 from vitlab.data.datasets.base import Corrupted
-from vitlab.data.datasets.files import SETTLED_S
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
 from vitlab.engines import base
 from vitlab.errors import SpecError, UserError
@@ -480,9 +478,6 @@ def test_published_folders_are_part_of_identity_and_missing_ones_are_refused(pub
 
 
 def test_folders_of_published_pictures_are_listed_once_per_change(published, tmp_path, monkeypatch):
-    long_ago = time.time() - 2 * SETTLED_S
-    for folder in [tmp_path / "r", tmp_path / "c", *(tmp_path / "r").rglob("n*"), *(tmp_path / "c").rglob("*")]:
-        os.utime(folder, (long_ago, long_ago))
     before, listed, scandir = data_info(published), [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda folder: listed.append(str(folder)) or scandir(folder))
     assert data_info(published) == before

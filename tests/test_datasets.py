@@ -460,10 +460,10 @@ def test_folder_mistakes_are_reported(tmp_path: Path) -> None:
     (tmp_path / "d" / "test" / "cow").mkdir()
     with pytest.raises(DataError, match="class 'cow'"):
         data_info({"type": "image_folder", "root": str(tmp_path / "d")})
-    huge = ImageFolder(root=str(tmp_path / "d"), image_size=(10**6, 10**6))
     (tmp_path / "d" / "test" / "cow").rmdir()
+    huge = {"type": "image_folder", "root": str(tmp_path / "d"), "image_size": 10**6, "decoded": "memory"}
     with pytest.raises(DataError, match="GiB"):
-        huge.read("train")
+        prepare(huge, SEEDS)
 
 
 # -- synthetic --------------------------------------------------------------------------------------------------------

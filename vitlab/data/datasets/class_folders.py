@@ -1,4 +1,4 @@
-"""Listing of class folders: which files are pictures, and what is left out.
+"""Folders of pictures by class: which files are pictures, what is left out, and what identifies their content.
 
 Hidden entries are left out, and those that systems and notebooks add (:data:`ADDED_BY_SYSTEMS`).  A link to a folder is
 followed, and each folder is read once for a class.  Names of classes and the order of pictures are those of Unicode's
@@ -7,15 +7,18 @@ composed form (NFC), which does not depend on the system that made the folders.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import unicodedata
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
-from vitlab.errors import DataError
+from vitlab.data.datasets import files
+from vitlab.errors import DataError, count
 
 ADDED_BY_SYSTEMS = frozenset({"__macosx", "@eadir", "thumbs.db", "desktop.ini", "$recycle.bin", "lost+found"})
 """Names, in lower case, of entries that systems add; they are left out, as names that begin with a full stop."""
@@ -38,94 +41,87 @@ def picture_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in formats)
 
 
+Picture = tuple[str, str]
+"""Class and path of a picture."""
+
+
 @dataclass
 class Found:
     """Pictures below class folders, and what was left out beside them."""
 
     labels: list[str] = field(default_factory=list)  #: classes, sorted; a class may have no pictures
-    pictures: list[tuple[str, str]] = field(default_factory=list)  #: class and path, sorted by class and path
+    pictures: list[Picture] = field(default_factory=list)  #: sorted by class and path
     left_out: Counter[str] = field(default_factory=Counter)  #: reason to the number of files
-    folders: list[tuple[str, int]] = field(default_factory=list)
-    """Absolute path of each folder, and the time of its last change as of before it was listed, in nanoseconds."""
-    faults: list[str] = field(default_factory=list)  #: sentences on names that cannot be told apart
-
-    @property
-    def empty(self) -> list[str]:
-        """Classes without pictures."""
-        return sorted(set(self.labels) - {label for label, _ in self.pictures})
 
 
-def pictures_below(folder: str) -> Found:
-    """Return the pictures in a folder and its subfolders, without classes; see :func:`find` for errors."""
-    found = Found()
-    found.pictures = [("", path) for path in _pictures_below(folder, frozenset(), found)]
-    return found
-
-
-def find(folder: str) -> Found:
+def find(folder: Path) -> Found:
     """Return the pictures below the class folders of a folder, those in subfolders included.
 
     Raises:
         OSError: if a folder cannot be listed.
         DataError: if a name is not valid UTF-8, which identities and reports need.
     """
-    found = Found(folders=[(os.path.abspath(folder), modified(folder))])
-    by_label: dict[str, str] = {}
-    for entry in _entries(folder, found):
-        if not _is_folder(entry):
-            found.left_out["outside of a class folder"] += 1
-        elif (label := composed(entry.name)) in by_label:
-            found.faults.append(f"{folder} has two folders '{label}', in two forms of Unicode; merge them")
+    found, labels = Found(), set()
+    for entry in sorted(folder.iterdir()):
+        if is_hidden(entry.name):
+            found.left_out["hidden"] += _count_files(entry)
+        elif entry.is_dir():
+            labels.add(label := composed(entry.name))
+            found.pictures += [(label, picture) for picture in pictures_below(entry, found.left_out)]
         else:
-            by_label[label] = entry.path
-    above = _folders_above(os.path.join(os.path.realpath(folder), "x"))
-    for label, path in sorted(by_label.items()):
-        found.labels.append(label)
-        found.pictures += [(label, picture) for picture in _pictures_below(path, above, found)]
+            found.left_out["outside of a class folder"] += 1
+    found.labels = sorted(labels)
+    # Two folders of one name, in two forms of Unicode, are one class.
+    found.pictures.sort(key=lambda picture: picture[0])
     return found
 
 
-def _pictures_below(folder: str, above: frozenset[FolderId], found: Found) -> list[str]:
-    """Return the pictures in a folder and its subfolders, sorted by path components."""
-    paths, pending = [], deque([folder])
-    seen = set(above | _folders_above(os.path.realpath(folder)))  # a link to one of these would be a loop
-    while pending:
-        current = pending.popleft()
-        if (identity := _identity(current)) in seen:
-            found.left_out[f"link to a folder that is read already: {current}"] += 1
-            continue
-        seen.add(identity)
-        found.folders.append((os.path.abspath(current), modified(current)))
-        for entry in _entries(current, found):
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if _is_folder(entry):
-                pending.append(entry.path)
-            elif suffix not in picture_suffixes():
-                found.left_out[suffix or "no suffix"] += 1
-            elif not os.path.isfile(entry.path) if entry.is_symlink() else not entry.is_file():
-                found.left_out["broken link" if entry.is_symlink() else "no regular file"] += 1
+def pictures_below(folder: Path, left_out: Counter[str]) -> list[str]:
+    """Return the pictures in a folder and its subfolders, sorted by path components.
+
+    Args:
+        folder: the folder.
+        left_out: reason to the number of files that are left out, to which those found here are added.
+    """
+    paths = []
+    for current, names in _walk(folder, left_out):
+        for name in names:
+            path, suffix = os.path.join(current, name), os.path.splitext(name)[1].lower()
+            if suffix not in picture_suffixes():
+                left_out[suffix or "no suffix"] += 1
+            elif not os.path.isfile(path):
+                left_out["broken link or special file"] += 1
             else:
-                paths.append(entry.path)
+                paths.append(path)
     return sorted(paths, key=lambda path: composed(path).split(os.sep))
 
 
-def _entries(folder: str, found: Found) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a folder that are not hidden: no links first, each kind sorted by name."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: (entry.is_symlink(), composed(entry.name))):
-            if is_hidden(entry.name):
-                below = os.walk(entry.path) if entry.is_dir(follow_symlinks=False) else [("", [], [entry.name])]
-                found.left_out["hidden"] += sum(len(names) for _, _, names in below)
-            else:
-                yield _checked(entry)
+def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield a folder and each folder below, links to folders included, once, and the names of its files."""
+    parent = folder.parent.resolve()
+    seen = set(map(str, (parent, *parent.parents, *folder.resolve().parents)))  # a link to one of these would be a loop
+    for current, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        if (real := os.path.realpath(current)) in seen:
+            left_out[f"link to a folder that is read already: {current}"] += 1
+            folders.clear()
+            continue
+        seen.add(real)
+        left_out["hidden"] += sum(_count_files(Path(current, name)) for name in (*folders, *names) if is_hidden(name))
+        # Links are followed last, so that a folder is read in its own place.
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(current, name)), composed(name)))
+        yield current, [name for name in names if not is_hidden(name)]
 
 
-def _checked(entry: os.DirEntry[str]) -> os.DirEntry[str]:
-    try:
-        entry.name.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"image_folder: {os.fsencode(entry.path)!r} has a name that is not UTF-8; rename it") from None
-    return entry
+def _raise(error: OSError) -> None:
+    raise error  # os.walk would go on without the folder
+
+
+def _count_files(entry: Path) -> int:
+    """Return 1 for a file or a link, and the number of files below for a folder."""
+    if entry.is_symlink() or not entry.is_dir():
+        return 1
+    return sum(len(names) for _, _, names in os.walk(entry))
 
 
 def is_hidden(name: str) -> bool:
@@ -134,40 +130,129 @@ def is_hidden(name: str) -> bool:
 
 
 def composed(name: str) -> str:
-    """Return a name in Unicode's composed form; macOS stores decomposed ones."""
-    return unicodedata.normalize("NFC", name)
+    """Return a name in Unicode's composed form; macOS stores decomposed ones.
 
-
-def modified(folder: str) -> int:
-    """Return the time of the last change of a folder's entries in nanoseconds; 0 if it does not exist."""
+    Raises:
+        DataError: if it is not valid UTF-8.
+    """
     try:
-        return os.stat(folder).st_mtime_ns
-    except OSError:
-        return 0
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"image_folder: {os.fsencode(name)!r} has a name that is not UTF-8; rename it") from None
+    return unicodedata.normalize("NFC", name)
 
 
 def describe(left_out: Iterable[Counter[str]]) -> str:
     """Return ``37 files left out (.txt 30, hidden 7)``; ``no files left out`` if there are none."""
-    total = sum(left_out, Counter[str]())
-    parts = ", ".join(f"{reason} {number:,}" for reason, number in total.most_common())
-    files = sum(total.values())
-    return f"{files:,} {'file' if files == 1 else 'files'} left out ({parts})" if parts else "no files left out"
+    total = +sum(left_out, Counter[str]())
+    if not total:
+        return "no files left out"
+    ordered = sorted(total.items(), key=lambda item: (-item[1], item[0]))
+    parts = ", ".join(f"{reason} {number:,}" for reason, number in ordered)
+    return f"{count(total.total(), 'file')} left out ({parts})"
 
 
-FolderId = tuple[int, int]
-"""Device and inode."""
+@dataclass(frozen=True)
+class Content:
+    """What follows from the bytes of all pictures."""
+
+    identity: str
+    copies: Mapping[str, int]  #: see :func:`count_copies`
 
 
-def _identity(folder: str) -> FolderId:
-    stat = os.stat(folder)
-    return stat.st_dev, stat.st_ino
+def content_of(root: Path, splits: Mapping[str, Sequence[Picture]]) -> Content:
+    """Return what follows from the bytes of all pictures, cached by names, sizes, inodes and modification times.
+
+    Args:
+        root: the folder of the data set.
+        splits: the pictures of each split.
+    """
+    entries = [
+        (f"{split}\0{label}\0{_name(path, root)}", Path(path))
+        for split, pictures in sorted(splits.items(), reverse=True)
+        for label, path in pictures
+    ]
+
+    def compute() -> str:
+        digest, checksums = hashlib.blake2b(digest_size=16), []
+        for entry, path in entries:
+            split, label, _ = entry.split("\0")
+            checksums.append((split, label, files.checksum(path)))
+            digest.update(f"{entry}\0{path.stat().st_size}\0{checksums[-1][2]}\n".encode())
+        return json.dumps(asdict(Content(f"image_folder:{digest.hexdigest()}", count_copies(checksums))))
+
+    return Content(**json.loads(files.remember(entries, compute)))
 
 
-def _folders_above(path: str) -> frozenset[FolderId]:
-    """Return the folders that contain a path."""
-    return frozenset(_identity(str(folder)) for folder in Path(path).parents)
+def _name(path: str, root: Path) -> str:
+    """Return the path of a picture below a folder, equal on every system."""
+    prefix = len(str(root / "x")) - 1  # 0 for the root '.', which paths do not show
+    return composed(path[prefix:]).replace(os.sep, "/")
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or a link to one; a link to itself is none, which os.DirEntry raises for."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+def count_copies(pictures: Sequence[tuple[str, str, str]]) -> dict[str, int]:
+    """Return how many pictures have the bytes of another one, by where that is; without zeros.
+
+    Keys are ``test/train`` (test pictures that are also in train), ``val/train``, ``test/val``, ``train`` (training
+    pictures beyond the first of equal ones), and ``classes`` (contents that stand in more than one class).
+
+    Args:
+        pictures: split, class and checksum of each picture.
+    """
+    of_split: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    classes: dict[str, set[str]] = {}
+    for split, label, checksum in pictures:
+        of_split[split].append(checksum)
+        classes.setdefault(checksum, set()).add(label)
+    distinct = {split: set(checksums) for split, checksums in of_split.items()}
+    copies = {
+        f"{one}/{other}": sum(checksum in distinct[other] for checksum in of_split[one])
+        for one, other in (("test", "train"), ("val", "train"), ("test", "val"))
+    }
+    copies["train"] = len(of_split["train"]) - len(distinct["train"])
+    copies["classes"] = sum(len(labels) > 1 for labels in classes.values())
+    return {where: number for where, number in copies.items() if number}
+
+
+def describe_copies(copies: Mapping[str, int], numbers: Mapping[str, int]) -> list[str]:
+    """Return a sentence for each entry of :func:`count_copies`.
+
+    Args:
+        copies: as returned by it.
+        numbers: split to the number of its pictures.
+    """
+    sentences = []
+    for where, number in copies.items():
+        one, _, other = where.partition("/")
+        if other:
+            of_all = f"{number:,} of {count(numbers[one], f'{one} picture')}"
+            sentences.append(f"{of_all} {_are(number)} also in {other}, byte for byte.")
+        elif where == "train":
+            held_out = "" if "val" in numbers else ", some of which may be held out for validation"
+            sentences.append(f"{count(number, 'train picture')} {_are(number)} identical to another{held_out}.")
+        else:
+            sentences.append(f"{count(number, 'picture')} {_are(number)} in more than one class, byte for byte.")
+    return sentences
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+_digests_of_names: dict[tuple[str, Path], tuple[Mapping[str, int], str]] = {}
+
+
+def digest_of_names(name: str, folder: Path) -> str:
+    """Return a digest over names and sizes of the pictures below a folder; cached until one of its folders changes."""
+    if not folder.is_dir():
+        raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
+    key = name, folder.absolute()
+    changed, digest = _digests_of_names.get(key, ({}, ""))
+    if not changed or any(os.stat(path).st_mtime_ns != time_ns for path, time_ns in changed.items()):
+        changed = {path: os.stat(path).st_mtime_ns for path, _ in _walk(folder, Counter())}
+        hashed = hashlib.blake2b(digest_size=16)
+        for path in pictures_below(folder, Counter()):
+            hashed.update(f"{name}\0{_name(path, folder)}\0{os.stat(path).st_size}\n".encode())
+        digest = hashed.hexdigest()
+        _digests_of_names[key] = changed, digest
+    return digest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +15,14 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from vitlab import noise
 from vitlab.data import draws
 from vitlab.data.datasets import class_folders, files
 from vitlab.data.datasets.base import CorruptionName, Dataset, Images, Size, Split, dataset
-from vitlab.data.datasets.class_folders import Found
-from vitlab.data.datasets.folder_content import Content, content_of, describe_copies, digest_of_names
-from vitlab.data.datasets.pictures import Decoded, Decoding, Fit, Interpolation, Orient, PictureFiles, check_memory
-from vitlab.data.datasets.real_labels import read_real_labels
+from vitlab.data.datasets.class_folders import Content, Found, Picture
+from vitlab.data.datasets.pictures import Decoded, Decoding, Fit, Interpolation, Orient, PictureFiles
 from vitlab.errors import DataError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.registry import Unhashed
@@ -51,7 +50,7 @@ class Listing:
     """The pictures of each split: class and path, sorted by both."""
 
     labels: Sequence[str]
-    splits: Mapping[str, Sequence[tuple[str, str]]]  #: ``train``, ``test``, and ``val`` if the folder has one
+    splits: Mapping[str, Sequence[Picture]]  #: ``train``, ``test``, and ``val`` if the folder has one
     left_out: Sequence[Counter[str]]
     layout: Layout
 
@@ -131,7 +130,7 @@ class ImageFolder(Dataset):
                 raise DataError(f"{layout}. To plan without it, set 'num_classes'.")
             return DataInfo(image=self.decoding.size, channels=3, classes=self.num_classes)
         listing = self._listing = self._list(layout)
-        self._content = content_of(self.root, listing.splits)
+        self._content = class_folders.content_of(self.root, listing.splits)
         return DataInfo(
             image=self.decoding.size,
             channels=3,
@@ -156,18 +155,13 @@ class ImageFolder(Dataset):
         return [
             f"{self.root}: {', '.join(parts)}, {left_out}.",
             *listing.layout.notes,
-            *describe_copies(self._content.copies, numbers),
+            *class_folders.describe_copies(self._content.copies, numbers),
         ]
 
     def read(self, split: Split) -> Images:
-        """Decode and resize a split into memory."""
+        """Return the pictures of a split at once."""
         pictures = self.pictures(split)
-        height, width = self.decoding.size
-        check_memory(len(pictures) * 3 * height * width, f"image_folder: the pictures of {self.root}")
-        x_NCHW = torch.empty((len(pictures), 3, height, width), dtype=torch.uint8)
-        for index, x_CHW in enumerate(x_NCHW):
-            x_CHW.copy_(pictures.image(index))
-        return Images(x_NCHW, pictures.y_N)
+        return Images(torch.stack(list(map(pictures.image, range(len(pictures))))), pictures.y_N)
 
     def pictures(self, split: Split) -> PictureFiles:
         """Return the pictures of a split; those of a folder ``val`` are the last training pictures."""
@@ -209,7 +203,7 @@ class ImageFolder(Dataset):
         """Return the pictures of a folder with a folder for each of some classes."""
         if not folder.is_dir():
             raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
-        listing, found = self._listed(), class_folders.find(str(folder))
+        listing, found = self._listed(), class_folders.find(folder)
         if unknown := sorted(set(found.labels) - set(listing.labels)):
             raise DataError(
                 f"image_folder: {folder} has a class '{unknown[0]}' that {listing.layout.train} does not have; move it "
@@ -217,9 +211,8 @@ class ImageFolder(Dataset):
             )
         return self._files(found.pictures, listing)
 
-    def _files(self, pictures: Sequence[tuple[str, str]], listing: Listing) -> PictureFiles:
-        index = {label: i for i, label in enumerate(listing.labels)}
-        y_N = torch.tensor([index[label] for label, _ in pictures], dtype=torch.int64)
+    def _files(self, pictures: Sequence[Picture], listing: Listing) -> PictureFiles:
+        y_N = _classes(pictures, listing.labels)
         return PictureFiles([path for _, path in pictures], y_N, self.decoding, self.decoded)
 
     def _listed(self) -> Listing:
@@ -295,18 +288,13 @@ class ImageFolder(Dataset):
         Raises:
             DataError: with every fault of the folders.
         """
-        found = {TRAIN: class_folders.find(str(layout.train))}
-        found |= {
-            split: class_folders.find(str(folder))
-            for split, folder in ((TEST, layout.test), ("val", layout.val))
-            if folder is not None
-        }
         folders = {TRAIN: layout.train, TEST: layout.test, "val": layout.val}
+        found = {split: class_folders.find(folder) for split, folder in folders.items() if folder is not None}
         faults = [fault for split, one in found.items() for fault in self._faults(one, folders[split], found[TRAIN])]
         if faults:
             raise DataError(f"image_folder: {'; '.join(faults)}")
         labels = found[TRAIN].labels
-        splits: dict[str, Sequence[tuple[str, str]]] = {split: one.pictures for split, one in found.items()}
+        splits: dict[str, Sequence[Picture]] = {split: one.pictures for split, one in found.items()}
         if layout.test is None:
             assert self.test is not None
             splits[TRAIN], splits[TEST] = _hold_out(found[TRAIN].pictures, labels, self.test)
@@ -314,7 +302,6 @@ class ImageFolder(Dataset):
 
     def _faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
         """Yield what is wrong with the class folders of a split."""
-        yield from found.faults
         if found is train:
             if len(found.labels) < 2:
                 yield f"{folder} needs a folder per class, at least two; found {len(found.labels)}"
@@ -322,11 +309,10 @@ class ImageFolder(Dataset):
                 yield f"{folder} has {len(found.labels)} classes, num_classes says {self.num_classes}; correct it"
         for label in sorted(set(found.labels) - set(train.labels)):
             yield f"{folder} has a class '{label}' that the training pictures do not have; move it or add it there"
-        if found.empty:
-            left_out = f" ({class_folders.describe([found.left_out])})" if found.left_out else ""
+        if empty := sorted(set(found.labels) - {label for label, _ in found.pictures}):
             yield (
-                f"{folder} has no pictures of {'class' if len(found.empty) == 1 else 'classes'} "
-                f"{_names(found.empty)}{left_out}; add some, or remove the folder"
+                f"{folder} has no pictures of {'class' if len(empty) == 1 else 'classes'} {_names(empty)} "
+                f"({class_folders.describe([found.left_out])}); add some, or remove the folder"
             )
 
     def _identity_of_test_sets(self) -> str:
@@ -338,7 +324,7 @@ class ImageFolder(Dataset):
         roots = {f"shifted/{name}": folder for name, folder in self.shifted_roots.items()}
         if self.corrupted_root is not None:
             roots["corrupted"] = self.corrupted_root
-        parts = [digest_of_names(name, folder) for name, folder in sorted(roots.items())]
+        parts = [class_folders.digest_of_names(name, folder) for name, folder in sorted(roots.items())]
         if self.real_labels is not None:
             if not self.real_labels.is_file():
                 raise DataError(f"image_folder: there is no file {self.real_labels}; correct 'real_labels'")
@@ -358,12 +344,52 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:MAX_LISTED]) + more
 
 
-def _hold_out(
-    pictures: Sequence[tuple[str, str]], labels: Sequence[str], share: float
-) -> tuple[Sequence[tuple[str, str]], Sequence[tuple[str, str]]]:
-    """Return the training and the test pictures, drawn by class; the draw is the same for every trial."""
+def _classes(pictures: Sequence[Picture], labels: Sequence[str]) -> torch.Tensor:
     index = {label: i for i, label in enumerate(labels)}
-    y_N = torch.tensor([index[label] for label, _ in pictures])
-    parts = draws.hold_out(y_N, torch.arange(len(pictures)), share, noise.key(0, "test"))
+    return torch.tensor([index[label] for label, _ in pictures], dtype=torch.int64)
+
+
+def _hold_out(
+    pictures: Sequence[Picture], labels: Sequence[str], share: float
+) -> tuple[Sequence[Picture], Sequence[Picture]]:
+    """Return the training and the test pictures, drawn by class; the draw is the same for every trial."""
+    parts = draws.hold_out(_classes(pictures, labels), torch.arange(len(pictures)), share, noise.key(0, "test"))
     train, test = ([pictures[position] for position in part_M.tolist()] for part_M in parts)
     return train, test
+
+
+Labels = frozenset[Annotated[int, Field(ge=0, strict=True)]]
+_REAL_LABELS: TypeAdapter[list[Labels] | dict[str, Labels]] = TypeAdapter(list[Labels] | dict[str, Labels])
+
+
+def read_real_labels(file: Path, pictures: Sequence[str]) -> list[frozenset[int]]:
+    """Return the set of right classes of each picture, as of ImageNet-ReaL (arXiv:2006.07159); empty for none.
+
+    Args:
+        file: JSON, a list of lists of class indices, whose n-th list is of the picture whose name ends in the number n
+            (from 1), such as ``ILSVRC2012_val_00000293.JPEG``; or a mapping from the names of pictures to such lists.
+        pictures: paths.
+
+    Raises:
+        DataError: if the file is no such file, or does not have a picture.
+    """
+    what = "a list of lists of class indices, as of ImageNet-ReaL, nor a mapping from names to such lists"
+    try:
+        content = _REAL_LABELS.validate_json(file.read_bytes())
+    except ValidationError as error:
+        # A wrong entry is deeper in one alternative than the wrong kind of the whole in the other.
+        deepest = max((fault["loc"] for fault in error.errors()), key=len)
+        place = ".".join(map(str, deepest[1:])) or "the file"
+        raise DataError(f"{file} is neither {what}: see {place}; correct 'real_labels'") from None
+    sets = []
+    for path in pictures:
+        name = Path(path).name
+        number = re.search(r"(\d+)$", Path(name).stem)
+        if isinstance(content, dict):
+            right = content.get(name)
+        else:
+            right = content[int(number[1]) - 1] if number and 0 < int(number[1]) <= len(content) else None
+        if right is None:
+            raise DataError(f"{file} has no labels of {path}; correct 'real_labels', or remove it")
+        sets.append(right)
+    return sets
