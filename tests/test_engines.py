@@ -309,8 +309,7 @@ def test_weight_averages_follow_stack(engine: str, count: int) -> None:
 def test_training_with_teacher_is_not_stacked() -> None:
     one = training()
     one.objective.distillation = object()  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="does not support distillation"):
-        slot("engine").get("vmap")([one])
+    assert "does not support distillation" in (slot("engine").get("vmap").incompatibility(one) or "")
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "batch_last"])

@@ -19,8 +19,8 @@ from vitlab import noise
 from vitlab.data.augment.geometric import Crop, Flip, RandomResizedCrop
 from vitlab.data.augment.randaugment import RandAugment
 from vitlab.data.datasets import digits
+from vitlab.data.datasets.digits import INK, SHEETS, DigitScenes
 from vitlab.data.datasets.segmentation import Pets, VOCSegmentation
-from vitlab.data.datasets.toy_segmentation import INK, SHEETS, DigitScenes
 from vitlab.data.draws import hold_out_groups
 from vitlab.data.pixels import IGNORED, VOID, resize_masks
 from vitlab.data.prepare import DataSource, Feed, data_info, prepare
@@ -73,7 +73,7 @@ def test_test_digits_are_never_trained_on() -> None:
     options = {"train_images": 400, "test_images": 100}
     scenes = DigitScenes(**options)
     prepared = prepare({"type": "digit_scenes", **options}, SEEDS)
-    contents = scenes.contents("train")
+    contents = scenes._placement("train", torch.arange(400)).source_ND
     trained_on, validated_on = (
         {digit for digit in contents[subset.id_N].flatten().tolist() if digit >= 0}
         for subset in (prepared.train, prepared.val)
@@ -83,7 +83,7 @@ def test_test_digits_are_never_trained_on() -> None:
     assert len(prepared.val) == 80 and len(prepared.train) == 320, "four sheets of twenty"
     # By pixels too, digits of the test split are in no training scene.
     assert max(trained_on | validated_on) < digits.TRAIN
-    assert scenes.contents("test").max() < digits.TEST
+    assert scenes._placement("test", torch.arange(100)).source_ND.max() < digits.TEST
     assert torch.equal(prepared.test.y_N, scenes.read("test").y_N)
     other = prepare({"type": "digit_scenes", **options}, {**SEEDS, "split": 1})
     assert set(other.val.id_N.tolist()) != set(prepared.val.id_N.tolist())
@@ -104,7 +104,9 @@ def test_scenes_depend_on_seed_and_index() -> None:
     other = DigitScenes(train_images=20, seed=1).read("train")
     assert not torch.equal(other.x_NCHW, few.x_NCHW)
     assert not torch.equal(DigitScenes(test_images=20).read("test").x_NCHW, few.x_NCHW)
-    counts = (DigitScenes(digits_per_image=(2, 5)).contents("train") >= 0).sum(1).bincount()
+    counts = (
+        (DigitScenes(digits_per_image=(2, 5))._placement("train", torch.arange(2000)).source_ND >= 0).sum(1).bincount()
+    )
     assert counts[:2].tolist() == [0, 0] and (counts[2:] > 400).all(), "every number of digits equally often"
     sides = DigitScenes()._placement("train", torch.arange(2000)).side_ND.flatten().bincount()
     assert (sides[8:17] > 700).all() and sides.sum() == sides[8:17].sum()

@@ -31,11 +31,11 @@ class TestSet:
 
     metric: str  #: name of its metric
     kind: str  #: kind of the images; values of one kind are averaged, and reported under its name
-    y_N: Tensor  #: int64, class indices; rows of ``right_SK`` if there are any
+    y_N: Tensor  #: int64, class indices; rows of ``right_NK`` if there are any
     id_N: Tensor  #: int64, identities of the images
     at: Callable[[slice], Tensor]  #: returns the images at some positions, uint8 (B, C, H, W), on the CPU
     classes: tuple[int, ...] = ()  #: classes that predictions are among; empty for all
-    right_SK: Tensor | None = None  #: bool, the right classes of each distinct set of labels
+    right_NK: Tensor | None = None  #: bool, the right classes of each image
 
 
 TensorCache = dict[Hashable, Tensor]
@@ -118,18 +118,15 @@ def _reassessed(test: Subset, right: Sequence[frozenset[int]], count: int, class
         classes: the selected classes; None for all.
     """
     place = {old: new for new, old in enumerate(classes or range(count))}
-    sets = [frozenset(place[label] for label in right[identity] if label in place) for identity in test.id_N.tolist()]
-    distinct = sorted({one for one in sets if one}, key=sorted)
-    row = {one: index for index, one in enumerate(distinct)}
-    kept_N = torch.tensor([index for index, one in enumerate(sets) if one], dtype=torch.int64)
+    right_NK = torch.zeros(len(test), count, dtype=torch.bool)
+    for right_K, identity in zip(right_NK, test.id_N.tolist(), strict=True):
+        right_K[[place[label] for label in right[identity] if label in place]] = True
+    kept_N = right_NK.any(1).nonzero()[:, 0]
     if not len(kept_N):
         raise DataError("real_labels: no test image has a right class; correct the file, or remove the option")
     subset = test.select(kept_N)
-    right_SK = torch.zeros(len(distinct), count, dtype=torch.bool)
-    for index, one in enumerate(distinct):
-        right_SK[index, list(one)] = True
-    y_N = torch.tensor([row[sets[index]] for index in kept_N.tolist()])
-    return TestSet("real_accuracy", "real_labels", y_N, subset.id_N, subset.at, right_SK=right_SK)
+    y_N = torch.arange(len(kept_N))
+    return TestSet("real_accuracy", "real_labels", y_N, subset.id_N, subset.at, right_NK=right_NK[kept_N])
 
 
 def _stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:

@@ -28,7 +28,7 @@ def torchvision(module: str = "torchvision") -> Any:
     try:
         return importlib.import_module(module)
     except RuntimeError as error:
-        if "torchvision::" not in str(error):
+        if "torchvision::" not in str(error) or _fragments:
             raise
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]  # the first attempt left partly initialised modules
@@ -37,4 +37,4 @@ def torchvision(module: str = "torchvision") -> Any:
         if not hasattr(torch.ops.torchvision, name):
             fragment.define(schema)  # type: ignore[no-untyped-call]
     _fragments.append(fragment)  # an operator exists only as long as its library object
-    return importlib.import_module(module)
+    return torchvision(module)

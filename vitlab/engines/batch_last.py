@@ -151,7 +151,7 @@ class BatchLastForward:
         embed = self.model.patch_embed
         trials = len(self.row_K)
         if type(embed) is not patch.LinearPatches:
-            return _to_KDTB(self._vectorised("patch_embed", _call, x_KBCHW.expand(trials, -1, -1, -1, -1)))
+            return _to_KDTB(self._vectorised("patch_embed", nn.Module.__call__, x_KBCHW.expand(trials, -1, -1, -1, -1)))
         x_KMF = patch.cut(x_KBCHW, embed.proj.kernel_size).flatten(1, 2)
         y_KDM = self._linear("patch_embed.proj", x_KMF.mT.expand(trials, -1, -1))
         return self._part("patch_embed.norm", y_KDM.view(*y_KDM.shape[:2], x_KBCHW.shape[1], -1).transpose(2, 3))
@@ -239,9 +239,13 @@ class BatchLastForward:
             weight_KD, bias_KD = self.rows[f"{at}.weight"], self.rows[f"{at}.bias"]
             y_KDM: Tensor = Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
             return y_KDM.view(x_KDTB.shape)
-        if type(part) is mlp.GeluMLP and _types(part.fc1, part.act, part.fc2) == (nn.Linear, nn.GELU, nn.Linear):
+        if type(part) is mlp.GeluMLP and [*map(type, (part.fc1, part.act, part.fc2))] == [
+            nn.Linear,
+            nn.GELU,
+            nn.Linear,
+        ]:
             return self._mlp(at, x_KDTB)
-        return self._tokenwise(at, x_KDTB, _call)
+        return self._tokenwise(at, x_KDTB, nn.Module.__call__)
 
     def _linear(self, at: str, x_KIM: Tensor) -> Tensor:
         return affine(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
@@ -264,11 +268,6 @@ class BatchLastForward:
 
 Call = Callable[..., Any]
 """A call of a part, which is the first argument, with inputs of one trial."""
-
-
-def _call(part: nn.Module, *inputs: Tensor) -> Any:
-    """Call a part's forward."""
-    return part(*inputs)
 
 
 class _PartCall(nn.Module):
@@ -303,7 +302,3 @@ def _is_identity(part: nn.Module) -> bool:
     if type(part) in (Dropout, DropPath):
         return cast(Any, part).p == 0 or not part.training
     return type(part) in (nn.Identity, norm.NoNorm)
-
-
-def _types(*parts: nn.Module) -> tuple[type, ...]:
-    return tuple(type(part) for part in parts)

@@ -42,9 +42,6 @@ class Vmap(Engine):
     fallback = "loop"
 
     def __init__(self, trainings: Sequence[Training]) -> None:
-        for training in trainings:
-            if reason := training.objective.stacking_incompatibility():
-                raise ValueError(reason)
         super().__init__(trainings)
         with self._falling_back():
             self._stack_weights()

@@ -18,7 +18,6 @@ from vitlab.data.datasets import folder as folder
 from vitlab.data.datasets import idx as idx
 from vitlab.data.datasets import segmentation as segmentation
 from vitlab.data.datasets import synthetic as synthetic
-from vitlab.data.datasets import toy_segmentation as toy_segmentation
 from vitlab.data.datasets.base import Dataset as Dataset
 from vitlab.data.datasets.base import Images as Images
 from vitlab.data.datasets.base import dataset as dataset

@@ -84,9 +84,9 @@ class RealAccuracy(OfTestSet):
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return True for each image whose prediction is right, (B,)."""
         prediction_B = logits.argmax(1)
-        if self.test_set is None or self.test_set.right_SK is None:  # the target itself is right
+        if self.test_set is None or self.test_set.right_NK is None:  # the target itself is right
             return prediction_B == target
-        return self.test_set.right_SK.to(logits.device)[target, prediction_B]
+        return self.test_set.right_NK.to(logits.device)[target, prediction_B]
 
 
 def metrics_of_options(options: Options) -> dict[str, Metric]:
