@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class Feed:
     def __init__(
         self,
         prepared: Prepared,
-        augment: Sequence[Choice | str | Mapping[str, Any]],
+        augment: Sequence[Choice | str | Mapping[str, object]],
         seeds: Mapping[str, int],
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -123,7 +123,7 @@ class Prefetcher:
         self.images = images
         self.device = device
         self._pool = _pool(max(1, torch.get_num_threads()))
-        self._pending: dict[tuple[int, Hashable], _PendingBatch] = {}
+        self._pending: dict[tuple[int, Hashable], tuple[Tensor, list[Future[None]]]] = {}
 
     def take(self, step: int, part: Hashable, request: Callable[[int], ReadRequest | None]) -> Tensor:
         """Return a batch, uint8 (B, C, H, W), on the device, and start to read the next ones.
@@ -137,39 +137,31 @@ class Prefetcher:
             if (at, part) not in self._pending and (next_request := request(at)) is not None:
                 self._pending[at, part] = self._submit(next_request)
         for key in [key for key in self._pending if not step <= key[0] <= step + PREFETCH_BATCHES]:
-            self._pending.pop(key).cancel()
-        x_BCHW = self._pending.pop((step, part)).result()
+            _cancel(self._pending.pop(key)[1])
+        x_BCHW, reads = self._pending.pop((step, part))
+        for read in reads:
+            read.result()
         return x_BCHW.to(self.device, non_blocking=True)
 
     def __del__(self) -> None:
-        for batch in self._pending.values():
-            batch.cancel()
+        for _, reads in self._pending.values():
+            _cancel(reads)
 
-    def _submit(self, request: ReadRequest) -> _PendingBatch:
+    def _submit(self, request: ReadRequest) -> tuple[Tensor, list[Future[None]]]:
+        """Return a batch that threads are filling, and their work."""
         pinned = self.device.type == "cuda"
         out_BCHW = torch.empty((len(request.row_B), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
-        parts = []
-        for begin in range(0, len(out_BCHW), CHUNK):
-            chunk = slice(begin, begin + CHUNK)
-            chunk_request = ReadRequest(request.row_B[chunk], request.id_B[chunk], request.crop)
-            parts.append(self._pool.submit(self.images.fill, out_BCHW[chunk].numpy(), chunk_request))
-        return _PendingBatch(out_BCHW, parts)
+        chunks = zip(*(torch.split(each, CHUNK) for each in (out_BCHW, request.row_B, request.id_B)), strict=True)
+        reads = [
+            self._pool.submit(self.images.fill, part_BCHW.numpy(), ReadRequest(row_B, id_B, request.crop))
+            for part_BCHW, row_B, id_B in chunks
+        ]
+        return out_BCHW, reads
 
 
-class _PendingBatch(NamedTuple):
-    """A batch that threads are reading."""
-
-    x_BCHW: Tensor
-    parts: list[Future[None]]
-
-    def result(self) -> Tensor:
-        for part in self.parts:
-            part.result()
-        return self.x_BCHW
-
-    def cancel(self) -> None:
-        for part in self.parts:
-            part.cancel()
+def _cancel(reads: Iterable[Future[None]]) -> None:
+    for read in reads:
+        read.cancel()
 
 
 _pools: weakref.WeakValueDictionary[int, ThreadPoolExecutor] = weakref.WeakValueDictionary()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 
@@ -68,7 +67,7 @@ class DataSource:
         OptionError: if the options are invalid.
     """
 
-    def __init__(self, choice: Choice | str | Mapping[str, Any]) -> None:
+    def __init__(self, choice: Choice | str | Mapping[str, object]) -> None:
         self.choice = choice if isinstance(choice, ResolvedChoice) else slot("dataset").resolve(choice)
         self.dataset: Dataset = slot("dataset").build(self.choice)
         self.options = self.choice.options
@@ -232,13 +231,13 @@ class DataSource:
         return [f"{message} 'decoded: disk' keeps them in {image_cache.folder()}, which is many times as fast."]
 
 
-def data_info(choice: Choice | str | Mapping[str, Any]) -> DataInfo:
+def data_info(choice: Choice | str | Mapping[str, object]) -> DataInfo:
     """Return the properties of the data as the model sees it; see :meth:`DataSource.info` for errors."""
     return DataSource(choice).info()
 
 
 def prepare(
-    choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int], expected: str | None = None
+    choice: Choice | str | Mapping[str, object], seeds: Mapping[str, int], expected: str | None = None
 ) -> Prepared:
     """Read a data set, or take it from the cache, and split it.
 

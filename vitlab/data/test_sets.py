@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data import draws
-from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, CorruptionName, Dataset
+from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, Dataset
 from vitlab.data.datasets.pictures import Pictures, memory
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.splits import Subset, select_classes
@@ -60,16 +60,14 @@ def test_sets(
     """
     sets: dict[str, TestSet] = {}
     corrupted, classes = options["corrupted"], options["classes"]
-    for kind in corruptions(corrupted, options):
+    every = CORRUPTIONS if options.get("corrupted_root") else COMPUTED_CORRUPTIONS
+    for kind in () if corrupted is None else corrupted.corruptions or every:
         for severity in corrupted.severities:
             name = f"corrupted/{kind}/{severity}"
             pictures = dataset.corrupted(kind, severity)
-            if pictures is None:
-                subset = _limit(test, corrupted.images)
-                sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, _corruption(subset, kind, severity, cache))
-            else:
-                subset = _limit(_stored(pictures, info, classes, name), corrupted.images)
-                sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, subset.at)
+            subset = _limit(test if pictures is None else _stored(pictures, info, classes, name), corrupted.images)
+            at = _corruption(subset, kind, severity, cache) if pictures is None else subset.at
+            sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
     for name, pictures in dataset.shifted().items():
         subset = _stored(pictures, info, classes, name)
         occurring = tuple(sorted(set(subset.y_N.tolist())))
@@ -77,20 +75,6 @@ def test_sets(
     if (right := dataset.reassessed()) is not None:
         sets["real_labels"] = _reassessed(test, right, info.classes, classes)
     return sets
-
-
-def corruptions(corrupted: Any, options: Mapping[str, Any]) -> Sequence[CorruptionName]:
-    """Return the corruptions of an option ``corrupted``; see :class:`~vitlab.data.datasets.base.Corrupted`.
-
-    Args:
-        corrupted: None for none.
-        options: of the data set.
-    """
-    if corrupted is None:
-        return ()
-    default = CORRUPTIONS if options.get("corrupted_root") else COMPUTED_CORRUPTIONS
-    named: Sequence[CorruptionName] | None = corrupted.corruptions
-    return named or default
 
 
 def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:

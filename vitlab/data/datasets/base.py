@@ -107,15 +107,15 @@ MIN_CORRUPTED_SIDE = 8
 """Fewest rows and columns of an image that can be corrupted."""
 
 
-def _in_order(allowed: Sequence[Any]) -> Any:
+def _distinct(value: Sequence[Any]) -> Sequence[Any]:
+    if repeated := [item for item in value if value.count(item) > 1]:
+        raise ValueError(f"{repeated[0]} is listed twice")
+    return value
+
+
+def _in_order(allowed: Sequence[Any]) -> AfterValidator:
     """Return a validator that sorts a list in the order of ``allowed``, so that equal lists have equal keys."""
-
-    def check(value: Any) -> Any:
-        if len(set(value)) < len(value):
-            raise ValueError(f"{next(item for item in value if value.count(item) > 1)} is listed twice")
-        return tuple(sorted(value, key=allowed.index))
-
-    return AfterValidator(check)
+    return AfterValidator(lambda value: tuple(sorted(_distinct(value), key=allowed.index)))
 
 
 class Corrupted(Frozen):
@@ -150,12 +150,6 @@ def _no_boolean(value: Any) -> Any:
     """Return a value that is no boolean, which pydantic would take for 1 or 0."""
     if isinstance(value, bool):
         raise ValueError("found a boolean; 1 or 3 is allowed. YAML reads yes, no, on and off as booleans")
-    return value
-
-
-def _distinct(value: list[int]) -> list[int]:
-    if len(set(value)) < len(value):
-        raise ValueError("a class is listed twice")
     return value
 
 

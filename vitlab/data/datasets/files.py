@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from vitlab.data.datasets.base import Dataset
 from vitlab.data.torchvision_import import torchvision
@@ -151,7 +151,7 @@ class Published(Dataset):
 
     name: ClassVar[str]
     torchvision_name: ClassVar[str]
-    torchvision_options: ClassVar[Mapping[str, Any]] = {}
+    torchvision_options: ClassVar[Mapping[str, str]] = {}
     layouts: ClassVar[tuple[str, ...]]  #: folders below the root that may hold the data
 
     def __init__(

@@ -23,7 +23,7 @@ from vitlab.data.datasets import class_folders, files
 from vitlab.data.datasets.base import CorruptionName, Dataset, Images, Size, Split, dataset
 from vitlab.data.datasets.class_folders import Content, Found, Picture
 from vitlab.data.datasets.pictures import Decoded, Decoding, Fit, Interpolation, Orient, PictureFiles
-from vitlab.errors import DataError, nearest
+from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.registry import Unhashed
 
@@ -49,10 +49,11 @@ class Layout(NamedTuple):
 class Listing:
     """The pictures of each split: class and path, sorted by both."""
 
+    layout: Layout
     labels: Sequence[str]
     splits: Mapping[str, Sequence[Picture]]  #: ``train``, ``test``, and ``val`` if the folder has one
     left_out: Sequence[Counter[str]]
-    layout: Layout
+    content: Content
 
 
 @dataset.register("image_folder")
@@ -115,7 +116,6 @@ class ImageFolder(Dataset):
         self.shifted_roots = {name: Path(os.path.expanduser(folder)) for name, folder in (shifted or {}).items()}
         self.real_labels = None if real_labels is None else Path(os.path.expanduser(real_labels))
         self._listing: Listing | None = None  #: as of the last call of info()
-        self._content: Content | None = None
 
     def missing(self) -> str | None:
         """Return a sentence that names the missing folder; None if all exist."""
@@ -130,12 +130,11 @@ class ImageFolder(Dataset):
                 raise DataError(f"{layout}. To plan without it, set 'num_classes'.")
             return DataInfo(image=self.decoding.size, channels=3, classes=self.num_classes)
         listing = self._listing = self._list(layout)
-        self._content = class_folders.content_of(self.root, listing.splits)
         return DataInfo(
             image=self.decoding.size,
             channels=3,
             classes=len(listing.labels),
-            identity=self._content.identity,
+            identity=listing.content.identity,
             labels=tuple(listing.labels),
             test_sets=self._identity_of_test_sets(),
             test_images=len(listing.splits[TEST]) if self.corrupted_root is None else None,
@@ -144,7 +143,6 @@ class ImageFolder(Dataset):
     def notes(self) -> Sequence[str]:
         """Return what was read, what was left out, and how many pictures are duplicates."""
         listing = self._listed()
-        assert self._content is not None  # of info(), which lists the pictures
         numbers = {split: len(pictures) for split, pictures in listing.splits.items()}
         test, left_out = listing.layout.test, class_folders.describe(listing.left_out)
         parts = [
@@ -155,7 +153,7 @@ class ImageFolder(Dataset):
         return [
             f"{self.root}: {', '.join(parts)}, {left_out}.",
             *listing.layout.notes,
-            *class_folders.describe_copies(self._content.copies, numbers),
+            *class_folders.describe_copies(listing.content.copies, numbers),
         ]
 
     def read(self, split: Split) -> Images:
@@ -165,9 +163,8 @@ class ImageFolder(Dataset):
 
     def pictures(self, split: Split) -> PictureFiles:
         """Return the pictures of a split; those of a folder ``val`` are the last training pictures."""
-        listing = self._listed()
-        pictures = listing.splits[split]
-        return self._files([*pictures, *listing.splits.get("val", ())] if split == "train" else pictures, listing)
+        splits = self._listed().splits
+        return self._files([*splits[TRAIN], *splits.get("val", ())] if split == "train" else splits[TEST])
 
     def held_out(self) -> torch.Tensor | None:
         """Return the indices of the pictures of a folder ``val`` beside ``train`` and ``test``."""
@@ -203,16 +200,13 @@ class ImageFolder(Dataset):
         """Return the pictures of a folder with a folder for each of some classes."""
         if not folder.is_dir():
             raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
-        listing, found = self._listed(), class_folders.find(folder)
-        if unknown := sorted(set(found.labels) - set(listing.labels)):
-            raise DataError(
-                f"image_folder: {folder} has a class '{unknown[0]}' that {listing.layout.train} does not have; move it "
-                "or add it there"
-            )
-        return self._files(found.pictures, listing)
+        found = class_folders.find(folder)
+        for fault in _unknown_classes(found, folder, self._listed().labels):
+            raise DataError(f"image_folder: {fault}")
+        return self._files(found.pictures)
 
-    def _files(self, pictures: Sequence[Picture], listing: Listing) -> PictureFiles:
-        y_N = _classes(pictures, listing.labels)
+    def _files(self, pictures: Sequence[Picture]) -> PictureFiles:
+        y_N = _classes(pictures, self._listed().labels)
         return PictureFiles([path for _, path in pictures], y_N, self.decoding, self.decoded)
 
     def _listed(self) -> Listing:
@@ -234,12 +228,11 @@ class ImageFolder(Dataset):
         if not root.is_dir():
             return f"image_folder: there is no folder {root}; set 'root' to the folder of your pictures"
         train, test = root / TRAIN, root / TEST
-        folders = _folders_in(root)
+        if not train.is_dir():
+            return self._flat_layout(_folders_in(root))
         beside = [name for name in VALIDATION if (root / name).is_dir()]
         unused = tuple(f"'{root / name}' is not used: '{beside[0]}' has validation pictures." for name in beside[1:])
         val = root / beside[0] if beside else None
-        if not train.is_dir():
-            return self._flat_layout(folders)
         classes = set(map(class_folders.composed, _folders_in(train)))
         is_labelled = not classes.isdisjoint(map(class_folders.composed, _folders_in(test)))
         no_labels = f"'{test}' has no folder of a class of 'train', so its pictures have no labels"
@@ -262,13 +255,8 @@ class ImageFolder(Dataset):
         """Return the layout of a root without a folder ``train``, which has the folders of the classes."""
         root, no_train = self.root, f"image_folder: {self.root} has no folder '{TRAIN}'"
         if not set(classes).isdisjoint((TEST, *VALIDATION)) or len(classes) < 2:
-            below = [name for name in classes if (root / name / TRAIN).is_dir()]
-            hint = f" Did you mean {root / below[0]}?" if below else nearest(TRAIN, classes)
-            return (
-                f"{no_train}; create it, with one folder per class.{hint}"
-                if hint
-                else (f"{no_train}; create it, with one folder per class")
-            )
+            below = [f" Did you mean {root / name}?" for name in classes if (root / name / TRAIN).is_dir()]
+            return f"{no_train}; create it, with one folder per class.{''.join(below[:1])}"
         if self.test is None:
             return (
                 f"{no_train}; if its {len(classes)} folders ({_names(classes)}) are the classes, set 'test: 0.2' to "
@@ -298,7 +286,8 @@ class ImageFolder(Dataset):
         if layout.test is None:
             assert self.test is not None
             splits[TRAIN], splits[TEST] = _hold_out(found[TRAIN].pictures, labels, self.test)
-        return Listing(labels, splits, [one.left_out for one in found.values()], layout)
+        left_out = [one.left_out for one in found.values()]
+        return Listing(layout, labels, splits, left_out, class_folders.content_of(self.root, splits))
 
     def _faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
         """Yield what is wrong with the class folders of a split."""
@@ -307,8 +296,7 @@ class ImageFolder(Dataset):
                 yield f"{folder} needs a folder per class, at least two; found {len(found.labels)}"
             elif self.num_classes not in (None, len(found.labels)):
                 yield f"{folder} has {len(found.labels)} classes, num_classes says {self.num_classes}; correct it"
-        for label in sorted(set(found.labels) - set(train.labels)):
-            yield f"{folder} has a class '{label}' that the training pictures do not have; move it or add it there"
+        yield from _unknown_classes(found, folder, train.labels)
         if empty := sorted(set(found.labels) - {label for label, _ in found.pictures}):
             yield (
                 f"{folder} has no pictures of {'class' if len(empty) == 1 else 'classes'} {_names(empty)} "
@@ -330,6 +318,11 @@ class ImageFolder(Dataset):
                 raise DataError(f"image_folder: there is no file {self.real_labels}; correct 'real_labels'")
             parts.append(files.checksum(self.real_labels))
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
+
+
+def _unknown_classes(found: Found, folder: Path | None, labels: Sequence[str]) -> Iterator[str]:
+    for label in sorted(set(found.labels) - set(labels)):
+        yield f"{folder} has a class '{label}' that the training pictures do not have; move it or add it there"
 
 
 def _folders_in(folder: Path) -> list[str]:
