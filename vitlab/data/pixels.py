@@ -80,12 +80,8 @@ def mean_and_std(count_CL: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]
     Histograms make them exact for any order of the images.  The deviation of a constant channel is one grey level, so
     that dividing by it is safe.
     """
-    means, deviations = [], []
     level_L = torch.arange(256, dtype=torch.float64) / 255
-    for count_L in count_CL.double():
-        share_L = count_L / count_L.sum()
-        mean = (share_L * level_L).sum()
-        variance = (share_L * (level_L - mean) ** 2).sum()
-        means.append(float(mean))
-        deviations.append(max(float(variance.sqrt()), 1 / 255))
-    return tuple(means), tuple(deviations)
+    share_CL = count_CL / count_CL.double().sum(1, keepdim=True)
+    mean_C = (share_CL * level_L).sum(1)
+    variance_C = (share_CL * (level_L - mean_C[:, None]) ** 2).sum(1)
+    return tuple(mean_C.tolist()), tuple(variance_C.sqrt().clamp(min=1 / 255).tolist())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,44 +24,31 @@ def apply(x_BCHW: Tensor, rows_HH: Tensor, columns_WW: Tensor) -> Tensor:
 
 
 @cache
-def gaussian(n: int, sigma: float, truncate: float = 4.0, reflect: bool = False) -> Tensor:
-    """Return the matrix of a Gaussian filter over ``n`` pixels, (N, N), equal to ``scipy.ndimage.gaussian_filter1d``.
+def gaussian(n: int, sigma: float, truncate: float = 4.0, mode: Literal["nearest", "reflect"] = "nearest") -> Tensor:
+    """Return the matrix of scipy's Gaussian filter over ``n`` pixels, (N, N).
 
     Args:
         n: Number of pixels.
         sigma: Standard deviation in pixels.
         truncate: Radius of the filter in standard deviations.
-        reflect: Mirror the image at its edge, repeating the last pixel; otherwise the last pixel continues.
+        mode: ``reflect`` mirrors the image at its edge, repeating the last pixel; with ``nearest`` that continues.
     """
-    radius = int(truncate * sigma + 0.5)
-    offset_K = torch.arange(-radius, radius + 1)
-    weight_K = torch.exp(-0.5 * (offset_K.double() / sigma) ** 2) if radius else torch.ones(1, dtype=torch.float64)
-    weight_K /= weight_K.sum()
-    index_NK = torch.arange(n)[:, None] + offset_K
-    if reflect:
-        index_NK = index_NK % (2 * n)
-        index_NK = torch.minimum(index_NK, 2 * n - 1 - index_NK)
-    return torch.zeros(n, n, dtype=torch.float64).scatter_add_(
-        1, index_NK.clamp(0, n - 1), weight_K.expand(n, -1).contiguous()
-    )
+    from scipy import ndimage
+
+    return torch.from_numpy(ndimage.gaussian_filter1d(np.eye(n), sigma, 0, mode=mode, truncate=truncate))
 
 
 @cache
 def zoom(n: int, factor: float) -> Tensor:
-    """Return the matrix, (N, N), that enlarges the centre of ``n`` pixels to ``n`` pixels by linear interpolation.
+    """Return the matrix, (N, N), that enlarges the centre of ``n`` pixels to ``n`` pixels by scipy's linear zoom."""
+    from scipy import ndimage
 
-    The grid is that of ``scipy.ndimage.zoom``, whose first and last output pixel are the first and last input pixel.
-    """
     inner = math.ceil(n / factor)
-    outer = round(inner * factor)
-    position_N = (torch.arange(n) + (outer - n) // 2).double() * ((inner - 1) / max(outer - 1, 1))
-    low_N = position_N.floor().long().clamp(0, max(inner - 2, 0))
-    share_N = position_N - low_N
-    matrix_NN = torch.zeros(n, n, dtype=torch.float64)
-    row_N, first = torch.arange(n), (n - inner) // 2
-    matrix_NN[row_N, first + low_N] = 1 - share_N
-    matrix_NN[row_N, (first + low_N + 1).clamp(max=n - 1)] += share_N
-    return matrix_NN
+    enlarged = ndimage.zoom(np.eye(inner), (factor, 1), order=1)
+    top, left = (len(enlarged) - n) // 2, (n - inner) // 2
+    matrix_NN = np.zeros((n, n))
+    matrix_NN[:, left : left + inner] = enlarged[top : top + n]
+    return torch.from_numpy(matrix_NN)
 
 
 @cache
@@ -72,16 +60,14 @@ def zooms(n: int, stop: float, step: float) -> Tensor:
 @cache
 def disk(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
     """Return the taps (row, column, weight) of a disk with smoothed edges, the blur of a lens out of focus."""
-    half = 8 if radius <= 8 else math.ceil(radius)
-    ksize = 3 if radius <= 8 else 5
-    line = torch.arange(-half, half + 1).double()
-    inside = (line[:, None] ** 2 + line**2 <= radius**2).double()
-    edge = torch.arange(ksize).double() - ksize // 2
-    kernel = torch.exp(-(edge**2) / (2 * sigma**2))
-    kernel /= kernel.sum()
-    padded = F.pad((inside / inside.sum())[None], (ksize // 2,) * 4, mode="reflect")[0]
-    smooth = F.conv2d(padded[None, None], (kernel[:, None] * kernel)[None, None])[0, 0]
-    places = (smooth > 1e-7).nonzero().tolist()
+    from scipy import ndimage
+
+    half, reach = (8, 1) if radius <= 8 else (math.ceil(radius), 2)
+    line, edge = np.arange(-half, half + 1), np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
+    inside = (line[:, None] ** 2 + line**2 <= radius**2).astype(float)
+    kernel = np.outer(edge, edge) / edge.sum() ** 2
+    smooth = ndimage.correlate(inside / inside.sum(), kernel, mode="mirror")
+    places = np.argwhere(smooth > 1e-7).tolist()
     return tuple((row - half, column - half, float(smooth[row, column])) for row, column in places)
 
 

@@ -181,8 +181,8 @@ def elastic_transform(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
         return x_BCHW
     smooth = partial(
         filters.apply,
-        rows_HH=filters.gaussian(height, sigma, 3.0, True),
-        columns_WW=filters.gaussian(width, sigma, 3.0, True),
+        rows_HH=filters.gaussian(height, sigma, 3.0, "reflect"),
+        columns_WW=filters.gaussian(width, sigma, 3.0, "reflect"),
     )
     field_B2HW = amplitude * smooth(draws.uniform(1, 2 * height * width, -1, 1).view(-1, 2, height, width)).double()
     return _sample(x_BCHW, column_W + field_B2HW[:, 0], row_H1 + field_B2HW[:, 1], repeat_edge=True)
@@ -240,11 +240,11 @@ def _poisson(rate: float) -> tuple[Tensor, int]:
     Args:
         rate: Mean count of the brightest level.
     """
+    from scipy import special
+
     counts = int(rate + 10 * rate**0.5 + 20)
-    count_M = torch.arange(counts).double()
     mean_L1 = (torch.arange(256).double() / 255 * rate)[:, None]
-    log_LM = torch.xlogy(count_M, mean_L1) - mean_L1 - torch.lgamma(count_M + 1)
-    cumulative_LM = log_LM.exp().cumsum(1).clamp(max=1)
+    cumulative_LM = torch.from_numpy(special.pdtr(np.arange(counts), mean_L1.numpy()))
     cumulative_LM[:, -1] = 1
     return (cumulative_LM + torch.arange(256)[:, None]).flatten(), counts
 
