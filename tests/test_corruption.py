@@ -16,7 +16,8 @@ from PIL import Image
 from scipy import ndimage
 
 from vitlab import lab, noise
-from vitlab.data import corruption, test_sets
+from vitlab.data import corruption
+from vitlab.data import splits as sets_of_data
 from vitlab.data.corruption import SEVERITIES, corrupt, parameters
 from vitlab.data.corruption.kinds import KINDS as FUNCTIONS
 from vitlab.data.corruption.kinds import Draws
@@ -311,7 +312,7 @@ def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypa
     monkeypatch.setattr(corruption, "corrupt", lambda *args: calls.append(args[1:3]) or corrupt(*args))
     assert torch.equal(twenty.at(slice(0, 20)), again.at(slice(0, 20)))
     assert calls == [("fog", 3)]
-    monkeypatch.setattr(test_sets, "MAX_MEMORY_SHARE", 0)
+    monkeypatch.setattr(sets_of_data, "MAX_MEMORY_SHARE", 0)
     ten.at(slice(0, 10)), ten.at(slice(0, 10))
     assert len(calls) == 3
 
@@ -494,10 +495,10 @@ def test_arrays_of_cifar_c_are_read_by_severity(tmp_path):
     cifar10 = slot("dataset").build({"type": "cifar10", "corrupted_root": str(tmp_path)})
     options = {"corrupted": Corrupted(corruptions=["fog"], severities=[4], images=6), "classes": None}
     info = DataInfo(image=(32, 32), channels=3, classes=10)
-    (split,) = test_sets.test_sets(cifar10, options, None, info, {}).values()
+    (split,) = sets_of_data.test_sets(cifar10, options, None, info, {}).values()
     assert (split.metric, split.kind, split.y_N.tolist()) == ("mce", "fog", split.id_N.tolist())
     assert np.array_equal(split.at(slice(2, 9)).permute(0, 2, 3, 1), x_NHWC[30 + split.id_N[2:]])
-    grey = test_sets.test_sets(cifar10, options, None, replace(info, channels=1, image=(16, 16)), {})
+    grey = sets_of_data.test_sets(cifar10, options, None, replace(info, channels=1, image=(16, 16)), {})
     assert grey["corrupted/fog/4"].at(slice(0, 2)).shape == (2, 1, 16, 16)
     before = cifar10.info().test_sets
     np.save(tmp_path / "fog.npy", 255 - x_NHWC)

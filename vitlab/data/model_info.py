@@ -60,7 +60,7 @@ def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
     if channels not in (1, 3) or min(height, width) < MIN_CORRUPTED_SIDE:
         raise DataError(
             f"'corrupted' needs images of 1 or 3 channels and at least {MIN_CORRUPTED_SIDE} by {MIN_CORRUPTED_SIDE} "
-            f"pixels; those of {resolved.type} have {channels} channels and {height} by {width} pixels; set 'size' or "
+            f"pixels; images of {resolved.type} have {channels} channels and {height} by {width} pixels; set 'size' or "
             "'channels', or remove 'corrupted'"
         )
 

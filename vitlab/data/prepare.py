@@ -18,7 +18,7 @@ from functools import cached_property, partial
 import torch
 
 from vitlab import noise
-from vitlab.data import draws, image_cache, test_sets
+from vitlab.data import draws, image_cache
 from vitlab.data.batches import Batch as Batch
 from vitlab.data.batches import Feed as Feed
 from vitlab.data.batches import Normalize as Normalize
@@ -30,7 +30,7 @@ from vitlab.data.model_info import model_info
 from vitlab.data.pixels import histograms, mean_and_std, statistics
 from vitlab.data.splits import Prepared as Prepared
 from vitlab.data.splits import Subset as Subset
-from vitlab.data.splits import apply_options, select_classes
+from vitlab.data.splits import TensorCache, TestSet, apply_options, select_classes, test_sets
 from vitlab.errors import DataError, count
 from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.identity import source
@@ -267,15 +267,15 @@ def prepare(
     else:
         constants = (tuple(numbers) for numbers in constants_of(data.options["normalize"]))
         mean, std = (numbers * (raw.info.channels if len(numbers) == 1 else 1) for numbers in constants)
-    beside: Mapping[str, test_sets.TestSet] = {}
+    beside: Mapping[str, TestSet] = {}
     if any(data.options.get(name) for name in TEST_SET_OPTIONS):
         with data.reading():
-            beside = test_sets.test_sets(data.dataset, data.options, raw.test, raw.info, raw.corrupted)
+            beside = test_sets(data.dataset, data.options, raw.test, raw.info, raw.corrupted)
     return Prepared(train=train, val=val, test=raw.test, info=raw.info, mean=mean, std=std, test_sets=beside)
 
 
 def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[Subset, Subset]:
-    """Return the training and the validation images among those of the official training split, see :func:`prepare`."""
+    """Return the training and the validation images of an official training split, see :func:`prepare`."""
     options, y_N, id_N = data.options, images.y_N, images.id_N
     group_N, held_out_M = data.dataset.groups(), data.dataset.held_out()
     share = options["validation"] or data.dataset.validation
@@ -309,7 +309,7 @@ class _Raw:
     info: DataInfo
     name: str  #: of the file of its cached statistics
     check: Callable[[], object]  #: see :func:`_check_unchanged`
-    corrupted: test_sets.TensorCache = field(default_factory=dict)
+    corrupted: TensorCache = field(default_factory=dict)
     """Corrupted images of the test split, shared by the trials of this process."""
 
     @cached_property

@@ -25,7 +25,7 @@ class EngineFailed(Exception):
 class Engine(ABC):
     """Contract: ``Engine(trainings)`` computes trainings that are at the same step.
 
-    A step and an evaluation of a training must equal those of :class:`Loop` up to rounding, and must not depend on the
+    A step and an evaluation of a training must equal :class:`Loop`'s up to rounding, and must not depend on the
     other trainings: the engine is no part of a trial's key.
 
     Args:

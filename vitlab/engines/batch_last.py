@@ -254,7 +254,7 @@ class BatchLastForward:
         return _to_KDTB(self._vectorised(at, call, _to_KBTD(x_KDTB)))
 
     def _vectorised(self, at: str, call: Call, *inputs: Tensor) -> Any:
-        """Call a part of each trial with its own weights, and with inputs whose axis 0 is that of the trials."""
+        """Call a part of each trial with its own weights, and with inputs that have the trials on axis 0."""
         call_part = _PartCall(self.model.get_submodule(at), call)
 
         def one(row: Tensor, rows: Rows, draws: noise.Draws | None, *inputs: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Operations of the engine ``batch_last``, whose last axis is that of the images or of tokens times images.
+"""Operations of the engine ``batch_last``, whose last axis is images, or tokens times images.
 
 For the letters of the axes see :mod:`vitlab.engines.batch_last`.
 """

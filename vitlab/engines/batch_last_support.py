@@ -25,36 +25,14 @@ supported, and neither is a block other than :class:`vitlab.components.block.res
 ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
 """Classes of the supported attentions' submodules; derived classes are not supported."""
 
-RECOMPUTED = (
-    *attention.SOFTMAX,
-    attention.OneHead,
-    mlp.GeluMLP,
-    norm.LayerNorm,
-    norm.NoNorm,
-    patch.LinearPatches,
-    Dropout,
-    DropPath,
-    nn.Linear,
-    nn.GELU,
-    nn.Identity,
-)
-"""Parts whose ``forward`` may be replaced by the computation here, as are those of the model and its blocks."""
+TOKENWISE = (mlp.GeluMLP, norm.LayerNorm, norm.NoNorm, Dropout, DropPath, nn.Linear, nn.GELU, nn.Identity)
+"""Parts that compute every token by itself; derived classes may not."""
+
+RECOMPUTED = (*attention.SOFTMAX, attention.OneHead, patch.LinearPatches, *TOKENWISE)
+"""Parts whose ``forward`` may be replaced by the computation here, as are the methods of the model and its blocks."""
 
 POOLING = ("pool", "classify")
 """Methods of a head that read its tokens, beside ``forward``."""
-
-TOKENWISE = (
-    mlp.GeluMLP,
-    norm.LayerNorm,
-    norm.NoNorm,
-    Dropout,
-    DropPath,
-    LayerScale,
-    nn.Linear,
-    nn.GELU,
-    nn.Identity,
-)
-"""Parts that compute every token by itself; derived classes may not."""
 
 
 def incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
@@ -96,7 +74,7 @@ def _attention_incompatibility(path: str, attend: attention.Attention) -> str | 
 def tokens_read(model: ViT) -> int | None:
     """Return how many leading tokens the head reads, if the last block can be computed for these alone.
 
-    Otherwise return None.  Keys and values of the last block are those of all tokens in either case.
+    Otherwise return None.  The last block has keys and values of all tokens in either case.
     """
     head, last, layer = model.head, cast(PreNorm, model.blocks[-1]), len(model.blocks)
     if type(head) not in (LinearHead, MLPHead, Distilled) or not head.reads:
@@ -114,7 +92,7 @@ def tokens_read(model: ViT) -> int | None:
         model.norm,
     ]
     modules = [head, *(module for part in parts for module in part.modules())]
-    if any(type(module) not in TOKENWISE for module in modules[1:]) or any(map(_is_altered, modules)):
+    if any(type(module) not in (*TOKENWISE, LayerScale) for module in modules[1:]) or any(map(_is_altered, modules)):
         return None
     if not all(inherits(Position, "mix", part) or does_nothing("mix", part, layer) for part in positions_of(model)):
         return None

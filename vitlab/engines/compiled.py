@@ -4,8 +4,8 @@ The forward pass, the loss and their gradients become one graph without a break,
 traced is a failure of the engine, and the trials are trained by its fallback.  Batches, augmentation, optimizer steps
 and evaluations are not compiled.  Keys of random draws are tensors here, so that a new epoch needs no new graph.
 
-Compilation takes up to a minute per trial or batch of trials; its result is cached on disk by torch.  Results equal
-those of ``loop`` up to rounding, except that third-party components that draw from torch's own generator draw other
+Compilation takes up to a minute per trial or batch of trials; its result is cached on disk by torch.  Results equal the
+engine ``loop``'s up to rounding, except that third-party components that draw from torch's own generator draw other
 numbers.
 """
 

@@ -101,8 +101,8 @@ BOUNDARY = 85
 def parameters(name: str, severity: int, size: Pair) -> Parameters:
     """Return the parameters of a corruption for images of a size.
 
-    Images with a short side of up to :data:`BOUNDARY` pixels have the parameters of CIFAR-10-C, larger ones those of
-    ImageNet-C.  Lengths in pixels are proportional to the short side.  Below 32 pixels they stay those of 32 pixels,
+    Images with a short side of up to :data:`BOUNDARY` pixels have the parameters of CIFAR-10-C, larger ones
+    ImageNet-C's.  Lengths in pixels are proportional to the short side.  Below 32 pixels they stay as at 32 pixels,
     since shorter ones would be less than a pixel and change nothing; except for the displacements of
     ``elastic_transform``, which stay proportional.
     """

@@ -207,7 +207,7 @@ class Images(NamedTuple):
 class Dataset(ABC):
     """A set of labelled images with an official training and an official test split.
 
-    Its keyword-only options come from YAML; vitlab handles those of :class:`DataOptions`.
+    Its keyword-only options come from YAML; vitlab handles the ones in :class:`DataOptions`.
     """
 
     validation: ClassVar[float] = 0.1  #: default share of the training split to hold out
@@ -269,7 +269,7 @@ class Dataset(ABC):
     def groups(self) -> Tensor | None:
         """Return the group of each training image, int64 (N,); None if images are independent.
 
-        Images of one group, such as those of one patient, are never split between training and validation.
+        Images of one group, such as one patient's, are never split between training and validation.
         """
         return None
 

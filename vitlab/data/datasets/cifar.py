@@ -9,7 +9,6 @@ N images, C channels, H rows, W columns.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
@@ -60,7 +59,7 @@ class Cifar(Checksummed):
         corrupted_root: Annotated[str | None, Unhashed()] = None,
     ) -> None:
         super().__init__(root=root, download=download)
-        self.corrupted_root = None if corrupted_root is None else Path(os.path.expanduser(corrupted_root))
+        self.corrupted_root = None if corrupted_root is None else files.expand(corrupted_root)
 
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files."""

@@ -1,7 +1,7 @@
 """Folders of pictures by class: which files are pictures, what is left out, and what identifies their content.
 
 Hidden entries are left out, and those that systems and notebooks add (:data:`ADDED_BY_SYSTEMS`).  A link to a folder is
-followed, and each folder is read once for a class.  Names of classes and the order of pictures are those of Unicode's
+followed, and each folder is read once for a class.  Names of classes and the order of pictures follow Unicode's
 composed form (NFC), which does not depend on the system that made the folders.
 """
 

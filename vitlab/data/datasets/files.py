@@ -36,25 +36,28 @@ SETTLED_S = 10.0
 """Seconds after a write during which a second write may leave the same timestamp."""
 
 
+def expand(path: str) -> Path:
+    """Return a path whose ``~`` is the user's home; an unknown user's stays, which pathlib would raise for."""
+    return Path(os.path.expanduser(path))
+
+
 def roots(root: str | None) -> list[Path]:
     """Return the folders to search: the user's, or the default ones."""
     if root is not None:
-        return [Path(os.path.expanduser(root))]
+        return [expand(root)]
     configured = os.environ.get("VITLAB_DATA")
-    first = [Path(os.path.expanduser(configured))] if configured else []
-    return [*first, Path("data"), cache(), Path("/usr/share/datasets")]
+    return [*([expand(configured)] if configured else []), Path("data"), cache(), Path("/usr/share/datasets")]
 
 
 def cache() -> Path:
     """Return the folder of data sets in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "vitlab" / "data"
+    return expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitlab" / "data"
 
 
 def download_folder(root: str | None) -> Path:
     """Return the folder for downloads: ``root``, ``$VITLAB_DATA``, or the user's cache."""
     configured = root or os.environ.get("VITLAB_DATA")
-    return Path(os.path.expanduser(configured)) if configured else cache()
+    return expand(configured) if configured else cache()
 
 
 def find(folders: Iterable[Path], names: Sequence[str]) -> dict[str, Path] | None:

@@ -6,7 +6,6 @@ N images, C channels, H rows, W columns.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,16 +104,16 @@ class ImageFolder(Dataset):
         shifted: Annotated[dict[Annotated[str, Field(pattern=r"^\w+$")], str], Unhashed()] = {},
         real_labels: Annotated[str | None, Unhashed()] = None,
     ) -> None:
-        self.root = Path(os.path.expanduser(root))
+        self.root = files.expand(root)
         self.decoding = Decoding(
             size=image_size, fit=fit, crop_pct=crop_pct, interpolation=interpolation, orient=orient
         )
         self.test = test
         self.num_classes = num_classes
         self.decoded: Decoded = decoded
-        self.corrupted_root = None if corrupted_root is None else Path(os.path.expanduser(corrupted_root))
-        self.shifted_roots = {name: Path(os.path.expanduser(folder)) for name, folder in (shifted or {}).items()}
-        self.real_labels = None if real_labels is None else Path(os.path.expanduser(real_labels))
+        self.corrupted_root = None if corrupted_root is None else files.expand(corrupted_root)
+        self.shifted_roots = {name: files.expand(folder) for name, folder in (shifted or {}).items()}
+        self.real_labels = None if real_labels is None else files.expand(real_labels)
         self._listing: Listing | None = None  #: as of the last call of info()
 
     def missing(self) -> str | None:
@@ -162,7 +161,7 @@ class ImageFolder(Dataset):
         return Images(torch.stack(list(map(pictures.image, range(len(pictures))))), pictures.y_N)
 
     def pictures(self, split: Split) -> PictureFiles:
-        """Return the pictures of a split; those of a folder ``val`` are the last training pictures."""
+        """Return the pictures of a split; the pictures of a folder ``val`` are the last training pictures."""
         splits = self._listed().splits
         return self._files([*splits[TRAIN], *splits.get("val", ())] if split == "train" else splits[TEST])
 

@@ -43,7 +43,7 @@ class MaskedPictures(Published):
         root: folder that has the data set, or has it in the folder the published archive unpacks to.
             None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
         download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archive.
-        image_size: pixels that of every picture and mask.
+        image_size: pixels of every picture and mask.
         fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
     """
 
@@ -170,7 +170,7 @@ class Pets(MaskedPictures):
         root: folder that has ``images`` and ``annotations``, or has them in ``oxford-iiit-pet``.
             None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
         download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archives.
-        image_size: pixels that of every picture and mask.
+        image_size: pixels of every picture and mask.
         fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
         target: ``pet`` against background, or ``species``: cats and dogs are two classes.
         border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.

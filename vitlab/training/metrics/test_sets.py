@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.base import Options
-from vitlab.data.test_sets import TestSet
+from vitlab.data.splits import TestSet
 from vitlab.geometry import DataInfo
 from vitlab.registry import BUILT_IN
 from vitlab.spec.trial import TEST_SET_OPTIONS
