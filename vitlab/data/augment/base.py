@@ -6,12 +6,15 @@ B images of a batch, C channels, H rows, W columns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
+from pydantic import Field
 from torch import Tensor
 
 from vitlab import noise
 from vitlab.registry import Slot
+
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 Side = int | Tensor
 """Height or width in pixels: one number for all images, or one per image, (B, 1)."""

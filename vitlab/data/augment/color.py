@@ -5,6 +5,7 @@ B images of a batch, C channels, H rows, W columns.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -19,6 +20,7 @@ Strength = Annotated[float, Field(ge=0)]
 
 
 @augment.register("color_jitter")
+@dataclass(kw_only=True)
 class ColorJitter(Stationary):
     """Change brightness, contrast, saturation and hue by random amounts, in random order.
 
@@ -32,22 +34,19 @@ class ColorJitter(Stationary):
         hue: largest shift of the hue, as a share of the colour circle.
     """
 
-    def __init__(
-        self,
-        *,
-        brightness: Strength = 0.3,
-        contrast: Strength = 0.3,
-        saturation: Strength = 0.3,
-        hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0,
-    ) -> None:
-        self.factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-        self.hue = hue
+    brightness: Strength = 0.3
+    contrast: Strength = 0.3
+    saturation: Strength = 0.3
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+
+    def __post_init__(self) -> None:
+        self.factors = (self.brightness, self.contrast, self.saturation)
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Change brightness, contrast, saturation and hue in a drawn order."""
         amount_B4, order_B4 = self.draws(key, id_B)
         changes = (pixels.brightness, pixels.contrast, pixels.saturation, pixels.hue)
-        strengths = (*self.factors.values(), self.hue)
+        strengths = (*self.factors, self.hue)
         for turn in range(4):
             for i, (change, strength) in enumerate(zip(changes, strengths, strict=True)):
                 if strength:
@@ -57,8 +56,8 @@ class ColorJitter(Stationary):
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 4) amounts of brightness, contrast, saturation and hue, and (B, 4) their order."""
         u_B8 = noise.uniform(key, id_B, 8)
-        low = [*(max(0.0, 1 - v) for v in self.factors.values()), -self.hue]
-        high = [*(1 + v for v in self.factors.values()), self.hue]
+        low = [*(max(0.0, 1 - v) for v in self.factors), -self.hue]
+        high = [*(1 + v for v in self.factors), self.hue]
         low_4, high_4 = (noise.to_device(torch.tensor(values), id_B.device) for values in (low, high))
         return low_4 + (high_4 - low_4) * u_B8[:, :4], u_B8[:, 4:].argsort(1)
 

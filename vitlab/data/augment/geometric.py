@@ -6,6 +6,7 @@ B images of a batch, C channels, H rows, W columns, A attempts at a rectangle.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from vitlab import noise
 from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Augment, Boxes, Side, Stationary, augment
+from vitlab.data.augment.base import Augment, Boxes, Probability, Side, Stationary, augment
 from vitlab.data.pixels import VOID, mirrored, nearest
 
 ATTEMPTS = 10
@@ -38,6 +39,7 @@ Ratio = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt
 
 
 @augment.register("flip")
+@dataclass(kw_only=True)
 class Flip(Augment):
     """Flip images left to right.
 
@@ -45,8 +47,7 @@ class Flip(Augment):
         p: probability that an image is flipped.
     """
 
-    def __init__(self, *, p: Annotated[float, Field(ge=0, le=1)] = 0.5) -> None:
-        self.p = p
+    p: Probability = 0.5
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Mirror each image with probability ``p``."""
@@ -59,6 +60,7 @@ class Flip(Augment):
 
 
 @augment.register("crop")
+@dataclass(kw_only=True)
 class Crop(Augment):
     """Pad on every side, then crop the original size at a uniformly drawn position.  Reference: arXiv:1512.03385.
 
@@ -67,9 +69,8 @@ class Crop(Augment):
         mode: ``zero`` pads with black, ``reflect`` mirrors without repeating the border pixel.
     """
 
-    def __init__(self, *, padding: Annotated[int, Field(ge=1)] = 4, mode: Literal["zero", "reflect"] = "zero") -> None:
-        self.padding = padding
-        self.mode = mode
+    padding: Annotated[int, Field(ge=1)] = 4
+    mode: Literal["zero", "reflect"] = "zero"
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Cut each padded image at a drawn offset."""
@@ -94,6 +95,7 @@ class Crop(Augment):
 
 
 @augment.register("random_resized_crop")
+@dataclass(kw_only=True)
 class RandomResizedCrop(Augment):
     """Crop a rectangle of random area and shape, and resize it to the size of the image.  Reference: arXiv:1409.4842.
 
@@ -109,18 +111,13 @@ class RandomResizedCrop(Augment):
             is antialiased, and this must be the first augmentation.
     """
 
-    def __init__(
-        self,
-        *,
-        scale: Area = (0.08, 1.0),
-        ratio: Ratio = (3 / 4, 4 / 3),
-        interpolation: Literal["bilinear", "bicubic"] = "bilinear",
-        of: Literal["image", "picture"] = "image",
-    ) -> None:
-        self.scale = scale
-        self.ratio = ratio
-        self.of_picture = of == "picture"
-        self.interpolation = interpolation
+    scale: Area = (0.08, 1.0)
+    ratio: Ratio = (3 / 4, 4 / 3)
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    of: Literal["image", "picture"] = "image"
+
+    def __post_init__(self) -> None:
+        self.of_picture = self.of == "picture"
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Cut a drawn box from each image and resize it."""
@@ -152,6 +149,7 @@ class RandomResizedCrop(Augment):
 
 
 @augment.register("erasing")
+@dataclass(kw_only=True)
 class Erasing(Stationary):
     """Cover a rectangle of the normalised image.  Reference: arXiv:1708.04896.
 
@@ -167,18 +165,10 @@ class Erasing(Stationary):
 
     normalized = True
 
-    def __init__(
-        self,
-        *,
-        p: Annotated[float, Field(ge=0, le=1)] = 0.25,
-        scale: Area = (0.02, 1 / 3),
-        ratio: Ratio = (0.3, 10 / 3),
-        fill: Literal["mean", "noise"] = "noise",
-    ) -> None:
-        self.p = p
-        self.scale = scale
-        self.ratio = ratio
-        self.fill = fill
+    p: Probability = 0.25
+    scale: Area = (0.02, 1 / 3)
+    ratio: Ratio = (0.3, 10 / 3)
+    fill: Literal["mean", "noise"] = "noise"
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         """Erase a drawn box of each image with probability ``p``."""

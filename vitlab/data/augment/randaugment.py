@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Augment, augment
+from vitlab.data.augment.base import Augment, Probability, augment
 from vitlab.data.pixels import VOID
 
 LEVELS = 31
@@ -46,7 +47,6 @@ class _Policy(Augment):
     """
 
     operations: ClassVar[tuple[str, ...]]
-    num_ops: int
 
     @abstractmethod
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, ...]:
@@ -118,6 +118,7 @@ class _Policy(Augment):
 
 
 @augment.register("rand_augment")
+@dataclass(kw_only=True)
 class RandAugment(_Policy):
     """Apply operations drawn uniformly from fourteen, all at one strength.  Reference: arXiv:1909.13719.
 
@@ -135,14 +136,8 @@ class RandAugment(_Policy):
         *("posterize", "solarize", "autocontrast", "equalize"),
     )
 
-    def __init__(
-        self,
-        *,
-        num_ops: Annotated[int, Field(ge=1)] = 2,
-        magnitude: Annotated[int, Field(ge=0, lt=LEVELS)] = 9,
-    ) -> None:
-        self.num_ops = num_ops
-        self.magnitude = magnitude
+    num_ops: Annotated[int, Field(ge=1)] = 2
+    magnitude: Annotated[int, Field(ge=0, lt=LEVELS)] = 9
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return indices of the operations, and the signs of their strengths, -1 or 1, (B, T) each."""
@@ -168,6 +163,7 @@ class RandAugment(_Policy):
 
 
 @augment.register("rand_augment_timm")
+@dataclass(kw_only=True)
 class RandAugmentTimm(_Policy):
     """Apply operations drawn uniformly from fifteen, each at its own strength: DeiT's ``rand-m9-mstd0.5-inc1``.
 
@@ -188,18 +184,10 @@ class RandAugmentTimm(_Policy):
         *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
     )
 
-    def __init__(
-        self,
-        *,
-        num_ops: Annotated[int, Field(ge=1)] = 2,
-        magnitude: Annotated[float, Field(ge=0, le=MAX_LEVEL)] = 9.0,
-        magnitude_std: Annotated[float, Field(ge=0)] = 0.5,
-        p: Annotated[float, Field(ge=0, le=1)] = 0.5,
-    ) -> None:
-        self.num_ops = num_ops
-        self.magnitude = magnitude
-        self.magnitude_std = magnitude_std
-        self.p = p
+    num_ops: Annotated[int, Field(ge=1)] = 2
+    magnitude: Annotated[float, Field(ge=0, le=MAX_LEVEL)] = 9.0
+    magnitude_std: Annotated[float, Field(ge=0)] = 0.5
+    p: Probability = 0.5
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return, (B, T) each, indices of the operations (-1 for none), their levels, and signs, -1 or 1."""

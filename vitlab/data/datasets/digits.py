@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -20,7 +21,7 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset
 from vitlab.errors import DataError
-from vitlab.geometry import DataInfo, Pair
+from vitlab.geometry import DataInfo
 
 TRAIN, TEST = 1437, 360
 """The test split is the last 360 images in file order, so that no writer is in both splits."""
@@ -102,6 +103,7 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataset.register("digit_scenes")
+@dataclass(kw_only=True)
 class DigitScenes(Dataset):
     """Segmentation of overlapping digits of ``digits``, of random sizes at random positions.
 
@@ -123,21 +125,12 @@ class DigitScenes(Dataset):
     validation = 0.2
     generated = True
 
-    def __init__(
-        self,
-        *,
-        image_size: Size = (32, 32),
-        train_images: Annotated[int, Field(ge=SHEETS)] = 2000,
-        test_images: Annotated[int, Field(ge=1)] = 500,
-        digits_per_image: Range = (1, 4),
-        digit_size: Range = (8, 16),
-        seed: int = 0,
-    ) -> None:
-        self.image_size: Pair = image_size
-        self.images = {"train": train_images, "test": test_images}
-        self.digits_per_image = digits_per_image
-        self.digit_size = digit_size
-        self.seed = seed
+    image_size: Size = (32, 32)
+    train_images: Annotated[int, Field(ge=SHEETS)] = 2000
+    test_images: Annotated[int, Field(ge=1)] = 500
+    digits_per_image: Range = (1, 4)
+    digit_size: Range = (8, 16)
+    seed: int = 0
 
     def info(self) -> DataInfo:
         """Return the facts of the data set, after checking that its digits fit on the image."""
@@ -157,13 +150,13 @@ class DigitScenes(Dataset):
 
     def groups(self) -> Tensor:
         """Return for each training image the index of its sheet, the part of the digits that it is composed of."""
-        return torch.arange(self.images["train"]) % SHEETS
+        return torch.arange(self.train_images) % SHEETS
 
     def read(self, split: Split) -> Images:
         """Compose the scenes of a split."""
         self.info()  # checks the options
-        source, chunks = Digits().read(split), torch.split(torch.arange(self.images[split]), CHUNK)
-        parts = [self._scenes(split, source, id_N) for id_N in chunks]
+        source, count = Digits().read(split), self.train_images if split == "train" else self.test_images
+        parts = [self._scenes(split, source, id_N) for id_N in torch.split(torch.arange(count), CHUNK)]
         return Images(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def _scenes(self, split: Split, source: Images, id_N: Tensor) -> Images:

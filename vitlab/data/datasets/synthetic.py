@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -9,10 +10,11 @@ from pydantic import Field
 
 from vitlab import noise
 from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset
-from vitlab.geometry import DataInfo, Pair
+from vitlab.geometry import DataInfo
 
 
 @dataset.register("synthetic")
+@dataclass(kw_only=True)
 class Synthetic(Dataset):
     """Noisy images of one random 4x4 pattern per class, enlarged to the image size.
 
@@ -31,23 +33,13 @@ class Synthetic(Dataset):
 
     generated = True
 
-    def __init__(
-        self,
-        *,
-        image_size: Size = (16, 16),
-        num_channels: Annotated[int, Field(ge=1)] = 1,
-        num_classes: Annotated[int, Field(ge=2)] = 10,
-        train_images: Annotated[int, Field(ge=2)] = 512,
-        test_images: Annotated[int, Field(ge=1)] = 128,
-        contrast: Annotated[float, Field(ge=0, le=1)] = 0.5,
-        seed: int = 0,
-    ) -> None:
-        self.image_size: Pair = image_size
-        self.num_channels = num_channels
-        self.num_classes = num_classes
-        self.images = {"train": train_images, "test": test_images}
-        self.contrast = contrast
-        self.seed = seed
+    image_size: Size = (16, 16)
+    num_channels: Annotated[int, Field(ge=1)] = 1
+    num_classes: Annotated[int, Field(ge=2)] = 10
+    train_images: Annotated[int, Field(ge=2)] = 512
+    test_images: Annotated[int, Field(ge=1)] = 128
+    contrast: Annotated[float, Field(ge=0, le=1)] = 0.5
+    seed: int = 0
 
     def info(self) -> DataInfo:
         """Return the facts of the data set."""
@@ -56,12 +48,13 @@ class Synthetic(Dataset):
             channels=self.num_channels,
             classes=self.num_classes,
             identity="synthetic:1",
-            test_images=self.images["test"],
+            test_images=self.test_images,
         )
 
     def read(self, split: Split) -> Images:
         """Draw a split: one pattern per class, and noise."""
-        n, channels, (height, width) = self.images[split], self.num_channels, self.image_size
+        n = self.train_images if split == "train" else self.test_images
+        channels, (height, width) = self.num_channels, self.image_size
         pattern_K = noise.uniform(
             noise.key(self.seed, "synthetic", "pattern"), torch.arange(self.num_classes), 16 * channels
         )
