@@ -19,18 +19,14 @@ import torch
 
 from vitlab import noise
 from vitlab.data import draws, image_cache
-from vitlab.data.batches import Batch as Batch
-from vitlab.data.batches import Feed as Feed
-from vitlab.data.batches import Normalize as Normalize
+from vitlab.data.batches import Batch, Feed, Normalize
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import SPLITS, Dataset, Images, constants_of
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.model_info import model_info
 from vitlab.data.pixels import histograms, mean_and_std, statistics
-from vitlab.data.splits import Prepared as Prepared
-from vitlab.data.splits import Subset as Subset
-from vitlab.data.splits import TensorCache, TestSet, apply_options, select_classes, test_sets
+from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, select_classes, test_sets
 from vitlab.errors import DataError, count
 from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.identity import source
@@ -39,6 +35,8 @@ from vitlab.identity.key import key_of
 from vitlab.registry import BUILT_IN, ResolvedChoice, slot
 from vitlab.spec import Choice
 from vitlab.spec.trial import TEST_SET_OPTIONS
+
+__all__ = ["Batch", "DataSource", "Feed", "Normalize", "Prepared", "Subset", "data_info", "prepare"]
 
 NON_PIXEL_OPTIONS = (
     "normalize",

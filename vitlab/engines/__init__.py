@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from vitlab.engines.base import Engine as Engine
-from vitlab.engines.base import Loop as Loop
-from vitlab.engines.base import engine as engine
-from vitlab.engines.batch_last import BatchLast as BatchLast
-from vitlab.engines.compiled import Compiled as Compiled
-from vitlab.engines.compiled import CompiledVmap as CompiledVmap
-from vitlab.engines.vmap import Vmap as Vmap
+from vitlab.engines import batch_last, compiled, vmap
+from vitlab.engines.base import Engine, engine
 from vitlab.training.loop import Training
+
+__all__ = ["Engine", "batch_last", "compiled", "engine", "supported_engine", "vmap"]
 
 
 def supported_engine(name: str, training: Training) -> tuple[str, type[Engine], str]:

@@ -10,8 +10,7 @@ rand_augment           random operations of one strength, as in torchvision
 rand_augment_timm      random operations of random strengths, as in timm and DeiT
 """
 
-from vitlab.data.augment import color as color
-from vitlab.data.augment import geometric as geometric
-from vitlab.data.augment import randaugment as randaugment
-from vitlab.data.augment.base import Augment as Augment
-from vitlab.data.augment.base import augment as augment
+from vitlab.data.augment import color, geometric, randaugment
+from vitlab.data.augment.base import Augment, augment
+
+__all__ = ["Augment", "augment", "color", "geometric", "randaugment"]

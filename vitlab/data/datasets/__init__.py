@@ -12,12 +12,7 @@ digit_scenes     segmentation: digits at random positions on a canvas; always he
 synthetic        generated images of any size; for tests and experiments
 """
 
-from vitlab.data.datasets import cifar as cifar
-from vitlab.data.datasets import digits as digits
-from vitlab.data.datasets import folder as folder
-from vitlab.data.datasets import idx as idx
-from vitlab.data.datasets import segmentation as segmentation
-from vitlab.data.datasets import synthetic as synthetic
-from vitlab.data.datasets.base import Dataset as Dataset
-from vitlab.data.datasets.base import Images as Images
-from vitlab.data.datasets.base import dataset as dataset
+from vitlab.data.datasets import cifar, digits, folder, idx, segmentation, synthetic
+from vitlab.data.datasets.base import Dataset, Images, dataset
+
+__all__ = ["Dataset", "Images", "cifar", "dataset", "digits", "folder", "idx", "segmentation", "synthetic"]
