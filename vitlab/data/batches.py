@@ -58,6 +58,7 @@ class Feed:
     ) -> None:
         self.device = torch.device(device)
         self.info = prepared.info
+        # On a GPU, all images of the subset are there as bytes: they are small, and copies per batch would wait.
         self._subsets = {
             "train": prepared.train.to(self.device),
             "val": prepared.val.to(self.device),
@@ -118,6 +119,7 @@ class Feed:
             x_BCHW = self._prefetcher.take(step, part, request)
         y_B = self._to_device(train.y_N[position_B])
         id_B = self._to_device(id_B)
+        # Augmentations of pixels come first in any case, since erasing covers with the mean of normalised images.
         for normalized in (False, True):
             if normalized:
                 x_BCHW = self._normalize(x_BCHW)
@@ -159,7 +161,7 @@ class Feed:
         else:
             slot_B = torch.arange(begin, stop, device=order_N.device)
             position_B = order_N[slot_B // repeats]
-            id_B = train.id_N[position_B] + (slot_B % repeats << 32)
+            id_B = train.id_N[position_B] + (slot_B % repeats << 32)  # another identity, so another augmentation
         if rows is not None and list(rows) != [range(stop - begin)]:
             position_B, id_B = (torch.cat([all_B[r.start : r.stop] for r in rows]) for all_B in (position_B, id_B))
         if views > 1:
@@ -186,6 +188,7 @@ class Feed:
     def _epoch_order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:
             key = noise.key(self._seeds["order"], "order", epoch)
+            # Batches are requested for the next steps, too, which may be in the next epoch; others are not kept.
             order_N = noise.permutation(key, self.count()).to(self._subsets["train"].row_N.device)
             self._orders = {near: self._orders[near] for near in (epoch - 1, epoch + 1) if near in self._orders}
             self._orders[epoch] = order_N
@@ -210,6 +213,7 @@ class Normalize:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.dtype = dtype
+        # One multiplication and addition per pixel: (x / 255 - mean) / std = x * scale + shift.
         self._wide = torch.promote_types(dtype, torch.float32)
         std_C = torch.tensor(std, dtype=torch.float64)
         shift_C = -torch.tensor(mean, dtype=torch.float64) / std_C

@@ -133,6 +133,7 @@ class Prefetcher:
             part: identifies a part of the batch, if batches are read in parts.
             request: returns the same part's request for any step; None after the last step.
         """
+        # The requested batch is submitted first, so that threads do not read the next ones before it.
         for at in range(step, step + 1 + PREFETCH_BATCHES):
             if (at, part) not in self._pending and (next_request := request(at)) is not None:
                 self._pending[at, part] = self._submit(next_request)
@@ -149,7 +150,7 @@ class Prefetcher:
 
     def _submit(self, request: ReadRequest) -> tuple[Tensor, list[Future[None]]]:
         """Return a batch that threads are filling, and their work."""
-        pinned = self.device.type == "cuda"
+        pinned = self.device.type == "cuda"  # only pinned memory is copied to a GPU without blocking
         out_BCHW = torch.empty((len(request.row_B), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
         chunks = zip(*(torch.split(each, CHUNK) for each in (out_BCHW, request.row_B, request.id_B)), strict=True)
         reads = [
@@ -230,7 +231,7 @@ def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], obje
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file.with_suffix(".lock"), "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers wait, and then find the file
             x_MCHW = _map(file, images.shape)
             if x_MCHW is None:
                 _write(images, file, check)
@@ -278,7 +279,7 @@ def _write(images: StoredImages, file: Path, check: Callable[[], object]) -> Non
                 x_BCHW.numpy().tofile(out)
             out.flush()
             os.fsync(out.fileno())  # after a crash of the machine, the final name must not point to a truncated file
-        check()
+        check()  # before the name, which promises this content
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)

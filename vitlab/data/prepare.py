@@ -176,6 +176,7 @@ class DataSource:
         Of vitlab it covers the modules of the data set and :data:`DECODING_MODULES`, but not their imports, because
         decoding a large set again takes hours.
         """
+        # Imports of the data set outside of vitlab count, since they decode what vitlab cannot.
         begin = modules_of_class(self.choice.component) | DECODING_MODULES
         texts = closure(begin, source.loaded).items()
         return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
@@ -340,11 +341,13 @@ def _raw(data: DataSource) -> _Raw:
         _cache.move_to_end(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
+    # Reading a set without pictures may download it, and its identity is then known only afterwards.
     check = partial(_check_unchanged, data, info.content if data.pictures() else None)
     train, test = data.read_splits(model_info(data.choice, info), check)
     for which, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{data.choice.type} has no {which} images; add some, or select other 'classes'")
+    # Pictures that are decoded for every batch have not been read yet; what changes later is noticed by nobody.
     is_read = train.stored is None or train.stored.decoded is not None
     _cache[key] = raw = _Raw(train, test, model_info(data.choice, check() if is_read else info), name, check)
     while len(_cache) > MAX_CACHED:

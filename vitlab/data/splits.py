@@ -212,5 +212,5 @@ def _limit(subset: Subset, count: int | None) -> Subset:
     """Return at most ``count`` images, in their order; a smaller count selects a part of a larger one's."""
     if count is None or count >= len(subset):
         return subset
-    one_class_N = torch.zeros_like(subset.id_N)
+    one_class_N = torch.zeros_like(subset.id_N)  # not stratified: the share of classes is the test split's on average
     return subset.select(draws.at_most(one_class_N, subset.id_N, count, noise.key(0, "corruption", "images")))

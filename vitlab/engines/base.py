@@ -147,6 +147,7 @@ def train(
     for moment in evaluation_steps(first.steps, first.spec.evaluations, after=last_measured):
         last = moment == first.steps
         while behind := [training for training in active if training.step < moment]:
+            # Trainings at one step go on together until they reach the next ones ahead.
             step, *later = sorted({training.step for training in behind})
             latest = _engine_of([training for training in behind if training.step == step], engine, latest)
             for _ in range(step, later[0] if later else moment):
@@ -160,6 +161,7 @@ def train(
         due = [training for training in active if last or training.last_measured_step < moment]
         if not due:
             continue
+        # Saved before the last evaluation, which may take longer than all steps and fail.
         if last and time.monotonic() - saved_at > worth_s:
             _save(due)
         latest = _engine_of(due, engine, latest)

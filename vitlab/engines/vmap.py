@@ -72,6 +72,7 @@ class Vmap(Engine):
                 if gradients
                 else part_gradients
             )
+        # zip without strict: a single trial is stacked twice, and its second row has no parameter.
         for parameters, gradient in zip(self.parameters.values(), gradients, strict=True):
             for parameter, row in zip(parameters, gradient, strict=False):
                 parameter.grad = row
@@ -118,6 +119,7 @@ class Vmap(Engine):
             for training in self.trainings:  # each copies its averaged weights into its row of the stack
                 averages.enter_context(training.averaged())
             for split in splits:
+                # All trials share the images, so that a batch is prepared once.
                 accumulators = [MetricAccumulator(training.metrics_of(split)) for training in self.trainings]
                 for batch in evaluation_batches(first.feed, split, first.task):
                     batch = first.objective.evaluation_batch(batch)
@@ -169,6 +171,7 @@ class Vmap(Engine):
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack the tensors of the trials and make each a view of its row."""
         rows = torch.stack([tensors[row].detach() for row in self.rows])
+        # The models' own tensors become views, so optimizers, checkpoints and metrics need not know of the stack.
         for tensor, row in zip(tensors, rows.unbind(), strict=False):
             tensor.data = row
         return rows

@@ -196,6 +196,7 @@ def _draw_boxes(
 ) -> Boxes:
     """Return the first of ten random rectangles that fits, at a uniformly drawn position."""
     most_rows, most_columns = largest or (height, width)
+    # All attempts are drawn at once: a loop until one fits would wait for the device in every turn.
     u_BA4 = noise.uniform(key, id_B, 4 * ATTEMPTS).view(-1, ATTEMPTS, 4)
     area_BA = height * width * (scale[0] + (scale[1] - scale[0]) * u_BA4[..., 0])
     low, high = math.log(ratio[0]), math.log(ratio[1])

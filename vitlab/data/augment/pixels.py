@@ -108,6 +108,7 @@ def autocontrast(x_BCHW: Tensor) -> Tensor:
 
 def equalize(x_BCHW: Tensor) -> Tensor:
     """Equalise the histogram of each channel."""
+    # Pillow's integer arithmetic: the last occupied level is not counted into the step.
     level_BCP = x_BCHW.flatten(2).long()
     count_BCL = torch.zeros(*level_BCP.shape[:2], 256, dtype=torch.int64, device=x_BCHW.device)
     count_BCL.scatter_add_(2, level_BCP, torch.ones_like(level_BCP))
@@ -125,6 +126,7 @@ def blur(x_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
     radius = min(6, height - 1, width - 1)
     distance_T = torch.arange(-radius, radius + 1, device=x_BCHW.device)
     kernel_BT = torch.softmax(-0.5 * (distance_T / sigma_B[:, None]) ** 2, 1)
+    # Images are channels of one image here, because each has a kernel of its own.
     kernel_GT = kernel_BT.repeat_interleave(channels, 0)  # G: one group for each channel of each image
     x_1GHW = F.pad(x_BCHW.float().view(1, batch * channels, height, width), (radius,) * 4, mode="reflect")
     x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, :, None], groups=batch * channels)

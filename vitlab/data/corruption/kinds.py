@@ -245,7 +245,7 @@ def _poisson(rate: float) -> tuple[Tensor, int]:
     counts = int(rate + 10 * rate**0.5 + 20)
     mean_L1 = (torch.arange(256).double() / 255 * rate)[:, None]
     cumulative_LM = torch.from_numpy(special.pdtr(np.arange(counts), mean_L1.numpy()))
-    cumulative_LM[:, -1] = 1
+    cumulative_LM[:, -1] = 1  # so that a draw never falls into the next level's part of the table
     return (cumulative_LM + torch.arange(256)[:, None]).flatten(), counts
 
 

@@ -247,8 +247,10 @@ def digest_of_names(name: str, folder: Path) -> str:
     if not folder.is_dir():
         raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
     key = name, folder.absolute()
+    # Listing 75 times as many pictures as the test split has may take a minute, and a plan asks for each arm.
     changed, digest = _digests_of_names.get(key, ({}, ""))
     if not changed or any(os.stat(path).st_mtime_ns != time_ns for path, time_ns in changed.items()):
+        # Before the listing, so that a change during it is noticed the next time.
         changed = {path: os.stat(path).st_mtime_ns for path, _ in _walk(folder, Counter())}
         hashed = hashlib.blake2b(digest_size=16)
         for path in pictures_below(folder, Counter()):

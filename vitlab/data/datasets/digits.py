@@ -172,6 +172,7 @@ class DigitScenes(Dataset):
                 for start_ND, size in zip((placement.top_ND, placement.left_ND), self.image_size, strict=True)
             )
             digit_NSS = source.x_NCHW[source_N.clamp(min=0), 0].long() * visible_N[:, None, None]
+            # The weights of rows and columns are in units of 1 / (2 * side) each; half a unit more rounds.
             whole_N11 = (2 * side_N[:, None, None]) ** 2
             ink_NHW = (row_NHS @ digit_NSS @ column_NWS.mT + whole_N11 // 2) // whole_N11
             label_N11 = source.y_N[source_N.clamp(min=0)][:, None, None] + 1

@@ -124,6 +124,7 @@ def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) ->
     if (text := read_note(note)) is not None:
         return text
     text = compute()
+    # A file just written may be written again within the same tick of the clock, which nothing here would show.
     if latest < start - SETTLED_S:  # measured from the start, as reading may take longer than that
         write_note(note, text)
     return text

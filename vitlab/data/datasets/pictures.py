@@ -80,6 +80,7 @@ class Decoding:
 
     def sides(self, picture: Image) -> Pair:
         """Return rows and columns of an upright picture, from its header."""
+        # The header is enough: decoding all pictures of a batch to learn their sizes would double the work.
         is_turned = self.orient == "exif" and picture.format != "TIFF"  # Pillow itself turns a TIFF
         if is_turned and picture.getexif().get(ORIENTATION, 1) >= 5:
             return picture.width, picture.height
@@ -187,7 +188,7 @@ class EncodedPictures(Pictures):
         content = self.open(index)
         try:
             picture = Image.open(io.BytesIO(content))
-            picture.draft("RGB", (1, 1))
+            picture.draft("RGB", (1, 1))  # decodes a JPEG at an eighth of its size
             self.decoding.rgb(picture)
         except Exception as error:  # decoders of some formats raise errors of their own
             return _reason(error)
