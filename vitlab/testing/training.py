@@ -20,7 +20,8 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import BatchLast, Engine
+from vitlab.engines import Engine
+from vitlab.engines.batch_last import BatchLast
 from vitlab.errors import GeometryError, OptionError
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
