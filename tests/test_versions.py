@@ -104,7 +104,7 @@ def test_file_selects_its_own_version_despite_later_runs(here: Path) -> None:
     assert len(vitlab.predictions("first.yaml", out="out")["seed"].unique()) == 2
     assert vitlab.load("first.yaml", seed=1, out="out"), "a seed that the latest version has not"
     compared = vitlab.compare("first.yaml", "other.yaml", out="out")
-    assert any("train.steps 4 and 2" in note for note in compared.notes)
+    assert any("train.steps 4 -> 2" in note for note in compared.notes)
 
 
 def test_file_never_run_is_refused_with_differences(here: Path) -> None:
