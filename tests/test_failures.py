@@ -207,7 +207,7 @@ def test_retry_settings_of_study_file() -> None:
     assert "set resources.processes" in refused(resources={"gpu": 2}, device="cpu")
     assert "needs device: cpu" in refused(resources={"processes": 2})
     assert "resources request 2 processes" in refused(resources={"processes": 2}, device="cpu", engine="vmap")
-    assert "has a result and is not retried" in refused(retries={"diverged": 1})
+    assert "Extra inputs" in refused(retries={"diverged": 1})  # a diverged trial has a result
     assert "Extra inputs" in refused(retries={"crashed": 1})
     assert "retries\n  Input should be a valid dictionary" in refused(retries=True)
 
