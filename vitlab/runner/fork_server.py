@@ -75,7 +75,8 @@ def exit_reason(code: int | None) -> str:
     if code == -signal.SIGKILL:
         return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
     if code is not None and code < 0:
-        return f"was killed by signal {-code} ({signal.strsignal(-code)}); see log.txt"
+        with suppress(ValueError):  # a real-time signal has no name
+            return f"was killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
     return f"ended with exit code {code} and reported nothing; see log.txt"
 
 
