@@ -223,7 +223,7 @@ def test_worker_death_ends_all_ranks(folder: Any, guests: Path) -> None:
             Settings(device="cpu", plugins=(str(guests),), processes=2),
         )
     )
-    (worker,) = local._workers.values()
+    (worker,) = local._running.values()
     endings: list[JobEnd] = []
     until(lambda: endings.extend(local.poll(0.05)) or endings or len(list(guests.parent.glob("pid*"))) == 2)
     assert not endings and folder("job").is_locked()
