@@ -17,6 +17,7 @@ from vitlab.errors import UserError
 from vitlab.judging.criterion import goal_of
 from vitlab.judging.judgement import Judgement, judge
 from vitlab.registry import slot
+from vitlab.statistics import sequential_levels
 from vitlab.training.metrics import metric as metrics
 
 VALUES = {"vit": [0.81, 0.82, 0.83], "rope": [0.91, 0.93, 0.92]}
@@ -480,11 +481,12 @@ def test_chance_is_given_or_follows_from_the_classes(tmp_path: Path) -> None:
 
 
 def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
-    text = refusal(tmp_path, "arm,seed,acc\n,0,0.5\na,,0.6\na,1,x\n", alpha=0.9, block="data", goal="up")
+    text = refusal(tmp_path, "arm,seed,acc\n,0,0.5\na,,0.6\na,1,x\n", alpha=0.9, block="data", goal="up", looks=[3, 2])
     for part in (
         "--alpha 0.9",
         "block is not judged yet; judge the rows of one block at a time",
         "--goal up: allowed are max and min",
+        "--looks 3, 2: growing numbers of seeds",
         "'x' in row 3 of column 'acc' is not a number",
         "row 1 has no 'arm'",
         "row 2 has no 'seed'",
@@ -511,3 +513,21 @@ def test_judgement_has_answers_frame_notes_and_formats(tmp_path: Path) -> None:
     assert judgement.answers[0] in " ".join(judgement.render().split())
     assert json.loads(judgement.render("json"))["answers"] == judgement.answers
     assert "<table" in judgement._repr_html_()
+
+
+def test_looks_share_alpha_as_in_a_study(tmp_path: Path) -> None:
+    draws = np.random.default_rng(7)
+    frame = pd.DataFrame(
+        [(a, s, (a == "b") * 0.5 + draws.normal()) for a in "abc" for s in range(6)], columns=["arm", "seed", "loss"]
+    )
+    once = judge(frame, metric="loss", arm="arm").compare()
+    thrice = judge(frame, metric="loss", arm="arm", looks=[3, 4, 6]).compare()
+    assert thrice["look"].tolist()[1:] == [3, 3] and thrice["looks"].tolist()[1:] == [3, 3]
+    assert (thrice["difference"] - once["difference"]).abs().max() < 1e-12
+    share = sequential_levels((3, 4, 6), 0.05, 2)[-1] / 0.05
+    assert thrice["p_corrected"][1:].tolist() == pytest.approx([min(1.0, p / share) for p in once["p_corrected"][1:]])
+    far = frame.assign(loss=frame["loss"] + 100.0 * (frame["arm"] == "b"))
+    decided = judge(far, metric="loss", arm="arm", looks=[3, 4, 6]).compare()
+    assert decided["look"].tolist()[1:] == [1, 3]
+    with pytest.raises(UserError, match="--looks: the last look is at all seeds, 6"):
+        judge(frame, metric="loss", arm="arm", looks=[3, 4])

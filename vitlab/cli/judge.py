@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from vitlab.cli.options import format_option, print_report
+from vitlab.cli.options import Numbers, format_option, print_report
 from vitlab.report.formats import FORMATS
 
 
@@ -35,6 +35,7 @@ Examples:
 @click.option("--images", type=int, help="Images that the metric counts: one is its smallest step.")
 @click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
 @click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
+@click.option("--looks", type=Numbers(), help="Numbers of seeds at which results were looked at, and now, as 3,5,10.")
 @format_option(tuple(FORMATS))
 def command(
     results: str,
@@ -49,6 +50,7 @@ def command(
     images: int | None,
     chance: float | None,
     classes: int | None,
+    looks: tuple[int, ...] | None,
     form: str,
 ) -> None:
     """Judge RESULTS of other programs as 'vitlab report' judges a study's.
@@ -71,5 +73,6 @@ def command(
         images=images,
         chance=chance,
         classes=classes,
+        looks=looks,
     )
     print_report(judgement.render(form), form)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlab.comparison.verdict import Verdict
 from vitlab.errors import UserError, count, nearest
 from vitlab.judging.cells import Remarks, shortlist
 from vitlab.judging.criterion import chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
 from vitlab.judging.files import Columns, Table, read_table, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.judging.words import words
-from vitlab.plan.values import Arm, MetricFacts, Plan
+from vitlab.plan.values import Arm, Looks, MetricFacts, Plan
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.notes import table_notes
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal
+from vitlab.statistics import sequential_levels
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -84,6 +87,7 @@ def judge(
     images: int | None = None,
     chance: float | None = None,
     classes: int | None = None,
+    looks: Sequence[int] | None = None,
 ) -> Judgement:
     """Compare the arms of results from elsewhere with one of them, as the report of a study does.
 
@@ -108,6 +112,7 @@ def judge(
         images: number of images that the metric counts, from which its smallest step follows.
         chance: what guesses reach, in units of the column; seeds without a value are judged with it.
         classes: number of classes, from which ``chance`` follows for accuracies and errors.
+        looks: numbers of seeds at which results were looked at before more seeds were added, such as ``[3, 5, 10]``.
 
     Raises:
         UserError: with a sentence for every mistake in the table and in the arguments.
@@ -120,6 +125,9 @@ def judge(
         f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
         f"--images {images}: a number from 1 is allowed": images is None or images >= 1,
         f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
+        f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
+            looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
+        ),
         "block is not judged yet; judge the rows of one block at a time": block is None,
         f"--baselines names a column, and cannot be combined with {other}; remove one": (
             baselines is None or (baseline is None and arm is not None)
@@ -145,6 +153,9 @@ def judge(
     margin = margin_in_units(margin, metric, scale, remarks)
     chance = chance_in_units(chance, classes, metric, scale, remarks)
     quantum = quantum_in_units(images, metric, scale, remarks)
+    if looks and not (trainings.is_paired and looks[-1] == trainings.frame["seed"].nunique()):
+        seeds = trainings.frame["seed"].nunique() if trainings.is_paired else 0
+        remarks.of_options.append(f"--looks: the last look is at all seeds, {seeds}, and they need a column")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
     arms = trainings.frame["arm"].unique().tolist()
@@ -160,7 +171,10 @@ def judge(
         analysis=Analysis(metric=column, goal=facts.goal, margin=margin, alpha=alpha),
         metrics={column.rpartition("/")[2]: facts},
     )
-    of_study = StudyResults(plan, _results(trainings.frame, column, compared), quantum=quantum)
+    frame = _results(trainings.frame, column, compared)
+    if looks:
+        plan = _with_looks(plan, frame, looks, quantum)
+    of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary(of_study)
     content = Content.of(of_study, rows, table_notes(of_study, rows))
     notes = (
@@ -197,6 +211,23 @@ def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -
         if name not in arms:
             remarks.mistake(f"no arm '{name}'.{nearest(name, arms)} Arms: {shortlist(arms)}.")
     return compared
+
+
+def _with_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: float | None) -> Plan:
+    """Return the plan with a look at the first seeds of each size; each look judges what the looks before left open."""
+    alpha, compared = plan.analysis.alpha, sum(arm.baseline is not None for arm in plan.arms)
+    shares = [level / alpha for level in sequential_levels(tuple(sizes), alpha, max(1, compared))]
+    seeds = sorted(frame["seed"].unique().tolist())
+    looks = Looks(tuple(tuple(seeds[:size]) for size in sizes), tuple(shares))
+    for size in sizes[:-1]:
+        rows = summary(
+            StudyResults(replace(plan, looks=looks), frame[frame["seed"].isin(seeds[:size])], quantum=quantum)
+        )
+        undecided = tuple(row["arm"] for row in rows if row["verdict"] == Verdict.CANNOT_TELL)
+        if not undecided:
+            break
+        looks = replace(looks, open=(*looks.open, undecided))
+    return replace(plan, looks=looks)
 
 
 def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:
