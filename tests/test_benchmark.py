@@ -111,7 +111,7 @@ def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytes
     assert [row["arm"] for row in doc["cost"]] == list(frame["arm"])
     assert [row["peak_bytes"] for row in doc["cost"]] == list(frame["peak_bytes"])
     assert "images/s in inference" in str(report.render(answer.plan, answer.store, "md"))
-    assert {"train_images_per_s", "infer_images_per_s"} & doc["fronts"].keys() and "images_per_s" not in doc["fronts"]
+    assert {"train_images_per_s", "infer_images_per_s"} & {front["cost"] for front in doc["fronts"]}
 
     content = costs_file.read_bytes()
     vitlab.run(file, out=out)

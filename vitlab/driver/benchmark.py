@@ -52,9 +52,10 @@ RESULTS = "results.json"
 
 
 def engines_of_batches() -> dict[str, type[Engine]]:
-    """Return the engines that train trials in batches, by name."""
+    """Return the engines to benchmark beside the loop, by name."""
     engines = slot("engine")
-    return {name: cls for name in engines.names() if not (cls := engines.get(name)).one_at_a_time}
+    classes = {name: engines.get(name) for name in engines.names()}
+    return {name: cls for name, cls in classes.items() if cls.benchmarked and not cls.one_at_a_time}
 
 
 def measure_arms(plan: Plan, session: Session) -> Path:

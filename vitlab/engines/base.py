@@ -41,6 +41,9 @@ class Engine(ABC):
     one_at_a_time: ClassVar[bool] = False
     """Whether each training is computed by itself, so that trials are not trained in batches."""
 
+    benchmarked: ClassVar[bool] = True
+    """Whether ``run.engine: measured`` tries it; compiling takes longer than the benchmark."""
+
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
         self._completed = False

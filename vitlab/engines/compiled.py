@@ -55,6 +55,7 @@ class CompiledVmap(Vmap):
     """
 
     fallback = "vmap"
+    benchmarked = False
     backend: ClassVar[str] = "inductor"  #: of ``torch.compile``
 
     @classmethod
