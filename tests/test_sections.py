@@ -106,3 +106,10 @@ def test_broken_section_fails_contract_test(change: tuple[str, str], sentence: s
     registry.load_file(plugin)
     with pytest.raises(AssertionError, match=sentence):
         check_component("section", "best_seeds")
+
+
+def test_section_named_as_a_value_of_the_report_fails_contract_test(plugin: Path) -> None:
+    plugin.write_text(plugin.read_text().replace('section.register("best_seeds")', 'section.register("notes")'))
+    registry.load_file(plugin)
+    with pytest.raises(AssertionError, match="every report stores its own notes under this name; rename the section"):
+        check_component("section", "notes")

@@ -1,6 +1,6 @@
 """The main entry point: plan a study, execute what is missing, track it and report it.
 
-Only this module sees the whole study; every other module receives the part it needs.
+It reads from top to bottom; planning is in :mod:`vitlab.driver.planning`, the order of jobs in the scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Local executor: each trial runs in its own process on this machine.
+"""Local executor: each job, a trial or several that are trained together, runs in a process of its own.
 
 **Processes.**  A fork server imports torch and the built-in components once (:mod:`vitlab.runner.fork_server`), and
 every trial is a fork of it: nothing of one trial (CUDA context, memory, random state, environment) reaches the next,

@@ -131,7 +131,7 @@ class Ray(PollingExecutor):
 
     def submit(self, job: Job) -> None:
         """Submit a job to Ray, which queues it until a machine has room."""
-        if not self._begin(job):
+        if not self._submit_unless_leased(job):
             self._waiting.append(job)
 
     def cancel(self, grace_s: float) -> None:
@@ -161,7 +161,7 @@ class Ray(PollingExecutor):
             self._end(running, Ending.LOST, f"its worker on {running.host} could not be ended")
         self._bell, self._stopping = None, False
 
-    def _begin(self, job: Job) -> bool:
+    def _submit_unless_leased(self, job: Job) -> bool:
         """Submit a job; return False if its files are to be copied and another process holds a lease."""
         with ExitStack() as leases:
             token, files = uuid.uuid4().hex, None
@@ -214,7 +214,7 @@ class Ray(PollingExecutor):
         if time.monotonic() - self._looked > COUNT_S:
             self._looked = time.monotonic()
             self._require_daemon()
-        self._waiting = [job for job in self._waiting if not self._begin(job)]
+        self._waiting = [job for job in self._waiting if not self._submit_unless_leased(job)]
         if self._waiting:
             timeout_s = min(timeout_s, POLL_S)
         if not self._running:

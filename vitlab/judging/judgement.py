@@ -213,7 +213,7 @@ def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -
     return compared
 
 
-def _with_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: float | None) -> Plan:
+def _with_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: float) -> Plan:
     """Return the plan with a look at the first seeds of each size; each look judges what the looks before left open."""
     alpha, compared = plan.analysis.alpha, sum(arm.baseline is not None for arm in plan.arms)
     shares = [level / alpha for level in sequential_levels(tuple(sizes), alpha, max(1, compared))]

@@ -267,7 +267,7 @@ def trial_of(
     )
 
 
-def rules_of(study: Study | None, document: Document, problems: list[Problem]) -> Rules:
+def parse_rules(study: Study | None, document: Document, problems: list[Problem]) -> Rules:
     """Parse the rules of a study; add a problem for each that is not a valid expression."""
     rules: Rules = []
     for index, rule in enumerate(study.where if study else ()):

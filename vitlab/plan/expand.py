@@ -16,7 +16,7 @@ from vitlab.identity.code import NOTHING, Surroundings, refresh
 from vitlab.identity.key import key_of
 from vitlab.identity.trial import Trial
 from vitlab.plan import match, metrics, tune
-from vitlab.plan.arms import PlanContext, ResolvedArm, rules_of, trained_alike, trial_of
+from vitlab.plan.arms import PlanContext, ResolvedArm, parse_rules, trained_alike, trial_of
 from vitlab.plan.design import as_component, name_of
 from vitlab.plan.engine_choice import engine_of
 from vitlab.plan.notes import notes_on_components, notes_on_files
@@ -61,7 +61,7 @@ def make_plan(
     base = document.data.get("base")
     problems = list(problems)
     sound = not problems
-    rules = rules_of(study, document, problems)
+    rules = parse_rules(study, document, problems)
     if study is None or not isinstance(base, Mapping):
         raise SpecError(problems)
     resolved_base: ResolvedTrial | None = None

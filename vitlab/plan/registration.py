@@ -57,7 +57,7 @@ def with_registration(plan: Plan, earlier: Tree | None, ended: Callable[[str, st
         if not any(ended(item.trial.key, item.trial.code) for item in plan.trials):
             registered_before["seen"] = True  # the next run cannot tell from this plan's trials that there were results
         return replace(plan, registered=registered_before)
-    return replace(plan, registered={**registration(plan), "known": _earlier_results(plan, ended)})
+    return replace(plan, registered={**registration(plan), "known": _count_earlier_results(plan, ended)})
 
 
 def changes(plan: Plan) -> list[str]:
@@ -135,7 +135,7 @@ def removed_comparisons(plan: Plan) -> list[str]:
     return [arm for arm, baseline in plan.registered["family"] if (arm, baseline) not in pairs]
 
 
-def _earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> NewTree:
+def _count_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> NewTree:
     """Return the counts of existing results, and the arms that share a seed with results with their baseline."""
     trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}
     results = {trial for trial in trials.values() if ended(*trial)}

@@ -92,7 +92,7 @@ class Version:
 
 def content(data: Tree) -> NewTree:
     """Return the content of a study file on which its results and its report depend."""
-    return {name: _canonical(value) for name, value in data.items() if name not in BESIDE}
+    return {name: _comparable(value) for name, value in data.items() if name not in BESIDE}
 
 
 def content_of(file: Path, changes: Values = {}) -> NewTree:
@@ -346,12 +346,14 @@ def _version_in(data: Tree) -> str:
     return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""
 
 
-def _canonical(value: Any, name: str = "") -> Any:
+def _comparable(value: Any, name: str = "") -> Any:
     """Return a value without ``data.root``, and with a component that has no options as its name alone."""
     if isinstance(value, Mapping):
-        rest = {key: _canonical(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
+        rest = {key: _comparable(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
         return rest["type"] if set(rest) == {"type"} else rest
-    return [_canonical(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return (
+        [_comparable(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    )
 
 
 def _with_types(leaves: Values, others: Values) -> NewTree:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -58,8 +58,15 @@ class Report:
 
     @classmethod
     def of(cls, findings: Findings, notes: Sequence[str]) -> Report:
-        """Return the report of some findings without sections, such as of two studies."""
+        """Return the report of some findings without sections, such as of two studies.
+
+        Raises:
+            UserError: if rows of a section would replace a value of the report in JSON.
+        """
         plan, rows = findings.plan, findings.arms
+        empty: dict[str, Sequence[Any]] = {name: [] for name, part in sections().items() if part.row}
+        for name in sorted(empty.keys() & {"vitlab", *(field.name for field in fields(cls))}):
+            raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
         return cls(
             plan.study,
             plan.question,
@@ -68,7 +75,7 @@ class Report:
             phrasing.overview(rows),
             phrasing.answers(rows, plan.analysis, plan.units),
             rows,
-            {name: [] for name, part in sections().items() if part.row},
+            empty,
             notes,
         )
 
@@ -300,12 +307,20 @@ def state(plan: Plan, store: Store) -> str:
     # The time of the last run decides which trials it is said to have trained.
     ran = own.time if own is not None else 0.0
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in sections().items()]
-    content = [__version__, _code(), plan.to_json(), endings, inputs, latest.name if latest is not None else "", ran]
+    content = [
+        __version__,
+        _code_digest(),
+        plan.to_json(),
+        endings,
+        inputs,
+        latest.name if latest is not None else "",
+        ran,
+    ]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @cache
-def _code() -> str:
+def _code_digest() -> str:
     """Return a digest of the files whose code makes reports."""
     digest, root = hashlib.sha256(), Path(__file__).parents[1]
     for file in sorted(file for room in ROOMS for file in (root / room).rglob("*") if file.suffix in (".py", ".j2")):

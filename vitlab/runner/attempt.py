@@ -81,7 +81,7 @@ class Attempt:
         """Train in the loop engine; see :func:`vitlab.runner.run.execute`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
         (outcome,) = train([training], stop=stop, every_s=self.settings.every_s)
-        return None if outcome is None else self.finish(self.write_outputs(training, outcome))
+        return None if outcome is None else self.finish(self.write_outputs(training, outcome, self.spent_s()))
 
     def begin(self, engine: str, note: str = "") -> Training:
         """Return the training before its first step, or its next one after a resume.
@@ -161,18 +161,18 @@ class Attempt:
         self.folder.emit("end", status=Ending.FAILED, failure=sentence)
         return OutOfMemory(sentence) if kind == Ending.OOM else error
 
-    def write_outputs(self, training: Training, outcome: Outcome, trials: int = 1) -> TrialResult:
+    def write_outputs(self, training: Training, outcome: Outcome, wall_s: float) -> TrialResult:
         """Write the files of a trial that has ended, but for the result, and return it for :meth:`finish`.
 
         Args:
             training: The training of :meth:`begin`.
             outcome: Its outcome.
-            trials: Number of trials trained together, which share the time equally.
+            wall_s: Its share of :meth:`spent_s`.
         """
         params, macs = self.size
         circumstances = Circumstances(
             started=self.first_began,
-            wall_s=self._spent_s() / trials,
+            wall_s=wall_s,
             host=socket.gethostname(),
             attempts=self.number,
             params=params,
@@ -201,7 +201,7 @@ class Attempt:
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of the training."""
         self.folder.require()
-        content = {"training": state, "wall_s": self._spent_s(), "engine": self.engine}
+        content = {"training": state, "wall_s": self.spent_s(), "engine": self.engine}
         checkpoint.write(self.folder.checkpoint, content)
 
     def log(self, measurement: Measurement) -> None:
@@ -236,7 +236,8 @@ class Attempt:
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
         return result
 
-    def _spent_s(self) -> float:
+    def spent_s(self) -> float:
+        """Return the seconds of all attempts at the trial so far."""
         return self.before_s + time.monotonic() - self._since
 
     def _numerics(self) -> dict[str, object]:

@@ -249,10 +249,12 @@ def _begin(attempts: Sequence[Attempt], engine: str, note: str) -> list[tuple[At
 def _write_results(batch: Sequence[tuple[Attempt, Training]], outcomes: Sequence[Outcome | None]) -> None:
     """Write the results of trainings that have ended; those that were stopped have no outcome."""
     outputs: list[tuple[Attempt, TrialResult]] = []
-    for (attempt, training), outcome in zip(batch, outcomes, strict=True):
+    # Trials trained together share the time equally; it ends here for all, before the first one writes its files.
+    shares_s = [attempt.spent_s() / len(batch) for attempt, _ in batch]
+    for (attempt, training), outcome, share_s in zip(batch, outcomes, shares_s, strict=True):
         if outcome is not None:
             with _isolated(attempt):
-                outputs.append((attempt, attempt.write_outputs(training, outcome, len(batch))))
+                outputs.append((attempt, attempt.write_outputs(training, outcome, share_s)))
 
     def finish(output: tuple[Attempt, TrialResult]) -> None:
         attempt, result = output

@@ -192,8 +192,7 @@ class TrialRuns:
             if event.kind == "metrics":
                 content.points += records.points(event)
             elif event.kind == "start":
-                content.tags["vitlab.attempts"] = str(event.body.get("attempt", 1))
-                content.tags["vitlab.host"] = str(event.body.get("host", ""))
+                content.tags |= records.start_tags(event)
                 if mark is None and "effective_batch_size" in event.body:  # parameters are immutable
                     content.params["train.effective_batch_size"] = str(event.body["effective_batch_size"])
         if end is not None and end.reason:
