@@ -505,6 +505,13 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
     assert "norm_pre.weight, norm_pre.bias are unknown" in refusal(clip)
 
 
+def test_large_number_in_foreign_name_is_read_at_once(tmp_path: Path) -> None:
+    file, name = tmp_path / "dated.safetensors", "runs.20261124153000.step"
+    safetensors.torch.save_file({"encoder.pos_embedding": torch.zeros(1, 17, 16), name: torch.zeros(1)}, file)
+    with pytest.raises(WeightsError, match=f"{name} is unknown"):
+        look(file)
+
+
 def test_facts_without_tensors_are_requested(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     assert "--heads" in refusal(file, facts=ModelFacts())

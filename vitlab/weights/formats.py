@@ -83,7 +83,9 @@ class Format:
 
 def _names(table: Table, state: State) -> Iterator[tuple[str, str]]:
     """Yield every pair of names that a table has for the numbers that occur in a state."""
-    count = 1 + max((int(number) for name in state for number in re.findall(r"\d+", name)), default=0)
+    # Blocks have several tensors each, so that a larger number counts something else, such as the date in a name.
+    numbers = (int(number) for name in state for number in re.findall(r"\d{1,9}", name))
+    count = 1 + max((number for number in numbers if number < len(state)), default=0)
     for pair in table:
         for i in range(count if "{i" in pair[1] else 1):
             for u in range(count if "{u" in pair[1] else 1):
