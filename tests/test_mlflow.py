@@ -1306,6 +1306,27 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
     assert served == [tmp_path.resolve()] * 2
 
 
+def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
+    from vitlab.trackers import server
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
+            server.running(tmp_path, port=port),
+        ):
+            pass
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        threading.Thread(target=greet).start()
+        assert not locate(f"http://127.0.0.1:{other.getsockname()[1]}", tmp_path).is_reachable()
+
+
 def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, monkeypatch: Patch) -> None:
     from vitlab.trackers import server
 

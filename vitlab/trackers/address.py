@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import socket
 import ssl
@@ -62,7 +63,7 @@ class Address:
             return error.code < 500  # a server that requires a password, or has no /health, is reachable
         except urllib.error.URLError as error:
             return isinstance(error.reason, ssl.SSLError)  # MLflow may be configured to trust the certificate
-        except OSError:
+        except (OSError, http.client.HTTPException):  # the latter where another protocol is spoken
             return False
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.trackers import dashboard
-from vitlab.trackers.address import artifact_folder, comparison_link, database_file, locate, pages
+from vitlab.trackers.address import PROBE_S, artifact_folder, comparison_link, database_file, locate, pages
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
@@ -38,12 +39,14 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
         UserError: if the port is in use.
         VitlabError: if the server does not start.
     """
-    address = locate(f"http://{reachable(host)}:{port}", root)
-    if address.is_reachable():
+    own = reachable(host)
+    # Any server occupies the port, whatever it speaks.
+    with suppress(OSError), socket.create_connection((own.strip("[]"), port), PROBE_S):
         raise UserError(
             f"port {port} of {host} is used by another server, perhaps MLflow's; end it, or choose another port, "
             f"such as --port {port + 1}."
         )
+    address = locate(f"http://{own}:{port}", root)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{database_file(root)}"]
     command += ["--artifacts-destination", str(artifact_folder(root))]
