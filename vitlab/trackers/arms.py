@@ -116,12 +116,13 @@ def _other_metrics(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> 
         if result is not None and result.status == Ending.DONE:
             for metric, value in result.outcome.metrics.items():
                 if metric != plan.analysis.metric and math.isfinite(value):
-                    values[item.planned.arm, records.key(metric)].append(value)
+                    values[item.planned.arm, metric].append(value)
     points: defaultdict[str, Points] = defaultdict(dict)
     for (arm, metric), seeds in values.items():
-        points[arm] |= {f"mean/{metric}": statistics.fmean(seeds), f"n/{metric}": float(len(seeds))}
+        summary = {"mean": statistics.fmean(seeds), "n": float(len(seeds))}
         if len(seeds) > 1:
-            points[arm][f"sd/{metric}"] = statistics.stdev(seeds)
+            summary["sd"] = statistics.stdev(seeds)
+        points[arm] |= {records.key(f"{statistic}/{metric}"): value for statistic, value in summary.items()}
     return points
 
 
