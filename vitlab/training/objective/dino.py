@@ -61,10 +61,10 @@ class DINO(Objective):
         prototypes: Outputs of the projection.
         hidden: Width of the two hidden layers of the projection.
         bottleneck: Width of the layer before the prototypes.
-        student_temperature: Positive of the student's softmax.
-        teacher_temperature: Positive of the teacher's softmax.
-        momentum: Probability that the teacher keeps of itself in the first step; it grows to 1 along half a cosine.
-        centre_momentum: Probability that the centre of the teacher's outputs keeps of itself in a step.
+        student_temperature: Temperature of the student's softmax.
+        teacher_temperature: Temperature of the teacher's softmax.
+        momentum: Share that the teacher keeps of itself in the first step; it grows to 1 along half a cosine.
+        centre_momentum: Share that the centre of the teacher's outputs keeps of itself in a step.
     """
 
     labels = False
