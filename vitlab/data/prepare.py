@@ -341,7 +341,6 @@ def _raw(data: DataSource) -> _Raw:
         _cache.move_to_end(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
-    # Reading a set without pictures may download it, and its identity is then known only afterwards.
     check = partial(_check_unchanged, data, info.content if data.pictures() else None)
     train, test = data.read_splits(model_info(data.choice, info), check)
     for which, subset in zip(SPLITS, (train, test), strict=True):
