@@ -159,7 +159,7 @@ class Bench:
             elif not path.exists() or self.copies[name] != _state(path):
                 shutil.copy2(self.whole / name, path)
                 self.copies[name] = _state(path)
-        damage._checked.clear()
+        damage._damaged.clear()
         damage._reported.clear()
 
     def call(self, words: Sequence[str]) -> None:
