@@ -109,6 +109,13 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     assert lines == ["4", "5", "6"]
 
 
+def test_merged_mappings_are_read_like_written_ones() -> None:
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2}\nc: {z: 3, <<: [{x: 0}, *b]}\nd: *b\n"
+    document = parse_document(text, "s.yaml")
+    assert document.data["c"] == {"x": 0, "y": 2, "z": 3} and document.data["d"] == {"x": 1, "y": 2}
+    assert str(document.problem(("c", "y"), "wrong")) == "s.yaml:2:19: wrong"
+
+
 def test_alias_is_a_copy() -> None:
     data = parse_document("a: &a {x: 1}\nb: *a\n", "x").data
     data["a"]["x"] = 2

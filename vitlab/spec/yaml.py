@@ -207,6 +207,7 @@ class _Reader:
     def __init__(self) -> None:
         self.places: dict[Path, tuple[Place, Place]] = {}
         self.repeated: list[tuple[str, Place, int]] = []  #: key, its place, and the line in which it stands first
+        self._entries: dict[yaml.Node, dict[str, tuple[yaml.Node, yaml.Node]]] = {}
 
     def read(self, node: yaml.Node, path: Path = (), key: yaml.Node | None = None) -> Any:
         """Return the plain value of a node, which has a key if it is in a mapping."""
@@ -224,15 +225,30 @@ class _Reader:
             raise _wrong_tag(node)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
+        return {name: self.read(value, (*path, name), at) for name, (at, value) in self.entries(node).items()}
+
+    def entries(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """Return the entries of a mapping by name; those of ``<<: *alias`` come before its own, which replace them."""
+        if node in self._entries:
+            return self._entries[node]
+        if not isinstance(node, yaml.MappingNode):
+            raise _fault(node, "'<<' takes a mapping or a list of mappings, such as *alias")
+        self._entries[node] = {}  # an alias that contains itself adds nothing
         first: dict[str, Place] = {}
-        for name, _ in node.value:
-            text, place = _name(name), _place(name)
-            if text in first:
-                self.repeated.append((text, place, first[text][0]))
-            first.setdefault(text, place)
-        merged = yaml.MappingNode(node.tag, [*node.value])
-        yaml.constructor.SafeConstructor().flatten_mapping(merged)  # the keys of ``<<: *alias`` come before its own
-        return {name.value: self.read(value, (*path, name.value), name) for name, value in merged.value}
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            name, place = _name(key), _place(key)
+            if name in first:
+                self.repeated.append((name, place, first[name][0]))
+            first.setdefault(name, place)
+            if key.tag != f"{TAG}merge":
+                own[name] = key, value
+                continue
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                merged = {**self.entries(source), **merged}  # of several, the first one counts
+        self._entries[node] = {**merged, **own}
+        return self._entries[node]
 
 
 class _NotAllowed(yaml.MarkedYAMLError):
