@@ -626,6 +626,28 @@ def test_alias_expansion_is_bounded(here: Path) -> None:
     line = one(mistakes(here, "\n".join(layers) + "\n"))
     assert re.match(r"s\.yaml:\d+:\d+: more than 100,000 values; a study file is a page or two", line), line
     assert "nested too deeply" in one(mistakes(here, "study: &s [*s]\n"))
+    layers = ["a0: &a0 {x: 1}"]
+    layers += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 40)]
+    assert any("'base' is missing" in line for line in mistakes(here, "\n".join(layers) + "\n"))
+
+
+def test_match_by_a_wrong_model_is_no_further_mistake(here: Path) -> None:
+    text = re.sub(r"model: \{.*\}", "model: 5", STUDY) + "match: {quantity: params, knob: model.dim}\n"
+    lines = mistakes(here, text)
+    assert any("base.model" in line for line in lines) and not any("match" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("merged", "message"),
+    [
+        ("{? [a, b] : 1}", ":1:8: a key must be a single name"),
+        ("{yes: 1}", ":1:6: YAML reads the key 'yes' as a boolean"),
+        ("{a: 1, a: 2}", ":1:12: key 'a' is given twice"),
+        ("[1]", ":1:6: '<<' takes a mapping or a list of mappings"),
+    ],
+)
+def test_mistake_in_merged_mapping_has_its_place(here: Path, merged: str, message: str) -> None:
+    assert one(mistakes(here, f"<<: {merged}\n")).startswith(f"s.yaml{message}")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 50_000, "- " * 100_000, "? " * 100_000])

@@ -216,6 +216,8 @@ def mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[tuple
         plain: the resolved base.
         design: the changes of every arm.
     """
+    if not isinstance(plain.get("model"), Mapping):
+        return []  # the model's own mistakes are reported already
     knob = match.knob
     if knob in LENGTHS and match.quantity != "train_macs":
         sentence = f"{knob} does not change {match.quantity}; match train_macs, or by a number of the model"
