@@ -46,6 +46,12 @@ def test_every_packaged_study_can_be_copied(source: str) -> None:
     assert read_document("study.yaml").data == {**read_document(packaged_studies()[source]).data, "study": "study"}
 
 
+@pytest.mark.parametrize("name", ["2024", "1e5", "yes", "null"])
+def test_name_stays_a_text_whatever_yaml_would_read(name: str) -> None:
+    assert CliRunner().invoke(cli, ["new", "study", name], standalone_mode=False).exception is None
+    assert read_document(f"{name}.yaml").data["study"] == name
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
