@@ -80,6 +80,12 @@ def test_arms(study: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert offered(f"vitlab run {study} --only arm=b", monkeypatch) == ["arm=baseline"]
 
 
+@pytest.mark.parametrize("plan", ["{", "[]", '{"arms": [{}]}'])
+def test_damaged_plan_offers_nothing(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("vitlab-runs", "studies", "stored", "plan.json").write_text(plan)
+    assert offered("vitlab logs stored --arm ", monkeypatch) == []
+
+
 def test_bash_completes_without_heavy_imports(tmp_path: Path) -> None:
     """The command in this bash fails if a heavy module has been imported."""
     command = tmp_path / "bin" / "vitlab"

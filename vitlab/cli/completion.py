@@ -94,13 +94,15 @@ def complete_arm(context: click.Context, parameter: click.Parameter, incomplete:
     # click assigns no argument while an option lacks its value.
     argument = str(next(filter(None, [*params, *context.args]), ""))
     path, name = Path(argument), argument.partition("@")[0]
-    with suppress(VitlabError):
+    with suppress(VitlabError, LookupError):
         name = read_document(path).data["study"] if path.is_file() else study_name(name)
     plan = next((plan for plan in _plans(context) if plan.parent.name == (path.name if path.is_dir() else name)), None)
     if plan is None:
         return []
-    # read_plan would import planning, which takes longer than a user waits for a completion.
-    arms = [arm["name"] for arm in json.loads(plan.read_bytes())["arms"] if not arm.get("skip")]
+    arms = []
+    with suppress(ValueError, LookupError, TypeError):  # a damaged plan offers nothing
+        # read_plan would import planning, which takes longer than a user waits for a completion.
+        arms = [arm["name"] for arm in json.loads(plan.read_bytes())["arms"] if not arm.get("skip")]
     return _items([f"arm={arm}" for arm in arms] if "--only" in parameter.opts else arms, incomplete)
 
 
