@@ -153,9 +153,11 @@ def judge(
     margin = margin_in_units(margin, metric, scale, remarks)
     chance = chance_in_units(chance, classes, metric, scale, remarks)
     quantum = quantum_in_units(images, metric, scale, remarks)
-    if looks and not (trainings.is_paired and looks[-1] == trainings.frame["seed"].nunique()):
-        seeds = trainings.frame["seed"].nunique() if trainings.is_paired else 0
-        remarks.of_options.append(f"--looks: the last look is at all seeds, {seeds}, and they need a column")
+    seeds = trainings.frame["seed"].nunique()
+    if looks and not trainings.is_paired:
+        remarks.of_options.append("--looks: looks are at seeds; name their column with --seed")
+    elif looks and looks[-1] != seeds:
+        remarks.of_options.append(f"--looks: the last look is at all seeds, {seeds}; found {looks[-1]}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
     arms = trainings.frame["arm"].unique().tolist()
