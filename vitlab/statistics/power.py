@@ -43,7 +43,7 @@ def predictive_power(
         sizes: number of pairs now and then.
         level: level of the comparison's test then, two-sided.
         margin: margin of equivalence, if there is one.
-        overlap: see :func:`vitlab.statistics.paired_t_test`.
+        overlap: see :class:`vitlab.comparison.arrays.Design`.
 
     Returns:
         NaN if there is no spread.
