@@ -125,6 +125,7 @@ def test_undecided_cell_gives_reason() -> None:
     assert "no seed" in judge([pair([1, 2, 3], [])])[0].reason
     (refused,) = judge([pair([1, 2, 3], [1, 2, 3], refused="its data was a and is b")])
     assert refused.verdict == "inconclusive" and refused.reason == "its data was a and is b"
+    assert all(math.isnan(number) for number in (refused.old, refused.new, refused.drop)), "no difference of two data"
     (one,) = judge([pair([1, 2, 3], [1, 2], lost=(0, 1))])
     (two,) = judge([pair([1, 2, 3], [1], lost=(0, 2))])
     assert (one.verdict, two.verdict) == ("inconclusive", "inconclusive"), "a majority of three seeds is no test"

@@ -158,7 +158,8 @@ def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
     n, identical = int(judged.pairs[0, place]), of_cell["identical"]
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
     by_t = is_judged and not identical and of_cell["se"] > 0
-    old, new = (pair.sign * mean for mean in of_cell["means"])
+    # A refused cell has no means, such as of two data sets, which nobody should subtract.
+    old, new = (NAN if pair.refused else pair.sign * mean for mean in of_cell["means"])
     cell = Cell(
         arm=pair.arm,
         metric=pair.metric,
