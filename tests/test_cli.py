@@ -608,6 +608,7 @@ def test_schema_describes_every_property() -> None:
         "learning rate of a layer" in definitions["TrainSpec"]["properties"]["layer_decay"]["description"]
     )  # below it
     assert "cannot be matched" in definitions["Match"]["properties"]["else"]["description"]  # by its alias
+    assert definitions["RunSpec"]["properties"]["executor"]["default"] == {"type": "local"}, "as a file may say it"
     vit = next(form for form in definitions["slot.model"]["anyOf"] if form.get("title") == "model vit")
     assert "2309.16588" in vit["properties"]["registers"]["description"]  # an argument of the constructor
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"

@@ -11,7 +11,7 @@ from vitlab import registry
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry.catalogue import first_line
 from vitlab.spec import Study
-from vitlab.spec.choice import SLOT_MARK, TOGETHER
+from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice
 from vitlab.spec.tree import NewTree
 
 
@@ -61,6 +61,8 @@ def _replace_marks(value: Any) -> Any:
     fields = {key: _replace_marks(item) for key, item in value.items() if key != SLOT_MARK}
     if SLOT_MARK not in value:
         return fields
+    if set(fields.get("default") or ()) == {"type", "options"}:
+        fields["default"] = Choice(**fields["default"]).plain()  # pydantic writes the attributes of a Choice
     # Not a reference from the start: pydantic would look for its definition in each model.
     name = value[SLOT_MARK]
     description = first_line(inspect.getdoc(registry.slot(name).contract))
