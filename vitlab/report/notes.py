@@ -277,8 +277,9 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
         else:
             waiting.append(arm)
     for look, arms in added.items():
-        until = "; until all of these have ended, the verdicts are those of the look before"
-        until *= any(compared[arm]["awaited"] for arm in arms)
+        until = ""
+        if any(compared[arm]["awaited"] for arm in arms):
+            until = "; until all of these have ended, the look before gives the verdicts"
         sentences.append(
             f"Look {look} left {_names(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
         )
