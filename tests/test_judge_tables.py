@@ -317,6 +317,8 @@ def test_states_of_runs_count_as_their_endings(tmp_path: Path) -> None:
         "Warning: 2 lost seeds, without a value: vit, seed 1; rope, seed 2.",
     ):
         assert note in judgement.notes
+    flags = judged(tmp_path, "arm,seed,diverged,acc\na,0,False,0.8\na,1,True,0.1\na,2,False,0.82\n")
+    assert counts(flags) == {"a": (2, 1, 0)} and means(flags)["a"] == pytest.approx(0.81)
 
 
 def test_cells_of_a_table_with_a_column_per_arm(tmp_path: Path) -> None:

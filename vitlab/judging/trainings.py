@@ -12,7 +12,7 @@ import numpy as np
 from vitlab.errors import nearest
 from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, names_of, shortlist, texts, values
 from vitlab.judging.files import Columns, Table
-from vitlab.judging.words import DIVERGED, ENDED, LOST, STATISTICS, UNENDED, role_of
+from vitlab.judging.words import DIVERGED, ENDED, FLAGS, LOST, STATISTICS, UNENDED, role_of
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainin
             remarks.mistake(*(f"{table.place(row)} has no '{name}'" for row in rows.index[frame[column] == ""]))
     others = rows[[name for name in _roles(table) if name not in (arm, seed, metric)]]
     for name in names_of(others):
-        if role_of(name) == "status":
+        if role_of(name) == "status" or name.casefold() in LOST | DIVERGED:
             frame = _with_statuses(frame, others[name], table, remarks)
     if frame.empty:
         remarks.mistake(" ".join(("no training remains.", *remarks.notes)))
@@ -205,7 +205,9 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
 
 def _with_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
-    cells = texts(column).str.casefold()[frame.index]
+    cells, name = texts(column).str.casefold()[frame.index], str(column.name).casefold()
+    if name in LOST | DIVERGED and cells.isin(FLAGS).all():  # a column such as 'crashed', which is true or false
+        cells = cells.map({cell: name if is_set else "done" for cell, is_set in FLAGS.items()})
     is_known = cells.isin(ENDED | UNENDED | LOST | DIVERGED)
     if not is_known.any():
         return frame

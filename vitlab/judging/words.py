@@ -32,6 +32,8 @@ FAILED = LOST | _set("- -- --- \u2013 \u2014 ? n.a. n/a #n/a na nan null none <n
 ENDED = _set("done finished complete completed success succeeded successful ok")
 UNENDED = _set("running pending queued scheduled missing")
 """Cells of a status, beside ``LOST`` and ``diverged``."""
+FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+"""Cells of a column that is called as one of ``LOST``, or diverged."""
 STATISTICS = _set("mean avg average std stdev stddev sd sem se var variance median min max count sum total 25% 50% 75%")
 """Names of rows that sum up others."""
 
