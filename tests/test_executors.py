@@ -359,6 +359,8 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("cpu.max", "150000 100000\n", 2),
         ("cpu.max", "50000 100000\n", 1),
         ("cpu.max", "max 100000\n", 64),
+        ("cpu/cpu.cfs_quota_us", "300000\n", 3),
+        ("cpu/cpu.cfs_quota_us", "-1\n", 64),
         ("nothing", "", 64),
     ],
 )
@@ -366,6 +368,8 @@ def test_container_limits_are_respected(
     file: str, text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "cores", lambda: list(range(64)))
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / file).write_text(text)
     assert machine.budget(tmp_path) == expected
 

@@ -40,8 +40,12 @@ def _quota(root: Path) -> float:
     try:
         allowed, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        return math.inf
-    return math.inf if allowed == "max" else int(allowed) / int(period)
+        try:  # version 1 of control groups
+            allowed = (root / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return math.inf
+    return math.inf if allowed in ("max", "-1") else int(allowed) / int(period)
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -38,13 +38,14 @@ SLOTS = [name for name in SLOT_MODULES if name not in ("tracker", "section")]  #
 with suppress(Exception):  # a failing import is repeated, and reported, by the worker that needs it
     import numpy.ctypeslib
     import pyarrow.parquet
-    import torch.fx.experimental.symbolic_shapes
-    import torch.profiler._cupti_monitor
 
     import vitlab.runner.run
 
     if points("optimizer"):
         import torch._dynamo
+with suppress(ImportError):  # private modules, which other versions of torch may lack
+    import torch.fx.experimental.symbolic_shapes
+    import torch.profiler._cupti_monitor
 
 for name in SLOTS:
     with suppress(Exception):  # as above

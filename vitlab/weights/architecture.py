@@ -319,7 +319,7 @@ class Inference:
         gated = f"{name}.fc1_g.weight" in self.state
         hidden, _ = self._shape(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
         if gated:
-            self._fact("gelu", "the gate of the MLP is a SiLU")
+            self._fact("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
             return {"type": "swiglu", "ratio": ratio_of(hidden, dim)}
         sentence = _GELU.get(str(self.usual.gelu), "")
         gelu = self._fact("gelu", f"GELU {sentence}, as is the custom of {self.title}")
