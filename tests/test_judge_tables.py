@@ -474,7 +474,8 @@ def test_chance_is_given_or_follows_from_the_classes(tmp_path: Path) -> None:
         ({"classes": 1}, "--classes 1: a number from 2 is allowed"),
         ({"classes": 10, "metric": "loss"}, "--classes: what guesses reach in 'loss' does not follow from it"),
         ({"images": 100, "metric": "loss"}, "--images: the step of 'loss' does not follow"),
-        ({"images": 0}, "--images 0: a number from 1 is allowed"),
+        ({"images": 0}, "--images 0: a number from 1 to 10^12 is allowed"),
+        ({"images": 10**400}, "a number from 1 to 10^12 is allowed"),
     ):
         assert message in refusal(tmp_path, scaled(1, metric=str(options.get("metric", "acc"))), **options)
 

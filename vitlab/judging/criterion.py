@@ -149,9 +149,12 @@ def chance_in_units(
     return scale.whole * (share if ERRORS.isdisjoint(name_words) else 1 - share)
 
 
+MAX_IMAGES = 10**12
+
+
 def quantum_in_units(images: int | None, metric: str, scale: Scale, remarks: Remarks) -> float:
     """Return the smallest step of a metric that counts images, in units of the column; 0 if it is not known."""
-    if images is None or images < 1:
+    if images is None or not 1 <= images <= MAX_IMAGES:
         return 0.0
     if scale.whole is None or COUNTED.isdisjoint(words(metric)):
         remarks.of_options.append(

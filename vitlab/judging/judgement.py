@@ -14,7 +14,7 @@ import numpy as np
 from vitlab.comparison.verdict import Verdict
 from vitlab.errors import UserError, count, nearest
 from vitlab.judging.cells import Remarks, shortlist
-from vitlab.judging.criterion import chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
+from vitlab.judging.criterion import MAX_IMAGES, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
 from vitlab.judging.files import Columns, Table, read_table, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.judging.words import words
@@ -123,7 +123,7 @@ def judge(
     checks = {
         f"--goal {goal}: allowed are max and min": goal in (None, "max", "min"),
         f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
-        f"--images {images}: a number from 1 is allowed": images is None or images >= 1,
+        f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
         f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
         f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
             looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))

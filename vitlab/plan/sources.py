@@ -130,7 +130,7 @@ def parts_with_labels(plain: Tree) -> Iterator[tuple[Path, str]]:
     if plain["train"].get("mix"):
         yield ("train", "mix"), f"objective '{name}' learns without labels, which train.mix mixes; remove it"
     for option in TEST_SET_OPTIONS:
-        if plain["data"].get(option):
+        if (plain.get("data") or {}).get(option):  # a trial without data is refused elsewhere
             yield ("data", option), f"objective '{name}' trains no predictions to test on further images; remove it"
     source = plain.get("init_from") or {}
     if source.get("head") == "fitted":
