@@ -672,6 +672,13 @@ def test_missing_weights_are_reported(here: Path) -> None:
     assert one(mistakes(here, text)) == "s.yaml:6:27: no such file: nowhere.safetensors"
 
 
+def test_starting_trial_without_data_is_reported(here: Path) -> None:
+    """Its objective reads no labels, so it is asked for test sets that would need them."""
+    trial = "{model: {type: vit, patch_size: 2, dim: 8, heads: 2, depth: 1}, train: {steps: 1, objective: mae}}"
+    found = mistakes(here, STUDY.replace("design:", f"  init_from: {{trial: {trial}}}\ndesign:"))
+    assert one(found) == "s.yaml:6:15: 'data' is missing"
+
+
 # -- a study file from somebody else ----------------------------------------------------------------------------------
 
 

@@ -24,7 +24,10 @@ from vitlab.registry import slot
 HERE = Path(__file__).parent
 
 
-def test_compiled_is_one_graph_and_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("engine", "count"), [(Compiled, 1), (CompiledVmap, 2)])
+def test_compiled_is_one_graph_and_equals_loop(
+    engine: type[Compiled] | type[CompiledVmap], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over two epochs of four steps, whose draws have different keys.
 
     In float64 sums in another order differ by 1e-16 times their number of terms; Adam divides by the root of the second
@@ -36,35 +39,17 @@ def test_compiled_is_one_graph_and_equals_loop(monkeypatch: pytest.MonkeyPatch) 
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(Compiled, "backend", staticmethod(backend))
+    monkeypatch.setattr(engine, "backend", staticmethod(backend))
     how: dict[str, Any] = {"precision": "fp64", "model": {"depth": 1}, "steps": 8, "mix": {"mixup": 0.2}}
-    before, after = training(0, **how), training(0, **how)
-    expected, [result] = train([before], Loop), train([after], Compiled)
-    assert after.steps > after.feed.steps_per_epoch(after.spec.batch_size)
+    before, after = [[training(seed, **how) for seed in range(count)] for _ in range(2)]
+    expected, results = train(before, Loop), train(after, engine)
+    assert after[0].steps > after[0].feed.steps_per_epoch(after[0].spec.batch_size)
     assert len(graphs) == 1
-    for name, weight in state_of(before).items():
-        torch.testing.assert_close(state_of(after)[name], weight, rtol=1e-8, atol=1e-10)
-    assert result is not None and expected[0] is not None
-    assert result.metrics == pytest.approx(expected[0].metrics, rel=1e-8)
-
-
-def test_compiled_vmap_is_one_graph_and_each_trial_equals_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(CompiledVmap, "backend", staticmethod(backend))
-    how: dict[str, Any] = {"precision": "fp64", "model": {"depth": 1}, "steps": 8, "mix": {"mixup": 0.2}}
-    before, after = [[training(seed, **how) for seed in range(2)] for _ in range(2)]
-    expected, results = train(before, Loop), train(after, CompiledVmap)
-    assert len(graphs) == 1
-    for one, other, outcome, reference in zip(before, after, results, expected, strict=True):
-        for name, weight in state_of(one).items():
-            torch.testing.assert_close(state_of(other)[name], weight, rtol=1e-8, atol=1e-10)
-        assert outcome is not None and reference is not None
-        assert outcome.metrics == pytest.approx(reference.metrics, rel=1e-8)
+    for looped, compiled, reference, result in zip(before, after, expected, results, strict=True):
+        for name, weight in state_of(looped).items():
+            torch.testing.assert_close(state_of(compiled)[name], weight, rtol=1e-8, atol=1e-10)
+        assert result is not None and reference is not None
+        assert result.metrics == pytest.approx(reference.metrics, rel=1e-8)
 
 
 def test_compiled_vmap_falls_back_to_vmap_and_loop() -> None:

@@ -39,8 +39,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDS, BLOCK_S = 3, 1.0
 
 TI16, S16, B16 = (
-    Shape(channels=3, patch=16, dim=dim, heads=dim // 64, depth=12, batch=256, image=224, images=1024)
-    for dim in (192, 384, 768)
+    Shape(channels=3, patch=16, dim=dim, heads=dim // 64, depth=12, batch=batch, image=224, images=1024)
+    for dim, batch in ((192, 512), (384, 256), (768, 256))
 )
 CIFAR = Shape(channels=3, patch=4, dim=192, heads=3, depth=6, batch=128, image=32, images=4096)
 SMALL = Shape(channels=3, patch=8, dim=16, heads=2, depth=2, batch=8, image=16, images=64)

@@ -150,6 +150,7 @@ def chance_in_units(
 
 
 MAX_IMAGES = 10**12
+"""Largest number of images: the step of a larger set is below the precision of an accuracy."""
 
 
 def quantum_in_units(images: int | None, metric: str, scale: Scale, remarks: Remarks) -> float:

@@ -129,8 +129,9 @@ def parts_with_labels(plain: Tree) -> Iterator[tuple[Path, str]]:
         yield ("distill",), f"objective '{name}' learns without labels and without a teacher; remove distill"
     if plain["train"].get("mix"):
         yield ("train", "mix"), f"objective '{name}' learns without labels, which train.mix mixes; remove it"
+    data = plain.get("data") or {}  # a trial without data is refused elsewhere
     for option in TEST_SET_OPTIONS:
-        if (plain.get("data") or {}).get(option):  # a trial without data is refused elsewhere
+        if data.get(option):
             yield ("data", option), f"objective '{name}' trains no predictions to test on further images; remove it"
     source = plain.get("init_from") or {}
     if source.get("head") == "fitted":
