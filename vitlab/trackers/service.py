@@ -228,20 +228,19 @@ def set_experiment_tag(client: MlflowClient, experiment: Experiment, name: str, 
     return True
 
 
-def runs(client: MlflowClient, experiment_id: str, selection: str = "", view: int = ACTIVE) -> list[Run]:
-    """Return all runs of an experiment, the oldest first.
+def runs(client: MlflowClient, experiment_id: str, selection: str = "") -> list[Run]:
+    """Return all runs of an experiment that are not deleted, the oldest first.
 
     Args:
         client: MLflow's client.
         experiment_id: id of the experiment.
         selection: MLflow's filter.
-        view: MLflow's ``ViewType``; by default the runs that are not deleted.
     """
     order = ["attributes.start_time ASC"]
     results: list[Run] = []
     token = None
     while True:
-        page = client.search_runs([experiment_id], selection, view, PAGE, order, token)
+        page = client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token)
         results += page
         token = page.token
         if not token:
