@@ -1109,6 +1109,12 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
     assert "hush" not in output and "http://***@127.0.0.1" in output and yaml.safe_load(output)["study"] == "tiny"
 
 
+@pytest.mark.parametrize("address", ["file:///a%00b", "sqlite:///a%00b.db", "sqlite:///a\0b.db", "a\0b"])
+def test_address_with_a_nul_is_refused(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="it is not a URI"):
+        locate(address, tmp_path)
+
+
 def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
     uri = "http://me:hush@127.0.0.1:9"
     for changes in ({"run.tracker.uri": uri}, {"run": {"executor": "inline", "workers": 1, "tracker": {"uri": uri}}}):

@@ -118,6 +118,8 @@ def locate(uri: str | None, root: Path) -> Address:
     try:
         parts = urlsplit(address)
         _ = parts.port
+        if "\0" in unquote(address):  # no path can have it
+            raise ValueError("NUL")
     except ValueError as error:
         why = "the port is not a number up to 65535" if "port" in str(error).lower() else "it is not a URI"
         raise UserError(f"{where} '{public(address)}' cannot be read: {why}; write it as http://HOST:PORT.") from None
