@@ -1244,23 +1244,6 @@ def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path, width):
     assert figure_set["curves"].get_size_inches()[0] == width
 
 
-def test_interactions_are_drawn_for_grids_only(tmp_path):
-    plan, store = _grid(tmp_path / "grid")
-    findings, draw = findings_of(plan, store), sections()["interactions"].figure
-    [axes] = draw((), findings, drawing.WIDE).figure.axes
-    for container, attention in zip(axes.containers, ("fused", "linear"), strict=True):
-        assert container.get_label() == f"attention={attention}"
-        cells = [GRID[position, attention] for position in ("none", "learned", "sincos2d")]
-        assert list(container[0].get_ydata()) == pytest.approx([100 * np.mean(values) for values in cells])
-        half = [100 * stats.sem(values) * stats.t.ppf(0.975, 4) for values in cells]
-        half_widths = [np.ptp(segment[:, 1]) / 2 for segment in container[2][0].get_segments()]
-        assert half_widths == pytest.approx(half)
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["none", "learned", "sincos2d"]
-    one_at_a_time = [row for row in findings.arms if "linear" not in row["arm"] or "none" in row["arm"]]
-    assert draw((), dataclasses.replace(findings, arms=one_at_a_time), drawing.WIDE) is None
-    assert draw((), findings_of(*study(tmp_path / "positions")), drawing.WIDE) is None
-
-
 def test_captions_say_what_is_drawn(tmp_path):
     def captions_of(name: str, seeds: int) -> dict[str, str]:
         arms = {"baseline": BASE[:seeds], "b": [value - 0.1 for value in reversed(BASE[:seeds])]}

@@ -56,7 +56,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ArmComparison:
     """The comparison of an arm with its baseline; NaN marks what was not computed."""
 
     arm: str
@@ -88,7 +88,7 @@ def judge_study(
     quantum: float = 0.0,
     refused: Mapping[str, str] = {},
     awaited: Mapping[str, int] = {},
-) -> dict[str, Comparison]:
+) -> dict[str, ArmComparison]:
     """Return the comparison of every arm that has a baseline.
 
     Args:
@@ -105,7 +105,7 @@ def judge_study(
     numbers = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
     study = _Study(plan, compared, samples, quantum, Family.of(plan, compared))
-    comparisons: dict[str, Comparison] = {}
+    comparisons: dict[str, ArmComparison] = {}
     for look in sorted(set(looks.values())):
         of_look = study.judge(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
         comparisons |= {arm: comparison for arm, comparison in of_look.items() if looks[arm] == look}
@@ -149,7 +149,7 @@ class _Study:
 
     def judge(
         self, look: int, waiting: set[str], refused: Mapping[str, str], awaited: Mapping[str, int]
-    ) -> dict[str, Comparison]:
+    ) -> dict[str, ArmComparison]:
         """Return the comparisons of a look, tested for the arms that wait at it."""
         looks, shares = self.plan.looks, self.plan.alpha_shares
         seen_N = np.isin(self.seeds, self.seeds if looks is None else looks.seeds[look])
@@ -168,7 +168,7 @@ class _Study:
             choices=choice,
         )
         return {
-            arm: Comparison(
+            arm: ArmComparison(
                 arm=arm,
                 baseline=baseline,
                 contrast=(contrast := result.contrasts.of(0, place)),

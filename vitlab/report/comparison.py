@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.comparison.samples import Sample
-from vitlab.comparison.study import Comparison, judge_study
+from vitlab.comparison.study import ArmComparison, judge_study
 from vitlab.comparison.verdict import Verdict
 from vitlab.plan.values import Plan
 from vitlab.report.frame import GROUPS, STATUSES
@@ -108,18 +108,19 @@ MEANINGS = {
 """Columns of :func:`summary` with their types and meanings; the same for every study."""
 
 
+COSTS = {"params": "max", "macs": "max", "wall_s": "sum"}
+"""Columns of costs, and how those of an arm's trials are joined."""
+
+
 class _Trial(NamedTuple):
-    """A row of the results, as far as the summary needs it; numbers are NaN where there is none."""
+    """A row of the results, as far as each is needed by itself: a table may have a million."""
 
     arm: str
     baseline: Any  #: name of an arm, or a missing value of pandas
     seed: int
     status: str
     trial: str
-    params: float
-    macs: float
-    wall_s: float
-    tested: float  #: the test metric of the same name as the metric
+    tested: float  #: the test metric of the same name as the metric; NaN where there is none
 
 
 def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]:
@@ -132,7 +133,14 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
         results: the results.
         refused: arm to a reason why its comparison is refused, in addition to its prerequisites.
     """
-    arms = _trials_by_arm(results)
+    # A table of other programs need not have every column.
+    table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
+    table = table.reindex(columns=[*_Trial._fields, *COSTS]).astype(dict.fromkeys(("tested", *COSTS), "float64"))
+    of_arms = table.groupby("arm", sort=False).agg(COSTS).to_dict("index")
+    costs = {str(arm): row for arm, row in of_arms.items()}
+    arms: dict[str, list[_Trial]] = {arm: [] for arm in costs}
+    for trial in map(_Trial._make, table[[*_Trial._fields]].itertuples(index=False, name=None)):
+        arms[trial.arm].append(trial)
     compared = {arm: trials[0].baseline for arm, trials in arms.items() if isinstance(trials[0].baseline, str)}
     samples = {}
     for arm in (*arms, *compared.values()):
@@ -146,19 +154,7 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
     comparisons = judge_study(
         results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited
     )
-    return [_row(arm, trials, results, comparisons) for arm, trials in arms.items()]
-
-
-def _trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
-    # A table of other programs need not have every column.
-    table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
-    table = table.reindex(columns=list(_Trial._fields))
-    numbers = dict.fromkeys(("params", "macs", "wall_s", "tested"), "float64")
-    arms: dict[str, list[_Trial]] = {}
-    for values in table.astype(numbers).itertuples(index=False, name=None):
-        trial = _Trial(*values)
-        arms.setdefault(trial.arm, []).append(trial)
-    return arms
+    return [_row(arm, trials, costs[arm], results, comparisons) for arm, trials in arms.items()]
 
 
 def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[int]:
@@ -200,7 +196,13 @@ def summary_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
 
 
-def _row(arm: str, trials: Sequence[_Trial], results: StudyResults, comparisons: Mapping[str, Comparison]) -> Row:
+def _row(
+    arm: str,
+    trials: Sequence[_Trial],
+    costs: Mapping[str, float],
+    results: StudyResults,
+    comparisons: Mapping[str, ArmComparison],
+) -> Row:
     """Return the row of an arm."""
     plan, comparison = results.plan, comparisons.get(arm)
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
@@ -217,7 +219,6 @@ def _row(arm: str, trials: Sequence[_Trial], results: StudyResults, comparisons:
         group = {name: results.values.get(name, {}) for name in (arm, *beside)}
         collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[arm])
     sound = [value for seed, value in values.items() if seed not in collapsed]
-    params, macs = np.fmax.reduce([(trial.params, trial.macs) for trial in trials])
     row = {
         **({} if comparison is None else comparison_columns(comparison, plan)),
         **vars(mean),
@@ -229,9 +230,7 @@ def _row(arm: str, trials: Sequence[_Trial], results: StudyResults, comparisons:
         "split_sd": statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan,
         "collapsed": len(collapsed),
         "sound_mean": float(np.mean(sound)) if collapsed and sound else math.nan,
-        "params": params,
-        "macs": macs,
-        "wall_s": float(np.nansum([trial.wall_s for trial in trials])),
+        **costs,
     }
     if test := _test_column(analysis):
         tested = [trial.tested for trial in trials if trial.seed in values and not math.isnan(trial.tested)]
@@ -241,7 +240,7 @@ def _row(arm: str, trials: Sequence[_Trial], results: StudyResults, comparisons:
     return {name: _json_value(row.get(name), _type(name)) for name in column_names(analysis)}
 
 
-def comparison_columns(comparison: Comparison, plan: Plan) -> Row:
+def comparison_columns(comparison: ArmComparison, plan: Plan) -> Row:
     """Return the columns of a comparison, and its other attributes, which are no columns."""
     contrast, filled = comparison.contrast, comparison.with_chance
     row = {**vars(contrast), **vars(comparison), "chance": None}

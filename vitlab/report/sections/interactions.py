@@ -11,13 +11,10 @@ import numpy as np
 
 from vitlab.comparison.arrays import Design, contrast
 from vitlab.plan.design import text
-from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Arm
-from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_line
-from vitlab.report.phrasing import Columns, Row, Scale, half_width, interval_name, mean_interval, p_value, percent
+from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
 from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
 from vitlab.report.study_results import StudyResults
-from vitlab.spec.design import short_names
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
@@ -72,13 +69,6 @@ class Interactions(Section[Interaction]):
             "all four arms have; other seeds are left out. Exploratory: p values are corrected for these interactions "
             "alone, and none is registered.",
         )
-
-    def figure(self, rows: Sequence[Interaction], findings: Findings, width: float) -> Drawing | None:
-        """Draw the cells of a grid of two factors: a line per level of the one over the levels of the other.
-
-        None for other designs, and for grids in which no two rows share two columns.
-        """
-        return _figure(findings, width)
 
 
 def interactions(results: StudyResults) -> list[Interaction]:
@@ -145,51 +135,3 @@ def _mean(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Return seed to mean over several arms, for the seeds that all of them have."""
     seeds = set.intersection(*(set(side) for side in sides))
     return {seed: sum(side[seed] for side in sides) / len(sides) for seed in sorted(seeds)}
-
-
-def _figure(findings: Findings, width: float) -> Drawing | None:
-    plan = findings.plan
-    rows = {row["arm"]: row for row in findings.arms if row["mean"] is not None}
-    arms = [arm for arm in plan.arms if arm.name in rows]
-    paths = [path for path in plan.paths if len({text(arm.values.get(path)) for arm in arms}) > 1]
-    if len(paths) != 2:
-        return None
-    cells = {_levels(paths, arm): rows[arm.name] for arm in arms}
-    across, apart = (list(dict.fromkeys(levels)) for levels in zip(*cells, strict=True))
-    # Arms that change one factor at a time fill one row and one column.
-    if len(cells) < len(arms) or len(cells) < len(across) + len(apart):
-        return None
-    scale, short = Scale.of(plan.analysis.metric, plan.units), short_names(paths)
-
-    def reach(row: Row, side: int) -> float:
-        end = mean_interval(row)[side]
-        return 0.0 if end is None else scale.factor * abs(end - row["mean"])
-
-    with style():
-        figure = new_figure(width, 3.2)
-        axes = figure.subplots()
-        for index, (level, colour) in enumerate(zip(apart, itertools.cycle(SERIES), strict=False)):
-            offset = 0.12 * (index - (len(apart) - 1) / 2)  # intervals of one place stand beside each other
-            points = {place: cells[x, level] for place, x in enumerate(across) if (x, level) in cells}
-            axes.errorbar(
-                [place + offset for place in points],
-                [scale.factor * row["mean"] for row in points.values()],
-                yerr=[[reach(row, side) for row in points.values()] for side in (0, 1)],
-                color=colour,
-                marker="o",
-                markersize=5,
-                linewidth=1.4,
-                elinewidth=1.0,
-                capsize=2.5,
-                label=wrapped_line(f"{short[paths[1]]}={level}", 36),
-            )
-        room = max(8, int((84 if width >= WIDE else 40) / len(across)))
-        axes.set_xticks(range(len(across)), [wrapped_line(x, room) for x in across])
-        axes.set_xlabel(short[paths[0]])
-        axes.set_ylabel(scale.title)
-        axes.grid(axis="y")
-        axes.legend()
-        has_intervals = any(mean_interval(row)[0] is not None for row in cells.values())
-        interval = f" with its {percent(1 - plan.analysis.alpha)} t-interval" * has_intervals
-        lines = "Parallel lines: the difference that one factor makes does not depend on the other."
-        return Drawing(figure, f"The mean of every cell of the grid{interval}. {lines}")
