@@ -37,6 +37,7 @@ SLOTS = [name for name in SLOT_MODULES if name not in ("tracker", "section")]  #
 # optimizers of plugins dynamo.  Importing them here saves each trial up to a second.
 with suppress(Exception):  # a failing import is repeated, and reported, by the worker that needs it
     import numpy.ctypeslib
+    import PIL.features
     import pyarrow.parquet
 
     import vitlab.runner.run

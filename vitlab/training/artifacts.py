@@ -133,14 +133,23 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Se
     import pyarrow as pa
     from pyarrow import parquet
 
+    # From buffers, since pyarrow imports pandas to convert arrays and lists, which takes longer than a small training.
+    def numbers(values_N: Tensor) -> pa.Array:
+        array_N = (values_N.float() if values_N.is_floating_point() else values_N.long()).contiguous().numpy()
+        return pa.Array.from_buffers(pa.from_numpy_dtype(array_N.dtype), len(array_N), [None, pa.py_buffer(array_N)])
+
+    def strings(texts: Sequence[str]) -> pa.Array:
+        encoded = [text.encode() for text in texts]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+        return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+
     tables = []
     for split, columns in predictions.items():
-        table = {"split": pa.array([split] * len(columns["id"]))}
-        for name, values_N in columns.items():
-            table[name] = pa.array((values_N.float() if values_N.is_floating_point() else values_N.long()).numpy())
+        table = {"split": strings([split] * len(columns["id"]))}
+        table |= {name: numbers(values_N) for name, values_N in columns.items()}
         if labels and "label" in columns:
-            names = pa.array(labels)
-            table |= {f"{name}_name": names.take(table[name]) for name in ("label", "prediction")}
+            for name in ("label", "prediction"):
+                table[f"{name}_name"] = strings([labels[index] for index in columns[name].tolist()])
         tables.append(pa.table(table))
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.concat_tables(tables), buffer)
