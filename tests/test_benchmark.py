@@ -19,7 +19,7 @@ from vitlab import report
 from vitlab.driver import benchmark
 from vitlab.driver.session import Session, Watch
 from vitlab.engines.vmap import Vmap
-from vitlab.executors import Inline
+from vitlab.executors.inline import Inline
 from vitlab.lab import plan_study
 from vitlab.plan.values import EngineBenchmark, probes_of
 from vitlab.store.folders import Store

@@ -12,7 +12,8 @@ from job_helpers import ends, run_trial, until
 
 import vitlab
 from vitlab.errors import OutOfMemory, ProcessLost, TrialFailed, UserError
-from vitlab.executors import Job, JobEnd, JobTrial, Local, machine
+from vitlab.executors import Job, JobEnd, JobTrial, machine
+from vitlab.executors.local import Local
 from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.plan.values import Trial
 from vitlab.runner.job import Settings

@@ -19,7 +19,9 @@ from job_helpers import HERE, PATIENCE_S, alive, ends, job, until
 
 from vitlab.cli.new import write_plugin
 from vitlab.errors import UserError
-from vitlab.executors import Executor, Inline, Job, JobEnd, Local, command, executor
+from vitlab.executors import Executor, Job, JobEnd, command, executor
+from vitlab.executors.inline import Inline
+from vitlab.executors.local import Local
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json
 from vitlab.store.result import Ending
@@ -282,7 +284,7 @@ import subprocess, sys, time
 sys.path.insert(0, {here!r})
 import job_helpers
 from pathlib import Path
-from vitlab.executors import Inline
+from vitlab.executors.inline import Inline
 from vitlab.executors.command import WorkerCommand
 from vitlab.spec import RunSpec
 work = job_helpers.job(Path({root!r}), "train")

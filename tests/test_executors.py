@@ -25,8 +25,10 @@ from vitlab import registry
 from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session
 from vitlab.errors import UserError
-from vitlab.executors import Executor, Inline, Local, base, machine, worker
+from vitlab.executors import Executor, base, machine, worker
 from vitlab.executors.base import Job, JobEnd
+from vitlab.executors.inline import Inline
+from vitlab.executors.local import Local
 from vitlab.plan.values import Planned
 from vitlab.runner import fork_server
 from vitlab.spec import Choice, RunSpec
@@ -680,7 +682,7 @@ def test_unused_fork_server_ends_with_its_driver(tmp_path: Path) -> None:
     """One that is still importing does not notice that its driver has ended, so that it is killed."""
     (tmp_path / "endless.py").write_text(ENDLESS)
     code = (
-        "from vitlab.executors import Local; from vitlab.runner import fork_server; fork_server.PRELOAD = 'endless'; "
+        "from vitlab.executors.local import Local; from vitlab.runner import fork_server; fork_server.PRELOAD = 'endless'; "
         "Local.prepare(); Local.prepare(); print(fork_server.server())"
     )
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))

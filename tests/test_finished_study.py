@@ -24,7 +24,8 @@ from vitlab.driver import scheduler
 from vitlab.errors import UserError
 from vitlab.lab import Answer
 from vitlab.report import document
-from vitlab.trackers import Cursor, Replay, TrialUpdate, tracker
+from vitlab.trackers import tracker
+from vitlab.trackers.replay import Cursor, Replay, TrialUpdate
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

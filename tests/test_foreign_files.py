@@ -58,7 +58,7 @@ def test_workers_import_nothing_from_the_current_folder(foreign: Path, tmp_path:
         import sys
         from pathlib import Path
         from job_helpers import ends, job
-        from vitlab.executors import Local
+        from vitlab.executors.local import Local
         from vitlab.spec import RunSpec
         class Tiny(Local):
             runner = "executor_runner"

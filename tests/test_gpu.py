@@ -16,7 +16,8 @@ import yaml
 import vitlab
 from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session, Watch
-from vitlab.executors import Job, JobTrial, Local, Settings
+from vitlab.executors import Job, JobTrial, Settings
+from vitlab.executors.local import Local
 from vitlab.lab import Answer
 from vitlab.plan.values import Planned, Trial
 from vitlab.spec import Choice, RunSpec, TrainSpec, TrialSpec

@@ -33,7 +33,7 @@ from vitlab.data.prepare import prepare
 from vitlab.driver.scheduler import prepare_run
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
-from vitlab.executors import Inline
+from vitlab.executors.inline import Inline
 from vitlab.lab import Answer
 from vitlab.plan.values import Plan, Planned
 from vitlab.registry import slot

@@ -30,10 +30,12 @@ from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session
 from vitlab.driver.stages import with_prerequisites
 from vitlab.errors import UserError, VitlabError
-from vitlab.executors import Executor, Inline, Job, Local, Ray, base
+from vitlab.executors import Executor, Job, base
 from vitlab.executors import ray as room
 from vitlab.executors.base import trial_endings
-from vitlab.executors.ray import _SubmittedJob
+from vitlab.executors.inline import Inline
+from vitlab.executors.local import Local
+from vitlab.executors.ray import Ray, _SubmittedJob
 from vitlab.executors.task import Finished, Started, stream
 from vitlab.identity.code import code_of
 from vitlab.plan.values import Trial

@@ -21,8 +21,9 @@ from vitlab.errors import SpecError, UserError
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import BackgroundTracker, Cursor, Replay, Tracker, TrialUpdate, base, contract_test, tracker
+from vitlab.trackers import BackgroundTracker, Tracker, base, contract_test, tracker
 from vitlab.trackers.delivery import sync
+from vitlab.trackers.replay import Cursor, Replay, TrialUpdate
 
 PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 

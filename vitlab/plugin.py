@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from vitlab.store.files import write_bytes
     from vitlab.store.folders import Store
     from vitlab.testing import check_component, components, parametrize_components
-    from vitlab.trackers import Cursor, Replay, TrackedTrial, TrialUpdate, records, tracker
+    from vitlab.trackers import records, tracker
+    from vitlab.trackers.replay import Cursor, Replay, TrackedTrial, TrialUpdate
     from vitlab.training.evaluation import EvaluationResult
     from vitlab.training.losses import Loss, Value, flat, loss, mean_labelled
     from vitlab.training.metrics import Metric, metric

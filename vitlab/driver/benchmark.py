@@ -25,7 +25,7 @@ import torch
 from vitlab.driver.session import Session
 from vitlab.engines.base import Engine
 from vitlab.errors import UserError
-from vitlab.executors import Local
+from vitlab.executors.local import Local
 from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import MAX_TOGETHER
 from vitlab.plan.values import EngineBenchmark, Plan, Planned

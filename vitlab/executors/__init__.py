@@ -4,10 +4,6 @@ from vitlab.executors.base import Executor as Executor
 from vitlab.executors.base import JobEnd as JobEnd
 from vitlab.executors.base import executor as executor
 from vitlab.executors.base import trial_endings as trial_endings
-from vitlab.executors.inline import Inline as Inline
-from vitlab.executors.local import Local as Local
-from vitlab.executors.ray import Ray as Ray
-from vitlab.executors.slurm import Slurm as Slurm
 from vitlab.runner.job import Job as Job
 from vitlab.runner.job import JobTrial as JobTrial
 from vitlab.runner.job import Settings as Settings

@@ -1,7 +1,7 @@
 """Slots: the axes of an experiment that a component fills by name.
 
-A slot is defined in one module together with its contract and its built-in components, so importing the slot imports
-its members::
+A slot is defined in one module or package together with its contract and its built-in components, which are imported
+when they are first asked for::
 
     position = Slot("position", Position)
 

@@ -1,10 +1,17 @@
-"""The module of each slot and the origin of components, importable without importing any slot."""
+"""The module of each slot and of each built-in component, and the origin of components; nothing of these is imported.
+
+A built-in component is imported when it is first asked for, so that a run loads only the components it uses.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from vitlab._version import __version__
 from vitlab.errors import UnknownComponent, nearest
@@ -75,6 +82,37 @@ def slot_module(name: str) -> str:
             f"no slot called '{name}'.{nearest(name, SLOT_MODULES)} Slots: {', '.join(SLOT_MODULES)}."
         )
     return SLOT_MODULES[name]
+
+
+class BuiltIn(NamedTuple):
+    """Place of a built-in component."""
+
+    module: str
+    cls: str  #: name of its class
+    summary: str  #: the first line of its documentation
+
+
+@cache
+def built_ins(slot: str) -> Mapping[str, BuiltIn]:
+    """Return name to place of every built-in component of a slot.
+
+    They are found by ``@<slot>.register("name")`` in the source of the slot's package, so there is no list of them to
+    maintain.  Text is searched, as parsing all modules would take longer than importing those that are used.
+    """
+    if slot not in SLOT_MODULES:
+        return {}
+    package = SLOT_MODULES[slot]
+    root = Path(__file__).parents[1].joinpath(*package.split(".")[1:])
+    files = sorted(root.glob("*.py")) if root.is_dir() else [root.with_suffix(".py")]
+    registration = re.compile(
+        rf'^@{slot}\.register\("(.+)"\)\n(?:@.*\n)*class (\w+).*:\n +r?"""(.*?)(?:"""|$)', re.MULTILINE
+    )
+    found = {}
+    for file in files:
+        module = f"{package}.{file.stem}" if root.is_dir() and file.stem != "__init__" else package
+        for name, cls, summary in registration.findall(file.read_text(encoding="utf-8")):
+            found[name] = BuiltIn(module, cls, summary)
+    return found
 
 
 def slot_package(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import typing
@@ -18,7 +19,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugin_files, plugins
 from vitlab.registry.options import Options, ResolvedChoice, hashed_fields, option_names, options_of
-from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, slot_package
+from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, slot_package
 from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice
 from vitlab.spec.mistakes import NESTED, collect
@@ -97,9 +98,9 @@ class Slot(Generic[T]):
     # -- lookup -------------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Return the names of all components, plugins included, without importing a plugin."""
+        """Return the names of all components, plugins included, without importing any."""
         loaded = {name for where, name in self.components if not plugins.is_disabled(where)}
-        return sorted(loaded | {point.name for point in plugins.points(self.name)})
+        return sorted(loaded.union(built_ins(self.name), (point.name for point in plugins.points(self.name))))
 
     def find(self, name: str) -> tuple[type[T], Origin]:
         """Return the component called ``name`` and its origin.
@@ -124,7 +125,11 @@ class Slot(Generic[T]):
             raise ClashError(f"{self.name} '{bare}' is offered by {' and '.join(sorted(sources))}; write {qualified}.")
         where = sources.pop()
         if (where, bare) not in self.components:
-            self._load(points[where])
+            if where == BUILT_IN:
+                place = built_ins(self.name)[bare]
+                self.add(bare, getattr(importlib.import_module(place.module), place.cls), BUILTIN_ORIGIN)
+            else:
+                self._load(points[where])
         component, origin = self.components[where, bare]
         # A notebook may have reloaded the module since.
         current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
@@ -146,8 +151,9 @@ class Slot(Generic[T]):
 
     def _sources(self, bare: str) -> set[str]:
         """Return the sources that offer a name."""
-        loaded = {where for where, name in self.components if name == bare and not plugins.is_disabled(where)}
-        return loaded | {plugins.source(point) for point in plugins.points(self.name) if point.name == bare}
+        sources = {where for where, name in self.components if name == bare and not plugins.is_disabled(where)}
+        sources |= {plugins.source(point) for point in plugins.points(self.name) if point.name == bare}
+        return sources | ({BUILT_IN} if bare in built_ins(self.name) else set())
 
     def _load(self, point: EntryPoint) -> None:
         origin = Origin(plugins.source(point), plugins.version(point))

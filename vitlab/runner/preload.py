@@ -16,6 +16,7 @@ from contextlib import suppress
 from vitlab.identity.code import read_ahead
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.registry.plugins import points
+from vitlab.registry.slot_modules import built_ins
 
 gc.disable()  # a collection during imports takes time and finds nothing
 
@@ -50,10 +51,9 @@ with suppress(ImportError):  # private modules, which other versions of torch ma
 
 for name in SLOTS:
     with suppress(Exception):  # as above
-        components = slot(name)
-        for _, component in components.components:
+        for component in built_ins(name):
             with suppress(Exception):  # it has options without a default, or shares its name with a plugin
-                components.resolve(component)
+                slot(name).resolve(component)
 
 read_ahead()  # every worker compares the installed code with its plan's
 

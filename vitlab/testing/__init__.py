@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 def check_tracker(choice: registry.ResolvedChoice) -> None:
     """Check that a tracker of journals delivers every point once, also if a delivery is interrupted."""
-    from vitlab.trackers import Replay
     from vitlab.trackers.contract_test import rehearse
+    from vitlab.trackers.replay import Replay
 
     if not issubclass(choice.component, Replay):
         return  # where another tracker stores its points is not known here

@@ -5,7 +5,6 @@ softmax.py        explicit, sdpa, auto, split, per_head: one function; gated and
 differential.py   differential: the difference of two maps
 """
 
-from vitlab.components.attention import differential
 from vitlab.components.attention.contract import Attention, MixValues, attention, rotate
 from vitlab.components.attention.softmax import SDPA, SOFTMAX, Auto, OneHead, SoftmaxAttention
 from vitlab.components.base import Rotation
@@ -20,6 +19,5 @@ __all__ = [
     "Rotation",
     "SoftmaxAttention",
     "attention",
-    "differential",
     "rotate",
 ]

@@ -7,7 +7,6 @@ token_merging.py    token_merging: similar tokens merged between attention and M
 value_residual.py   value_residual: values of the first block in later ones
 """
 
-from vitlab.components.block import gated, residual, token_merging, value_residual
 from vitlab.components.block.contract import Block, LayerScale, Place, Role, block
 
-__all__ = ["Block", "LayerScale", "Place", "Role", "block", "gated", "residual", "token_merging", "value_residual"]
+__all__ = ["Block", "LayerScale", "Place", "Role", "block"]

@@ -7,7 +7,6 @@ relative.py     relative_bias, alibi2d
 combined.py     together, written as a list of the others
 """
 
-from vitlab.components.position import additive, relative, rotary
 from vitlab.components.position.combined import choices_of, encodings
 from vitlab.components.position.contract import PRESETS, Position, Resampling, position, resample_grid
 
@@ -15,11 +14,8 @@ __all__ = [
     "PRESETS",
     "Position",
     "Resampling",
-    "additive",
     "choices_of",
     "encodings",
     "position",
-    "relative",
     "resample_grid",
-    "rotary",
 ]

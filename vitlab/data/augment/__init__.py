@@ -10,7 +10,6 @@ rand_augment           random operations of one strength, as in torchvision
 rand_augment_timm      random operations of random strengths, as in timm and DeiT
 """
 
-from vitlab.data.augment import color, geometric, randaugment
 from vitlab.data.augment.base import Augment, augment
 
-__all__ = ["Augment", "augment", "color", "geometric", "randaugment"]
+__all__ = ["Augment", "augment"]

@@ -12,7 +12,6 @@ digit_scenes     segmentation: digits at random positions on a canvas; always he
 synthetic        generated images of any size; for tests and experiments
 """
 
-from vitlab.data.datasets import cifar, digits, folder, idx, segmentation, synthetic
 from vitlab.data.datasets.base import Dataset, Images, dataset
 
-__all__ = ["Dataset", "Images", "cifar", "dataset", "digits", "folder", "idx", "segmentation", "synthetic"]
+__all__ = ["Dataset", "Images", "dataset"]

@@ -8,7 +8,6 @@ test_sets.py      mce, shifted_accuracy, real_accuracy
 reported.py       the metrics of a trial
 """
 
-from vitlab.training.metrics import features
 from vitlab.training.metrics.contract import TASKS, Metric, declaration_fault, mean, metric
 from vitlab.training.metrics.predictions import calibration_error, confusion, mean_iou
 from vitlab.training.metrics.reported import STANDARD, metrics_of, resolve_metrics
@@ -21,7 +20,6 @@ __all__ = [
     "calibration_error",
     "confusion",
     "declaration_fault",
-    "features",
     "mean",
     "mean_iou",
     "metric",

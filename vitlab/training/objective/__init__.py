@@ -6,7 +6,6 @@ dino.py         dino: self-distillation of views of an image
 mae.py          mae: hidden patches reconstructed from visible ones
 """
 
-from vitlab.training.objective import dino, mae, supervised
 from vitlab.training.objective.contract import Objective, Setup, objective
 
-__all__ = ["Objective", "Setup", "dino", "mae", "objective", "supervised"]
+__all__ = ["Objective", "Setup", "objective"]

@@ -9,7 +9,6 @@ joint.py                a step of several trainings at once
 schedules.py            the slot ``schedule``
 """
 
-from vitlab.training.optim import library_optimizers, muon
 from vitlab.training.optim.contract import Composite, Group, Optimizer, WeightAverage, eager, fused, optimizer
 from vitlab.training.optim.groups import decay_groups, hidden_matrices, layer_groups, set_rate
 from vitlab.training.optim.joint import Joint
@@ -32,8 +31,6 @@ __all__ = [
     "fused",
     "hidden_matrices",
     "layer_groups",
-    "library_optimizers",
-    "muon",
     "optimizer",
     "schedule",
     "set_rate",
