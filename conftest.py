@@ -61,8 +61,8 @@ def _restore_plugin_files() -> Iterator[None]:
 
 
 def _loaded_files() -> dict[str, Any]:
-    module = sys.modules.get("vitlab.registry.plugin_files")  # not imported for tests that do not need it
-    return {} if module is None else dict(module._by_module)
+    module = sys.modules.get("vitlab.registry.plugins")  # not imported for tests that do not need it
+    return {} if module is None else dict(module.files)
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,12 @@ import click
 import vitlab
 from vitlab import registry
 from vitlab.cli import COMMANDS
+from vitlab.cli.schema import study_schema
 from vitlab.cli.show import shown_default, shown_type
 from vitlab.comparison import verdict
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.judging.judgement import Judgement
 from vitlab.lab import Answer
-from vitlab.registry.json_schema import study_schema
 from vitlab.registry.options import arguments
 from vitlab.report import api, comparison, frame
 from vitlab.training.artifacts import Transform

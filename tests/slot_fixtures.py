@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vitlab.registry import Slot, file_loader, plugin_files
+from vitlab.registry import Slot, file_loader, plugins
 
 
 def refusal(slot: Slot[Any], choice: Any, sizes: Any) -> str:
@@ -19,5 +19,5 @@ def keep(monkeypatch: pytest.MonkeyPatch, *slots: Slot[Any]) -> None:
     """Remove what the test registers in these slots, directly or by a file."""
     for slot in slots:
         monkeypatch.setattr(slot, "components", dict(slot.components))
-    monkeypatch.setattr(plugin_files, "_by_module", dict(plugin_files._by_module))
+    monkeypatch.setattr(plugins, "files", dict(plugins.files))
     monkeypatch.setattr(file_loader, "_origins", dict(file_loader._origins))

@@ -28,11 +28,11 @@ from vitlab import interrupts, lab, registry, report, spec
 from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, main, options
 from vitlab.cli import run as cli_run
+from vitlab.cli.schema import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.datasets.base import NORMALIZATIONS
 from vitlab.errors import Interrupted
 from vitlab.plan.packaged import packaged_studies
-from vitlab.registry.json_schema import study_schema
 from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
 

@@ -19,7 +19,7 @@ from vitlab.errors import SpecError
 from vitlab.geometry import DataIdentity, DataInfo, Work
 from vitlab.identity import source
 from vitlab.identity.code import RUNNER, closure, code_digest, refresh
-from vitlab.identity.key import key_of
+from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
 from vitlab.plan import Plan
 from vitlab.plan.arms import RuleFault, holds, parse_rule

@@ -11,6 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from vitlab.cli.schema import study_schema
 from vitlab.components.position import encodings, position
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.batch_last_support import incompatibility
@@ -20,7 +21,6 @@ from vitlab.lab import plan_study
 from vitlab.models import ViT, model
 from vitlab.plan import Plan
 from vitlab.registry import slot
-from vitlab.registry.json_schema import study_schema
 from vitlab.spec.trial import InitFrom
 from vitlab.testing import check_component
 from vitlab.testing.training import check_batch_last

@@ -52,8 +52,8 @@ def study(file: Path, source: str) -> None:
 
     Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
     """
+    from vitlab.cli.schema import study_schema
     from vitlab.plan.packaged import packaged_study
-    from vitlab.registry.json_schema import study_schema
     from vitlab.store.files import write_bytes
 
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")

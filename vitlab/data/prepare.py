@@ -31,7 +31,7 @@ from vitlab.errors import DataError, count
 from vitlab.geometry import DataIdentity, DataInfo
 from vitlab.identity import source
 from vitlab.identity.code import closure, modules_of_class
-from vitlab.identity.key import key_of
+from vitlab.identity.trial import key_of
 from vitlab.registry import BUILT_IN, ResolvedChoice, slot
 from vitlab.spec import Choice
 from vitlab.spec.trial import TEST_SET_OPTIONS

@@ -148,8 +148,8 @@ def _file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> fro
     if study is not None:
         with suppress(VitlabError):  # a wrong executor is reported with the file's mistakes
             if registry.slot("executor").get(study.run.executor.type).in_driver:
-                return registry.plugin_files.modules()
-    return frozenset(map(registry.plugin_files.module_of, loaded))
+                return frozenset(registry.plugins.files)
+    return frozenset(map(registry.plugins.module_of, loaded))
 
 
 def _count(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:

@@ -20,9 +20,9 @@ from operator import attrgetter
 from types import ModuleType
 
 from vitlab.identity import source
-from vitlab.identity.key import key_of
+from vitlab.identity.trial import key_of
 from vitlab.imports import last_import, reloads, stamp_of
-from vitlab.registry import OPTIONAL_MODULES, ResolvedChoice, plugin_files, slot
+from vitlab.registry import OPTIONAL_MODULES, ResolvedChoice, plugins, slot
 from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
 
 RUNNER = "vitlab.runner.run"
@@ -54,7 +54,7 @@ def code_of(spec: TrialSpec, needs: Mapping[str, str] = {}) -> str:
 
 def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's code in this process, including every loaded component file."""
-    return modules_of(components(spec)) | optional_modules(spec) | plugin_files.modules()
+    return modules_of(components(spec)) | optional_modules(spec) | frozenset(plugins.files)
 
 
 def requirements_of(spec: TrialSpec) -> dict[str, str]:

@@ -28,7 +28,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution,
 from pathlib import Path
 
 from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
-from vitlab.registry import BUILT_IN, plugin_files
+from vitlab.registry import BUILT_IN, plugins
 
 PACKAGE = "__init__.py"
 SESSION = uuid.uuid4().hex
@@ -65,9 +65,8 @@ def refresh() -> None:
 @cache
 def parse(module: str) -> ModuleSource:
     """Return the source in a module's file as it is now."""
-    text = plugin_files.text_of(module)
-    if text is not None:
-        return _parsed(text, "", is_package=False)
+    if module in plugins.files:
+        return _parsed(plugins.files[module].text, "", is_package=False)
     file = file_of(module)
     if file is None:
         return ModuleSource(SESSION if _is_imported_module(module) else "")
@@ -83,7 +82,7 @@ def loaded(module: str) -> ModuleSource:
     gets a digest that equals no other.
     """
     last, file = last_import(module), file_of(module)
-    is_imported = module in sys.modules and last is not None and plugin_files.text_of(module) is None
+    is_imported = module in sys.modules and last is not None and module not in plugins.files
     if not is_imported or last is None or file is None or last.stamp == stamp_of(file):
         return parse(module)
     return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))

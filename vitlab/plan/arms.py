@@ -16,7 +16,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, nearest
 from vitlab.identity.code import code_of_modules
-from vitlab.identity.key import key_of
+from vitlab.identity.trial import key_of
 from vitlab.plan.design import changed
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.plan.values import Trial

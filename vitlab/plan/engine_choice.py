@@ -17,8 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from vitlab.geometry import Work
-from vitlab.identity.key import key_of
-from vitlab.identity.trial import Trial
+from vitlab.identity.trial import Trial, key_of
 from vitlab.plan.values import EngineBenchmark, Planned
 from vitlab.registry import slot
 from vitlab.spec import Choice

@@ -13,8 +13,7 @@ from vitlab import errors
 from vitlab.errors import Path, Problem, SpecError, is_about_key
 from vitlab.geometry import DataInfo, Work
 from vitlab.identity.code import NOTHING, Surroundings, refresh
-from vitlab.identity.key import key_of
-from vitlab.identity.trial import Trial
+from vitlab.identity.trial import Trial, key_of
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, parse_rules, trained_alike, trial_of
 from vitlab.plan.design import as_component, name_of

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
-from vitlab.identity.key import key_of
+from vitlab.identity.trial import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm
 from vitlab.plan.design import text
 from vitlab.plan.resolve import Faults, ResolvedTrial

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
-from vitlab.identity.key import digests_of, identity_of
+from vitlab.identity.trial import digests_of, identity_of
 from vitlab.plan.sources import (
     drop_unused_options,
     incompatibilities,

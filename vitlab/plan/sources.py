@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path
 from vitlab.geometry import DataIdentity, DataInfo
-from vitlab.identity.key import canonical
+from vitlab.identity.trial import canonical
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice
 from vitlab.spec.tree import NewTree, Tree

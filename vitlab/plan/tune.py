@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vitlab.errors import Path, Problem, SpecError
-from vitlab.identity.key import key_of
+from vitlab.identity.trial import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
 from vitlab.plan.design import text
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from vitlab.errors import SpecError, UserError
-from vitlab.identity.key import key_of
+from vitlab.identity.trial import key_of
 from vitlab.imports import INSTALLED
 from vitlab.plan.plan_file import plan_data, registered, write_plan
 from vitlab.plan.values import Plan

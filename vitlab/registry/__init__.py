@@ -17,10 +17,10 @@ Plugins are pip packages with an entry point in the group ``vitlab.<slot>``; the
 They are listed without being imported, imported on first use, and never replace a built-in; see
 :mod:`vitlab.registry.plugins`.  A single file of components can be loaded for one run with :func:`load_file`.
 
-The modules, lowest layer first: :mod:`~vitlab.registry.slot_modules` maps slots to modules,
-:mod:`~vitlab.registry.plugins` reads what installed packages offer, :mod:`~vitlab.registry.plugin_files` records the
-files that were run, :mod:`~vitlab.registry.tracebacks` finds plugins in failures, :mod:`~vitlab.registry.options`
-derives schemas from signatures and holds validated choices, :mod:`~vitlab.registry.slots` holds the slot class,
+The modules, lowest layer first: :mod:`~vitlab.registry.slot_modules` maps slots and built-in components to modules,
+:mod:`~vitlab.registry.plugins` reads what installed packages offer and records the files that were run,
+:mod:`~vitlab.registry.tracebacks` finds plugins in failures, :mod:`~vitlab.registry.options` derives schemas from
+signatures and holds validated choices, :mod:`~vitlab.registry.slots` holds the slot class,
 :mod:`~vitlab.registry.file_loader` runs files, and :mod:`~vitlab.registry.catalogue` lists components without importing
 them.
 """

@@ -16,8 +16,8 @@ from types import CodeType
 
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, UserError
-from vitlab.registry import plugin_files
-from vitlab.registry.plugin_files import PluginFile
+from vitlab.registry import plugins
+from vitlab.registry.plugins import PluginFile
 from vitlab.registry.slot_modules import Origin
 from vitlab.registry.slots import remove_all
 from vitlab.registry.tracebacks import with_frames
@@ -61,7 +61,8 @@ def load_file(file: Path | str) -> Origin:
         raise UserError(f"plugin file {file}: rename it so that it ends in .py")
     replaced = remove_all(_origins[path]) if path in _origins else []
     plugin = PluginFile(path, origin, text)
-    name = plugin_files.add(plugin)
+    name = plugins.module_of(origin)
+    plugins.files[name] = plugin
     loader = _TextLoader(name, plugin)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
@@ -86,7 +87,7 @@ def load_file(file: Path | str) -> Origin:
 def unload(file: PluginFile) -> None:
     """Remove the components of a file, and forget that it was run."""
     remove_all(file.origin)
-    plugin_files.discard(plugin_files.module_of(file.origin))
+    plugins.files.pop(plugins.module_of(file.origin), None)
     if _origins.get(file.path) == file.origin:
         del _origins[file.path]
 

@@ -1,20 +1,24 @@
-"""Plugins: installed distributions that offer components, read from metadata without importing them.
+"""Plugins: installed distributions that offer components, and single files of components that this process has run.
 
-Their components are entry points in the groups ``vitlab.<slot>``; their requirements are those of their metadata.  The
-environment variable ``VITLAB_DISABLE_PLUGINS`` disables all of them (``1``) or some (``acme-vit,other-vit``).
-``--no-plugin`` adds to it, so that worker processes disable the same plugins.
+Distributions are read from their metadata, without importing them.  Their components are entry points in the groups
+``vitlab.<slot>``; their requirements are those of their metadata.  The environment variable ``VITLAB_DISABLE_PLUGINS``
+disables all of them (``1``) or some (``acme-vit,other-vit``).  ``--no-plugin`` adds to it, so that worker processes
+disable the same plugins.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from vitlab.errors import UserError, nearest
+from vitlab.registry.slot_modules import Origin
 
 VARIABLE = "VITLAB_DISABLE_PLUGINS"
 ALL = frozenset({"1", "true", "yes", "on", "all"})
@@ -22,6 +26,24 @@ NONE = frozenset({"", "0", "false", "no", "off"})
 
 HOST = "vitlab"
 UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class PluginFile:
+    """A file of components as it was when it was run."""
+
+    path: Path
+    origin: Origin
+    text: bytes
+
+
+files: dict[str, PluginFile] = {}
+"""Module to file, of all files that this process has run, earlier versions of edited files included."""
+
+
+def module_of(origin: Origin) -> str:
+    """Return the module name under which a file of components is run."""
+    return f"vitlab_file_{Path(origin.source).stem}_{origin.version}"
 
 
 def points(slot: str) -> tuple[EntryPoint, ...]:

@@ -17,7 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
-from vitlab.registry import plugin_files, plugins
+from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, hashed_fields, option_names, options_of
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, slot_package
 from vitlab.registry.tracebacks import import_failure
@@ -269,7 +269,7 @@ def registered_by_files(name: str) -> list[tuple[str, type[Any], Origin]]:
         (component_name, component, origin)
         for each in _slots
         for (_, component_name), (component, origin) in each.components.items()
-        if each.name == name and plugin_files.find(component.__module__)
+        if each.name == name and component.__module__ in plugins.files
     ]
 
 
@@ -292,7 +292,7 @@ class Pick:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        # Not a $ref, which pydantic would follow; vitlab.registry.json_schema replaces the mark by one.
+        # Not a $ref, which pydantic would follow; vitlab.cli.schema replaces the mark by one.
         return {SLOT_MARK: self.slot}
 
 
@@ -319,7 +319,7 @@ def _clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
 
 def _origin_of(component: type[Any]) -> Origin:
     """Return the origin of a class that registers itself: vitlab, a plugin file, or a notebook or script."""
-    if file := plugin_files.find(component.__module__):
+    if file := plugins.files.get(component.__module__):
         return file.origin
     package = component.__module__.partition(".")[0]
     return BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, "unversioned")

@@ -15,7 +15,7 @@ from types import CodeType, TracebackType
 
 from vitlab._version import __version__
 from vitlab.errors import BrokenComponent, VitlabError
-from vitlab.registry import plugin_files, plugins
+from vitlab.registry import plugins
 
 SHOWN_FRAMES = 5
 """Number of frames shown at each end of a long stack, such as of an endless recursion."""
@@ -125,9 +125,10 @@ def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
 def _is_plugin_code(module: str, file: str) -> bool:
     """Return whether code belongs to a plugin, given the name and file of its module."""
     path, package = Path(file), module.partition(".")[0]
-    if path in plugin_files.paths() or package in plugins.packages():
+    loaded = [plugin.path for plugin in plugins.files.values()]
+    if path in loaded or package in plugins.packages():
         return True
-    is_beside = any(path.is_relative_to(loaded.parent) for loaded in plugin_files.paths())
+    is_beside = any(path.is_relative_to(each.parent) for each in loaded)
     return is_beside and package != plugins.HOST and not {"site-packages", "dist-packages"} & set(path.parts)
 
 

@@ -135,7 +135,7 @@ class Choice:
 
 
 SLOT_MARK = "x-slot"
-"""Key in a JSON Schema of an option that is a choice from a slot; :mod:`vitlab.registry.json_schema` replaces it."""
+"""Key in a JSON Schema of an option that is a choice from a slot; :mod:`vitlab.cli.schema` replaces it."""
 
 
 def of_slot(name: str) -> WithJsonSchema:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError
 from vitlab.geometry import Pair
-from vitlab.identity.key import DESCRIPTIONS, NAMES_ON_THE_HUB, files_of
+from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, files_of
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json

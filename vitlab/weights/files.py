@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.identity.key import DESCRIPTIONS, files_of
+from vitlab.identity.trial import DESCRIPTIONS, files_of
 from vitlab.store.files import sort_metadata, write_bytes
 from vitlab.weights.facts import some
 
