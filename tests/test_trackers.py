@@ -21,7 +21,8 @@ from vitlab.errors import SpecError, UserError
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import BackgroundTracker, Tracker, base, contract_test, tracker
+from vitlab.testing import results
+from vitlab.trackers import BackgroundTracker, Tracker, base, tracker
 from vitlab.trackers.delivery import sync
 from vitlab.trackers.replay import Cursor, Replay, TrialUpdate
 
@@ -161,8 +162,8 @@ def test_tracker_that_truncates_or_replaces_passes(cls: type[Replay]) -> None:
 
 def test_whole_trials_are_written_when_they_have_ended(tmp_path: Path) -> None:
     """A stopped trial is not; one that failed and is trained again replaces what was written."""
-    store, plan = Store(tmp_path), contract_test._plan()
-    contract_test._train(store, plan, events=3)
+    store, plan = Store(tmp_path), results.small_plan()
+    results.write_trials(store, plan, events=3)
     board = Sessions(plan, store, RunSpec())
     assert board.close() == "board sync sessions" and not board.marks()
     trial = plan.find("baseline", 0)
@@ -171,7 +172,7 @@ def test_whole_trials_are_written_when_they_have_ended(tmp_path: Path) -> None:
         board.update()
     [failed] = board.marks().values()
     assert len(list(board.points(failed))) == 2 * 2 and board.delivered["trials"] == 1
-    contract_test._train(store, plan)
+    results.write_trials(store, plan)
     board.update()
     assert len(board.marks()) == 4 and len(list(tmp_path.glob("sessions/*/*"))) == 4
     assert all(len(list(board.points(mark))) == 2 * 4 for mark in board.marks().values())
@@ -189,8 +190,8 @@ def test_tracker_that_breaks_the_contract_fails(cls: type[Replay], sentence: str
 
 
 def rehearsed(folder: Path, cls: type[Tracker] = Lines) -> tuple[Store, Any]:
-    store, plan = Store(folder), contract_test._plan()
-    contract_test._train(store, plan)
+    store, plan = Store(folder), results.small_plan()
+    results.write_trials(store, plan)
     return store, cls(plan, store, RunSpec())
 
 
@@ -275,18 +276,18 @@ def test_undroppable_trial_does_not_block_others(tmp_path: Path, caplog: Any) ->
 
 
 def test_stopped_trial_ends_and_resumes(tmp_path: Path) -> None:
-    store, plan = Store(tmp_path), contract_test._plan()
-    contract_test._train(store, plan, events=3)
+    store, plan = Store(tmp_path), results.small_plan()
+    results.write_trials(store, plan, events=3)
     Lines(plan, store, RunSpec()).close()
     assert lines(store) == journalled(store) + Counter({"stopped": 4})
-    contract_test._train(store, plan)
+    results.write_trials(store, plan)
     Lines(plan, store, RunSpec()).close()
     assert lines(store) == journalled(store) + Counter({"stopped": 4, "done": 4})
 
 
 def test_failure_is_delivered_once(tmp_path: Path) -> None:
-    store, plan = Store(tmp_path), contract_test._plan()
-    contract_test._train(store, plan, events=3)
+    store, plan = Store(tmp_path), results.small_plan()
+    results.write_trials(store, plan, events=3)
     trial = plan.find("baseline", 0)
     store.trial(trial.key, trial.code).fail("out of memory")
     for _ in range(2):
@@ -296,7 +297,7 @@ def test_failure_is_delivered_once(tmp_path: Path) -> None:
 
 def test_update_reads_no_journal_of_a_trial_that_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update comes every two seconds, and most trials of a study are still waiting."""
-    store, plan = Store(tmp_path), contract_test._plan()
+    store, plan = Store(tmp_path), results.small_plan()
     read: list[Path] = []
     monkeypatch.setattr(TrialFolder, "events", lambda folder, offset=0: (read.append(folder.path) or [], offset))
     waiting = Lines(plan, store, RunSpec())
@@ -314,7 +315,7 @@ def test_update_reads_no_journal_of_a_trial_that_has_not_begun(tmp_path: Path, m
 
 def test_default_tracker_is_mlflow_and_none_disables(tmp_path: Path) -> None:
     assert RunSpec().tracker.type == "mlflow"
-    nothing = slot("tracker").build("none", contract_test._plan(), Store(tmp_path), RunSpec())
+    nothing = slot("tracker").build("none", results.small_plan(), Store(tmp_path), RunSpec())
     nothing.update()
     assert nothing.close() is None and not list(tmp_path.iterdir())
 

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
@@ -36,22 +34,11 @@ from vitlab.testing.executors import check_executor
 from vitlab.testing.metrics import check_metric
 from vitlab.testing.models import check_model, check_scheme
 from vitlab.testing.parts import check_part
-from vitlab.testing.sections import check_section
+from vitlab.testing.results import check_section, check_tracker
 from vitlab.testing.training import check_engine, check_loss, check_objective, check_optimizer, check_schedule
 
 if TYPE_CHECKING:
     from pytest import MarkDecorator
-
-
-def check_tracker(choice: registry.ResolvedChoice) -> None:
-    """Check that a tracker of journals delivers every point once, also if a delivery is interrupted."""
-    from vitlab.trackers.contract_test import rehearse
-    from vitlab.trackers.replay import Replay
-
-    if not issubclass(choice.component, Replay):
-        return  # where another tracker stores its points is not known here
-    with tempfile.TemporaryDirectory() as folder, about("is handed journals"):
-        rehearse(lambda plan, store, run: registry.slot("tracker").build(choice, plan, store, run), Path(folder))
 
 
 CHECKS: Mapping[str, Callable[[registry.ResolvedChoice], None]] = {
