@@ -17,7 +17,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
-from vitlab.training.optim.groups import hidden_matrices
+from vitlab.training.optim import hidden_matrices
 from vitlab.weights.transfer import start_from
 
 DATA = DataInfo(image=(8, 12), channels=3, classes=5)

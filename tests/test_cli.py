@@ -159,7 +159,7 @@ def test_commands_collect_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sour.py").write_text(
-        "from vitlab.training.optim import AdamW, optimizer\n\n\n"
+        "from vitlab.training.optim import optimizer\nfrom vitlab.training.optim.torch_optimizers import AdamW\n\n\n"
         "@optimizer.register('sour')\nclass Sour(AdamW):\n    '''Refuses.'''\n\n"
         "    def build(self, groups):\n        raise RuntimeError('not today')\n"
     )

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import vitlab
-from vitlab.components.attention import SDPA
+from vitlab.components.attention.softmax import SDPA
 from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.session import Watch

@@ -34,7 +34,7 @@ from vitlab.training.distillation import Distillation, InputAdapter, Projected
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
 from vitlab.training.microbatch import MicroBatches
-from vitlab.training.optim.groups import hidden_matrices
+from vitlab.training.optim import hidden_matrices
 from vitlab.training.recompute import recompute_blocks
 
 pytestmark = pytest.mark.usefixtures("no_report")

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from vitlab.components.attention import SOFTMAX
+from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.init import Init
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo

@@ -352,7 +352,7 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
 def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
     plugin = tmp_path / "moody_optimizer.py"
     plugin.write_text(
-        "import os\nfrom vitlab.training.optim import AdamW, optimizer\n"
+        "import os\nfrom vitlab.training.optim import optimizer\nfrom vitlab.training.optim.torch_optimizers import AdamW\n"
         "@optimizer.register('moody')\nclass Moody(AdamW):\n    '''Raises while a file is there.'''\n"
         "    def build(self, groups):\n"
         f"        if os.path.exists({str(tmp_path / 'mood')!r}):\n            raise RuntimeError('not today')\n"
@@ -389,7 +389,7 @@ def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
 def test_failed_prerequisite_is_skipped_until_requested(tmp_path: Path) -> None:
     plugin, tries = tmp_path / "never_optimizer.py", tmp_path / "tries"
     plugin.write_text(
-        "from vitlab.training.optim import AdamW, optimizer\n"
+        "from vitlab.training.optim import optimizer\nfrom vitlab.training.optim.torch_optimizers import AdamW\n"
         "@optimizer.register('never')\nclass Never(AdamW):\n    '''Raises.'''\n"
         "    def build(self, groups):\n"
         f"        with open({str(tries)!r}, 'a') as file:\n            file.write('.')\n"

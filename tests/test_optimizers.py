@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from vitlab.engines.base import train
+from vitlab.engines.vmap import Joint
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.registry import slot
-from vitlab.training import checkpoint
+from vitlab.training import checkpoint, optim
 from vitlab.training.optim import (
-    Joint,
     decay_groups,
     eager,
     hidden_matrices,
@@ -423,9 +423,7 @@ def test_training_ends_with_averaged_weights() -> None:
 
 
 def test_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitlab.training.optim import contract
-
-    monkeypatch.setattr(contract, "find_spec", lambda name: None)
+    monkeypatch.setattr(optim, "find_spec", lambda name: None)
     for name, library in (("lion", "timm"), ("soap", "pytorch_optimizer"), ("schedule_free", "schedulefree")):
         reason = slot("optimizer").resolve(name).component.incompatibility({})  # type: ignore[attr-defined]
         assert reason is not None and library in reason and "pip install 'vitlab[optimizers]'" in reason

@@ -12,8 +12,7 @@ from slot_fixtures import refusal
 from torch import Tensor
 
 from vitlab.components.attention import rotate
-from vitlab.components.position import PRESETS, Position, Resampling, position
-from vitlab.components.position.contract import resample_grid
+from vitlab.components.position import PRESETS, Position, Resampling, position, resample_grid
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import Geometry

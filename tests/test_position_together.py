@@ -12,7 +12,8 @@ import yaml
 from torch import Tensor
 
 from vitlab.cli.schema import study_schema
-from vitlab.components.position import encodings, position
+from vitlab.components.position import position
+from vitlab.components.position.combined import encodings
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.batch_last_support import incompatibility
 from vitlab.errors import OptionError, SpecError

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab import testing
-from vitlab.components.attention import Attention, Rotation, attention
+from vitlab.components.attention import Attention, attention
+from vitlab.components.base import Rotation
 from vitlab.components.head import Head, Logits, head
 from vitlab.components.mlp import MLP, mlp
 from vitlab.components.position import Position, position

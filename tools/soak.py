@@ -63,7 +63,7 @@ MARK = "VITLAB_SOAK"  #: the variable that all processes of a study have
 
 PLUGIN = """
 import os, time
-from vitlab.training.optim import Cosine, schedule
+from vitlab.training.optim.schedules import Cosine, schedule
 
 
 @schedule.register("slow")

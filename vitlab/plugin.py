@@ -16,8 +16,8 @@ from vitlab import imports
 
 if TYPE_CHECKING:
     from vitlab import noise
-    from vitlab.components.attention import Attention, Rotation, attention, rotate
-    from vitlab.components.base import Dropout, DropPath
+    from vitlab.components.attention import Attention, attention, rotate
+    from vitlab.components.base import Dropout, DropPath, Rotation
     from vitlab.components.block import Block, Place, Role, block
     from vitlab.components.head import Head, Logits, head
     from vitlab.components.init import Init, init, seeded
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from vitlab.training.evaluation import EvaluationResult
     from vitlab.training.losses import Loss, Value, flat, loss, mean_labelled
     from vitlab.training.metrics import Metric, metric
-    from vitlab.training.objective import Objective, Setup, objective
-    from vitlab.training.objective.contract import Weights
+    from vitlab.training.objective import Objective, Setup, Weights, objective
     from vitlab.training.objective.supervised import Supervised
-    from vitlab.training.optim import Group, Optimizer, Schedule, WeightAverage, optimizer, schedule
+    from vitlab.training.optim import Group, Optimizer, WeightAverage, optimizer
+    from vitlab.training.optim.schedules import Schedule, schedule
 
 __all__ = [
     "IGNORED",

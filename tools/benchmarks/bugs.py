@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from vitlab.components.attention import SoftmaxAttention
+from vitlab.components.attention.softmax import SoftmaxAttention
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
 from vitlab.engines.batch_last_kernels import Attend

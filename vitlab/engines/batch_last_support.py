@@ -9,12 +9,12 @@ from torch import nn
 
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
-from vitlab.components.block.contract import LayerScale
+from vitlab.components.block import LayerScale
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Distilled, LinearHead, MLPHead
-from vitlab.components.position import Position, encodings
+from vitlab.components.position import Position
 from vitlab.components.position.additive import Additive, Conditional
-from vitlab.components.position.combined import Together
+from vitlab.components.position.combined import Together, encodings
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.attention import SOFTMAX, SoftmaxAttention
+from vitlab.components.attention.softmax import SOFTMAX, SoftmaxAttention
 from vitlab.components.block import Place
 from vitlab.errors import UserError
 from vitlab.geometry import Geometry

@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitlab.components.attention import SOFTMAX
+from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.base import Options
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.norm import NoNorm, NormChoice
-from vitlab.components.position import choices_of
+from vitlab.components.position.combined import choices_of
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, optional_module, slot

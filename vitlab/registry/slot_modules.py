@@ -29,7 +29,7 @@ SLOT_MODULES = {
     "dataset": "vitlab.data.datasets",
     "augment": "vitlab.data.augment",
     "optimizer": "vitlab.training.optim",
-    "schedule": "vitlab.training.optim",
+    "schedule": "vitlab.training.optim.schedules",
     "loss": "vitlab.training.losses",
     "objective": "vitlab.training.objective",
     "metric": "vitlab.training.metrics",

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from vitlab._version import __version__
-from vitlab.components.attention import Auto
+from vitlab.components.attention.softmax import Auto
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model

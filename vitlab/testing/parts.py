@@ -334,7 +334,8 @@ def _check_stacked(case: _Case) -> None:
 
 
 def _check_position(case: _Case) -> None:
-    from vitlab.components.position import Resampling, choices_of
+    from vitlab.components.position import Resampling
+    from vitlab.components.position.combined import choices_of
 
     position, g = case.probe().part, case.g
     layers = range(1, g.depth + 1)

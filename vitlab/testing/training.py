@@ -31,7 +31,8 @@ from vitlab.training import checkpoint
 from vitlab.training.loop import Training
 from vitlab.training.losses import Loss
 from vitlab.training.objective import Objective
-from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
+from vitlab.training.optim import Optimizer, decay_groups, set_rate
+from vitlab.training.optim.schedules import Schedule
 
 Options = Mapping[str, Any]  #: of a component or of ``train``, as in a study file
 

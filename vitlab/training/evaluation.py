@@ -17,7 +17,7 @@ from vitlab.models.contract import Model
 from vitlab.training.metrics import Metric
 
 if TYPE_CHECKING:
-    from vitlab.training.objective.contract import Objective
+    from vitlab.training.objective import Objective
 
 EVALUATION_BATCH = 512
 """Images of an evaluation batch.  Constant, so that metrics do not depend on the batch size of training."""

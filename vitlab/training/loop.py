@@ -35,9 +35,17 @@ from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
 from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.microbatch import MicroBatches, WeightedLoss
-from vitlab.training.objective.contract import Objective, Setup
-from vitlab.training.optim import Group, Optimizer, Schedule, WeightAverage, decay_groups, layer_groups, set_rate
-from vitlab.training.optim.groups import split_groups
+from vitlab.training.objective import Objective, Setup
+from vitlab.training.optim import (
+    Group,
+    Optimizer,
+    WeightAverage,
+    decay_groups,
+    layer_groups,
+    set_rate,
+    split_groups,
+)
+from vitlab.training.optim.schedules import Schedule
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from vitlab.components.position import choices_of
+from vitlab.components.position.combined import choices_of
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Geometry, Pair
 from vitlab.models.vit import ViT

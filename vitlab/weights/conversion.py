@@ -96,7 +96,7 @@ def convert(
         facts: facts about ``source`` that the file may not state.
         grid: rows and columns of patches to resample positions for.
         image: the same in pixels.
-        resample: the method, a name of :data:`vitlab.components.position.contract.PRESETS`.
+        resample: the method, a name of :data:`vitlab.components.position.PRESETS`.
         head: whether to keep the head.
         pre_logits: the hidden layer before the head; it can be dropped only with the head that reads it.
         classes: file of the outputs of the head to keep; see :func:`vitlab.weights.transfer.select_classes`.

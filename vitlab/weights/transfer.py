@@ -19,10 +19,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from vitlab.components.attention import SOFTMAX
-from vitlab.components.position import Position, Resampling, choices_of, encodings
+from vitlab.components.attention.softmax import SOFTMAX
+from vitlab.components.position import Position, Resampling
 from vitlab.components.position.additive import Learned
-from vitlab.components.position.combined import Together
+from vitlab.components.position.combined import Together, choices_of, encodings
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 from vitlab.models.contract import Model, head_names

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.attention.contract import Attention, MixValues, attention
+from vitlab.components.attention import Attention, MixValues, attention
 from vitlab.components.attention.softmax import SoftmaxAttention
 from vitlab.components.base import Options, Probability, Rotation
 from vitlab.components.norm import NormChoice, RMSNorm

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.attention.contract import Attention, MixValues, attention, rotate
+from vitlab.components.attention import Attention, MixValues, attention, rotate
 from vitlab.components.base import Dropout, Options, Probability, Rotation, State, stacked
 from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.components.base import Rotation
-from vitlab.components.block.contract import Block, Place, block
+from vitlab.components.block import Block, Place, block
 
 Gate = Literal["output", "highway", "gru"]
 

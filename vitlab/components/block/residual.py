@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import DropPath, Rotation
-from vitlab.components.block.contract import Block, Place, Role, block, layer_scale
+from vitlab.components.block import Block, Place, Role, block, layer_scale
 
 
 @block.register("prenorm")

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.components.base import Rotation
-from vitlab.components.block.contract import Block, Place, block
+from vitlab.components.block import Block, Place, block
 
 
 class Merged(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.components.base import Rotation
-from vitlab.components.block.contract import Block, Place, block
+from vitlab.components.block import Block, Place, block
 
 
 @block.register("value_residual")

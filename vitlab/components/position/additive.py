@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import Options, Positive, State
-from vitlab.components.position.contract import Position, Resampling, places, position, resample_grid
+from vitlab.components.position import Position, Resampling, places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from vitlab.components.base import Options, Rotation, State
-from vitlab.components.position.contract import Position, Resampling, position
+from vitlab.components.position import Position, Resampling, position
 from vitlab.geometry import Geometry
 from vitlab.registry import Pick, ResolvedChoice
 from vitlab.spec import Choice

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.components.base import State
-from vitlab.components.position.contract import Position, Resampling, places, position, resample_grid
+from vitlab.components.position import Position, Resampling, places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 

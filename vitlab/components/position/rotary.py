@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitlab import noise
 from vitlab.components.base import Count, Options, Positive, Rotation
-from vitlab.components.position.contract import Position, places, position
+from vitlab.components.position import Position, places, position
 from vitlab.geometry import Geometry
 
 PLACE = 0x526F5045

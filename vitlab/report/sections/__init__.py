@@ -1,17 +1,120 @@
-"""Sections of a report, one module each; see :mod:`vitlab.report.sections.base` for the contract.
+"""Contract of the sections of a report.
 
-Every module of this package is a section: a new section is a new file and nothing else.
+A section is one file with everything it needs: what it computes, its table, its figure, their captions, and its notes.
+The built-in ones are the modules of this package, so a new section is a new file and nothing else; a plugin registers
+its own::
+
+    @section.register("slowest")
+    class Slowest(Section[Trial]):
+        heading = "Slowest trials"
+        row = Trial
+
+        def rows(self, findings): ...
+        def table(self, rows, report): ...
+
+A report calls :meth:`Section.rows` once and stores the rows in ``report.json``, under the name of the section.  Every
+format is rendered from the stored rows; figures alone are drawn from the results.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from vitlab.report.sections.base import Findings as Findings
-from vitlab.report.sections.base import Image as Image
-from vitlab.report.sections.base import Section as Section
-from vitlab.report.sections.base import Table as Table
-from vitlab.report.sections.base import section as section
+from vitlab.plan.values import Plan
+from vitlab.registry import Slot
+from vitlab.report import frame
+from vitlab.report.phrasing import Column, Row
+from vitlab.report.study_results import StudyResults
+from vitlab.store.folders import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vitlab.report.document import Report
+    from vitlab.report.drawing import Drawing
+
+RowT = TypeVar("RowT")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What sections are made from."""
+
+    results: StudyResults
+    arms: Sequence[Row]  #: see :func:`vitlab.report.comparison.summary`
+    store: Store | None = None  #: None for a table of other programs
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the study."""
+        return self.results.plan
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """Every measurement, see :func:`vitlab.report.frame.history`."""
+        return frame.curves(self.results.trials)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; columns of the highest rank are left out first where there is no room."""
+
+    columns: Sequence[Column]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """A stored PNG of a page."""
+
+    file: Path
+    alternative: str  #: for readers who do not see it
+    caption: str
+
+
+class Section(Generic[RowT]):
+    """A part of a report; a method that a section does not define adds nothing."""
+
+    heading: ClassVar[str]
+    place: ClassVar[int] = 1000  #: sections are in the order of their places
+    row: ClassVar[type[Any] | None] = None  #: dataclass of :meth:`rows`, of JSON values; None if none are stored
+    in_terminal: ClassVar[bool] = True  #: whether a terminal shows the table
+
+    def inputs(self, plan: Plan, store: Store) -> object:
+        """Return, as JSON values, the state of what is read beside results; a report of another state is outdated."""
+        return None
+
+    def rows(self, findings: Findings) -> Sequence[RowT]:
+        """Return what the section has found; without any, it is left out of the report."""
+        return ()
+
+    def notes(self, rows: Sequence[RowT], findings: Findings) -> Sequence[str]:
+        """Return the caveats of the rows, or the reason why there are none, one sentence each."""
+        return ()
+
+    def table(self, rows: Sequence[RowT], report: Report) -> Table | None:
+        """Return the table; None if there is none.  It is asked for where there are rows, or none are stored."""
+        return None
+
+    def figure(self, rows: Sequence[RowT], findings: Findings, width: float) -> Drawing | None:
+        """Draw the figure; ``width`` is in inches, and panels of a narrow figure stand below each other."""
+        return None
+
+    def images(self, rows: Sequence[RowT], store: Store) -> Iterable[Image]:
+        """Return stored pictures, which the page alone shows."""
+        return ()
+
+
+section: Slot[Section[Any]] = Slot("section", Section)
+
+
+def finite_or_none(values: Mapping[Any, float]) -> dict[str, float | None]:
+    """Return values with None for NaN, which JSON has no number for."""
+    return {str(name): None if value != value else value for name, value in values.items()}
 
 
 def sections() -> dict[str, Section[Any]]:

@@ -29,7 +29,7 @@ from vitlab.report.phrasing import (
     percent,
     widths,
 )
-from vitlab.report.sections.base import Findings, Section, Table, section
+from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:

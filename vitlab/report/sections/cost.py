@@ -14,7 +14,7 @@ from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report.frame import parquet
 from vitlab.report.phrasing import Columns
-from vitlab.report.sections.base import Findings, Section, Table, section
+from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.store.damage import read_stored
 from vitlab.store.files import write_bytes
 from vitlab.store.folders import Store

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vitlab.plan.values import Plan
-from vitlab.report.sections.base import Findings, Image, Section, section
+from vitlab.report.sections import Findings, Image, Section, section
 from vitlab.store.folders import Store
 
 MAX_EMBEDDED = 12  #: pictures embedded in a page; report.json lists all

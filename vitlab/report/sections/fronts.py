@@ -13,8 +13,7 @@ from vitlab.errors import count
 from vitlab.plan.palette import GREY, PAPER, SERIES
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_labels
 from vitlab.report.phrasing import Columns, Scale
-from vitlab.report.sections import cost
-from vitlab.report.sections.base import Findings, Section, Table, section
+from vitlab.report.sections import Findings, Section, Table, cost, section
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report

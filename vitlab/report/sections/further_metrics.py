@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vitlab.report.phrasing import PLUS_MINUS, Column, Scale
-from vitlab.report.sections.base import Findings, Section, Table, finite_or_none, section
+from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.plan.tune import edges, name_of
 from vitlab.report.phrasing import DASH, Columns, Scale, duration
-from vitlab.report.sections.base import Findings, Section, Table, section
+from vitlab.report.sections import Findings, Section, Table, section
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report

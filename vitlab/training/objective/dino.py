@@ -31,7 +31,7 @@ from vitlab.training.ema import move
 from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
-from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weights, objective
+from vitlab.training.objective import MeanLoss, Objective, Setup, Weights, objective
 
 TEACHER_VIEWS = 2
 """Views that the teacher sees."""

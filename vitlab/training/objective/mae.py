@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vitlab import noise
-from vitlab.components.attention import SOFTMAX
+from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.base import Count, Part, Rotation
 from vitlab.components.block import Place
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.init import draw_by_name, xavier
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut
-from vitlab.components.position import Position, choices_of
+from vitlab.components.position import Position
 from vitlab.components.position.additive import Additive
+from vitlab.components.position.combined import choices_of
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models.contract import Model, head_names
@@ -34,7 +35,7 @@ from vitlab.registry import ResolvedChoice, slot
 from vitlab.training.evaluation import autocast, wide
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
-from vitlab.training.objective.contract import MeanLoss, Objective, Setup, Weights, objective
+from vitlab.training.objective import MeanLoss, Objective, Setup, Weights, objective
 
 VARIANCE_EPS = 1e-6
 """Added to the variance of a patch's pixels, as in the authors' code."""

@@ -14,7 +14,7 @@ from vitlab.registry import optional_module, slot
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import Metric, metrics_of
-from vitlab.training.objective.contract import Objective, Setup, Weights, objective
+from vitlab.training.objective import Objective, Setup, Weights, objective
 
 if TYPE_CHECKING:
     from vitlab.training.mixup import Mixing

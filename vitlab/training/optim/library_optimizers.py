@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, WeightAverage, eager, optimizer
+from vitlab.training.optim import Beta, Decay, Group, Optimizer, Rate, Small, WeightAverage, eager, optimizer
 
 
 @optimizer.register("lamb")

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.models.contract import Model
-from vitlab.training.optim.contract import (
+from vitlab.training.optim import (
     Beta,
     Composite,
     Decay,
@@ -23,9 +23,10 @@ from vitlab.training.optim.contract import (
     Small,
     eager,
     fused,
+    hidden_matrices,
     optimizer,
+    split_groups,
 )
-from vitlab.training.optim.groups import hidden_matrices, split_groups
 
 
 class BatchedMuon(torch.optim.Muon):

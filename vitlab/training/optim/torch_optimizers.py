@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vitlab.training.optim.contract import Beta, Decay, Group, Optimizer, Rate, Small, eager, fused, optimizer
+from vitlab.training.optim import Beta, Decay, Group, Optimizer, Rate, Small, eager, fused, optimizer
 
 
 @optimizer.register("adamw")
