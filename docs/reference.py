@@ -20,7 +20,7 @@ from vitlab import registry
 from vitlab.cli import COMMANDS
 from vitlab.cli.schema import study_schema
 from vitlab.cli.show import shown_default, shown_type
-from vitlab.comparison import verdict
+from vitlab.comparison import MEANINGS
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.judging.judgement import Judgement
 from vitlab.lab import Answer
@@ -207,7 +207,7 @@ def _python() -> Iterator[str]:
     yield from _meanings_of(comparison.MEANINGS)
     yield "The column `verdict` has the word used in the sentences and tables of the report:\n"
     yield "| verdict | meaning |\n| --- | --- |"
-    for word, meaning in verdict.MEANINGS.items():
+    for word, meaning in MEANINGS.items():
         yield f"| `{word}` | {meaning} |"
     yield ""
     yield from _function("judge")

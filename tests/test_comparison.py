@@ -18,10 +18,10 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from vitlab import statistics
+from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, contrast, judge
 from vitlab.comparison.samples import Sample
 from vitlab.comparison.study import judge_study
-from vitlab.comparison.verdict import Verdict
 from vitlab.plan.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary

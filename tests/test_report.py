@@ -41,7 +41,7 @@ from synthetic_studies import (
 )
 
 from vitlab import report, statistics
-from vitlab.comparison import verdict
+from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
 from vitlab.geometry import DataIdentity
 from vitlab.plan import palette, registration
@@ -294,7 +294,7 @@ def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     plan, store = study(tmp_path, arms, analysis=Analysis(margin=0.002, variance="own"))
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
     expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
-    assert expected[1:] == list(verdict.Verdict) == list(verdict.MEANINGS)
+    assert expected[1:] == list(Verdict) == list(MEANINGS)
     summary = comparison.summary_frame(comparison.summary(StudyResults.read(plan, store)), plan.analysis)
     assert summary["verdict"].dtype == "string" and summary["verdict"].isna().tolist() == [True, *[False] * 6]
     assert summary["verdict"].tolist()[1:] == expected[1:]

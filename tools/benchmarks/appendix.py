@@ -26,8 +26,8 @@ from sources import METRICS, SYNTHETIC, Source, collapses, patterns, pool, real,
 from tables import ALPHA, markdown, percent, standard_error
 
 from vitlab import statistics
+from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge
-from vitlab.comparison.verdict import Verdict
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics_appendix.md"

@@ -20,8 +20,8 @@ from sklearn.datasets import load_digits
 from tables import ALPHA, markdown
 
 from vitlab import statistics
+from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Design, judge
-from vitlab.comparison.verdict import Verdict
 
 Floats = NDArray[np.float64]
 Learner = Callable[[Floats, Floats, Floats], Floats]

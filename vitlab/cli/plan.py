@@ -17,8 +17,8 @@ from vitlab.cli.options import (
     study_options,
 )
 from vitlab.errors import UserError, count
+from vitlab.report.formats import fitted_table
 from vitlab.report.phrasing import Column, compact
-from vitlab.report.terminal import fitted_table
 
 if TYPE_CHECKING:
     from vitlab.plan.values import Arm, Plan, Tuning

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitlab import statistics
-from vitlab.comparison.verdict import Verdict
+from vitlab.comparison import Verdict
 from vitlab.statistics.replicates import Floats, rounding_of
 
 Ints = npt.NDArray[np.int64]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vitlab import statistics
+from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
 from vitlab.comparison.samples import Sample, choices, refusals
-from vitlab.comparison.verdict import Verdict
 from vitlab.plan.registration import added_comparisons, altered_arms, changes, results_before_registration
 from vitlab.plan.values import Plan
 

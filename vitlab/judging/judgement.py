@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.comparison.verdict import Verdict
+from vitlab.comparison import Verdict
 from vitlab.errors import UserError, count, nearest
 from vitlab.judging.cells import Remarks, shortlist
 from vitlab.judging.criterion import MAX_IMAGES, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of

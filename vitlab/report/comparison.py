@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vitlab import statistics
+from vitlab.comparison import Verdict
 from vitlab.comparison.samples import Sample
 from vitlab.comparison.study import ArmComparison, judge_study
-from vitlab.comparison.verdict import Verdict
 from vitlab.plan.values import Plan
 from vitlab.report.frame import GROUPS, STATUSES
 from vitlab.report.phrasing import Row

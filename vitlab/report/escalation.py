@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
-from vitlab.comparison.verdict import Verdict
 from vitlab.plan.registration import added_comparisons
 from vitlab.plan.values import Looks, Plan
 from vitlab.report.comparison import summary

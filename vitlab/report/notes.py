@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
-from vitlab.comparison.verdict import Verdict
 from vitlab.errors import count
 from vitlab.plan.match import overlap
 from vitlab.plan.registration import (

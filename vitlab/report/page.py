@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitlab.comparison.verdict import Verdict
+from vitlab.comparison import Verdict
 from vitlab.plan.palette import SERIES
 from vitlab.report import phrasing
 from vitlab.report.escaping import valid_html

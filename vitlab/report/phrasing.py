@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from vitlab.comparison.verdict import Verdict
+from vitlab.comparison import Verdict
 from vitlab.errors import count
 from vitlab.plan.values import own_metric
 from vitlab.spec import Analysis

@@ -8,11 +8,17 @@ ValueError: the caller leaves out diverged trials and reports them.
 from vitlab.statistics.counts import as_array, boschloo, collapsed, collapsed_seeds, largest_hidden_rate
 from vitlab.statistics.crossed import MeanSquares, interval_for_new_images, sd_interval, split_sd
 from vitlab.statistics.power import power, predictive_power
-from vitlab.statistics.replicates import Mean, mean_interval, sign_flip, smallest_sign_flip_p, t_quantile
+from vitlab.statistics.replicates import (
+    Mean,
+    choice_variance,
+    gap_score,
+    mean_interval,
+    sign_flip,
+    smallest_sign_flip_p,
+    t_quantile,
+)
 from vitlab.statistics.scaling import Curve, Estimate, Law, fit_law, pareto
 from vitlab.statistics.sequential import sequential_levels
-from vitlab.statistics.shape import gap_score
-from vitlab.statistics.tuning import choice_variance
 
 __all__ = [
     "Curve",

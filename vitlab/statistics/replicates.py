@@ -1,10 +1,11 @@
-"""Means of few replicates with intervals, and the exact sign-flip test."""
+"""Means of few replicates with intervals, the exact sign-flip test, their shape, and the noise of a choice."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -115,3 +116,67 @@ def _signed_sums(values: Floats) -> Floats:
     for value in values:
         sums = np.concatenate([sums + value, sums - value])
     return sums
+
+
+# -- the shape of their distribution, and the noise of a choice -------------------------------------------------------
+
+SAMPLES = 20_000  #: simulated samples of normal values
+CHOICES = 4000  #: choices that are drawn again
+
+
+def gap_score(values_AN: Floats) -> float:
+    """Return how far the largest gaps between the seeds of arms exceed the gaps of normal values, in standard errors.
+
+    The gap of an arm is the largest one between neighbours among its seeds, over their range.  Values at two levels
+    have large gaps, and so do skewed ones.  The median of the other arms at a seed is subtracted first, because arms at
+    equal seeds share what the seed does.
+
+    Args:
+        values_AN: of arms at the same seeds.
+
+    Returns:
+        NaN for fewer than three seeds or arms.  Arms with equal values at two seeds, as rounded ones may have, are left
+        out.
+    """
+    arms, n = values_AN.shape
+    if n < 3 or arms < 3:
+        return math.nan
+    others = np.stack([np.median(np.delete(values_AN, arm, axis=0), axis=0) for arm in range(arms)])
+    gaps_AN = np.diff(np.sort(values_AN - others, axis=1), axis=1)
+    gaps_AN = gaps_AN[(gaps_AN > 0).all(axis=1) & (np.diff(np.sort(values_AN, axis=1), axis=1) > 0).all(axis=1)]
+    if len(gaps_AN) < 3:
+        return math.nan
+    largest_A = gaps_AN.max(axis=1) / gaps_AN.sum(axis=1)
+    larger = 1 - (np.searchsorted(_normal_gaps(n), largest_A) - 0.5) / SAMPLES  # p of each arm
+    return float((-np.log(np.clip(larger, 1 / SAMPLES, 1)).mean() - 1) * math.sqrt(len(gaps_AN)))
+
+
+@cache
+def _normal_gaps(n: int) -> Floats:
+    """Return the sorted largest gaps of samples of normal values."""
+    gaps = np.diff(np.sort(np.random.default_rng(0).standard_normal((SAMPLES, n)), axis=1), axis=1)
+    return np.asarray(np.sort(gaps.max(axis=1) / gaps.sum(axis=1)))
+
+
+def choice_variance(scores: Sequence[float], chosen: int, value: float, sd: float, seeds: int) -> tuple[float, float]:
+    """Return the mean squared change of an arm's value if its knobs were chosen again, and its degrees of freedom.
+
+    The scores are drawn again around themselves, the chosen rival's around the arm's value, which no choice has
+    biased; each time the best rival is chosen.  The degrees of freedom count the rivals that could have won: one
+    less than their effective number, 1 / sum(p^2) with the share p of the draws that a rival wins, and at least 1.
+
+    Args:
+        scores: mean score of each rival over the tuning seeds; larger is better.
+        chosen: index of the chosen rival.
+        value: mean of the arm over its seeds, in the same sense.
+        sd: standard deviation of the arm between seeds.
+        seeds: number of tuning seeds.
+    """
+    if len(scores) < 2 or not sd > 0:
+        return 0.0, 1.0
+    means_K = np.array(scores, dtype=float)
+    means_K[chosen] = value
+    draws_MK = np.random.default_rng(len(scores)).standard_normal((CHOICES, len(scores)))
+    again_M = (means_K + sd / math.sqrt(seeds) * draws_MK).argmax(axis=1)
+    shares_K = np.bincount(again_M, minlength=len(scores)) / CHOICES
+    return float(((means_K[again_M] - value) ** 2).mean()), max(1.0, 1 / float((shares_K**2).sum()) - 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.comparison.verdict import Verdict
+from vitlab.comparison import Verdict
 from vitlab.errors import count
 from vitlab.plan.palette import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.plan.values import Plan
