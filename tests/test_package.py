@@ -1,8 +1,10 @@
 """Tests of the package itself: cost of imports, and public names."""
 
 import ast
+import importlib
 import itertools
 import json
+import pkgutil
 import subprocess
 import sys
 import tomllib
@@ -17,6 +19,7 @@ from packaging.utils import canonicalize_name
 import vitlab
 from vitlab import registry
 from vitlab.cli import COMMANDS
+from vitlab.registry.slot_modules import built_ins
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "mlflow", "pandas", "pyarrow", "ray", "matplotlib", "scipy", "sklearn")
@@ -53,8 +56,9 @@ def test_importing_vitlab_lists_and_help_import_nothing_heavy() -> None:
 def test_planning_imports_only_torch() -> None:
     """The code digest of a trial needs no further import."""
     study = ROOT / "pipelines" / "quickstart.yaml"
-    workers = {"vitlab.engines.vmap", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
-    code = f"{called('validate', str(study))}\nimport sys; assert not {workers!r} & sys.modules.keys()"
+    unused = {"vitlab.engines.vmap", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
+    unused |= {"vitlab.models.convnet", "vitlab.executors.ray", "vitlab.trackers.replay", "vitlab.data.datasets.idx"}
+    code = f"{called('validate', str(study))}\nimport sys; assert not {unused!r} & sys.modules.keys()"
     assert heavy_after(code) == {code: ["torch"]}
 
 
@@ -69,10 +73,18 @@ def test_public_names() -> None:
 
 
 @pytest.mark.parametrize("slot", registry.SLOT_MODULES)
-def test_listing_equals_registered_names(slot: str) -> None:
-    """The listing reads the source of a module; the slot has the registered names."""
-    listed = {entry.name for entry in registry.listing(slot)}
-    assert listed == set(registry.slot(slot).names()) and listed
+def test_built_ins_are_what_importing_every_module_registers(slot: str) -> None:
+    """They are found in the text of the modules, none of which is imported for that."""
+    package = registry.slot_package(slot)
+    for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{package.__name__}."):
+        importlib.import_module(module.name)
+    registered = {
+        name: (cls.__module__, cls.__qualname__, (cls.__doc__ or "").partition("\n")[0])
+        for (source, name), (cls, _) in registry.slot(slot).components.items()
+        if source == registry.BUILT_IN
+    }
+    assert registered == dict(built_ins(slot)) and registered
+    assert {entry.name for entry in registry.listing(slot)} == set(registry.slot(slot).names()) >= set(registered)
 
 
 def test_components_have_docstring_and_no_required_option() -> None:

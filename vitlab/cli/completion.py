@@ -122,7 +122,7 @@ def _components(slot: str, incomplete: str) -> list[CompletionItem]:
 
 def _plans(context: click.Context) -> list[Path]:
     """Return the stored plans of the output folder on the command line, or of the default one."""
-    from vitlab.cli.options import OUT
+    from vitlab.store.folders import OUT
 
     return sorted(Path(context.params.get("out") or OUT).glob("studies/*/plan.json"))
 
