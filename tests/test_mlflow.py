@@ -57,7 +57,7 @@ from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import dashboard, description, images, records, replay, service
+from vitlab.trackers import dashboard, images, records, replay, service
 from vitlab.trackers.address import Address, locate
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import links
@@ -330,7 +330,7 @@ class HalfBrier(Brier):
 """
 TRACKER = """
 import os
-from vitlab.trackers.base import tracker
+from vitlab.trackers import tracker
 from vitlab.trackers.mlflow import MlflowTracker
 @tracker.register("own_tracker")
 class OwnTracker(MlflowTracker):
@@ -1021,13 +1021,13 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
     short, long = (
-        description.describe(
+        dashboard.describe(
             "# a\n\n" + "a line of it\n" * number, ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
         )
         for number in (3, 3000)
     )
     assert short.startswith("**a**\n\n[x](#/y)"), "no heading, of which the closed page shows a half"
-    assert len(long) <= dashboard.LIMIT and long.endswith("a line of it" + description.MORE)
+    assert len(long) <= dashboard.LIMIT and long.endswith("a line of it" + dashboard.MORE)
     row = short.splitlines()[-1]
     assert row.count("|") == 3 and "<" not in row and "[x]" not in row and "](javascript" not in row
 

@@ -57,7 +57,12 @@ def test_planning_imports_only_torch() -> None:
     """The code digest of a trial needs no further import."""
     study = ROOT / "pipelines" / "quickstart.yaml"
     unused = {"vitlab.engines.vmap", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
-    unused |= {"vitlab.models.convnet", "vitlab.executors.ray", "vitlab.training.optim.muon", "vitlab.data.datasets.idx"}
+    unused |= {
+        "vitlab.models.convnet",
+        "vitlab.executors.ray",
+        "vitlab.training.optim.muon",
+        "vitlab.data.datasets.idx",
+    }
     code = f"{called('validate', str(study))}\nimport sys; assert not {unused!r} & sys.modules.keys()"
     assert heavy_after(code) == {code: ["torch"]}
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import slot_fixtures
 
-from vitlab import lab, testing
+from vitlab import lab, testing, trackers
 from vitlab.errors import SpecError, UserError
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.testing import results
-from vitlab.trackers import BackgroundTracker, Tracker, base, tracker
-from vitlab.trackers.delivery import sync
+from vitlab.trackers import Tracker, tracker
+from vitlab.trackers.delivery import BackgroundTracker, sync
 from vitlab.trackers.replay import Cursor, Replay, TrialUpdate
 
 PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
@@ -229,7 +229,7 @@ def test_unreachable_tracker_is_retried_with_backoff(tmp_path: Path, monkeypatch
             calls.append(now)
             raise ConnectionError("away")
 
-    monkeypatch.setattr(base.time, "monotonic", lambda: now)
+    monkeypatch.setattr(trackers.time, "monotonic", lambda: now)
     _, board = rehearsed(tmp_path, Away)
     for second in range(0, 400):
         now = float(second)

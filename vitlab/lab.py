@@ -26,7 +26,7 @@ from vitlab.report.api import Answer as Answer
 from vitlab.report.api import study_path
 from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import OUT, Store
-from vitlab.trackers import deliver_rest, tracker_of
+from vitlab.trackers.delivery import deliver_rest, tracker_of
 
 Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""

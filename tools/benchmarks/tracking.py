@@ -34,7 +34,7 @@ from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
-from vitlab.trackers import BackgroundTracker
+from vitlab.trackers.delivery import BackgroundTracker
 from vitlab.trackers.replay import TrialUpdate
 from vitlab.trackers.trials import RunMark, TrialRuns
 

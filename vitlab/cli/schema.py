@@ -11,7 +11,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
 from vitlab.errors import BrokenComponent, ClashError
-from vitlab.registry.catalogue import first_line
+from vitlab.registry.slots import first_line
 from vitlab.spec import Study
 from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice
 from vitlab.spec.tree import NewTree

@@ -16,7 +16,7 @@ from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent
 from vitlab.plan.metrics import unit_of
 from vitlab.plan.packaged import packaged_study
-from vitlab.registry.catalogue import without_markup
+from vitlab.registry.slots import without_markup
 from vitlab.spec.choice import SLOT_MARK
 
 Schema = Mapping[str, Any]

@@ -21,7 +21,7 @@ from vitlab.components.mlp import MLP
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.planning import plan_study
 from vitlab.errors import UserError, count
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, evaluating
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.registry import slot
 from vitlab.runner.models import dtype_of
@@ -155,12 +155,10 @@ def _outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
         layer.register_forward_hook(lambda _, __, output, path=path: outputs.update({path: output}))
         for path, layer in layers.items()
     ]
-    was_training = model.training
-    model.eval()
     try:
-        views = model.logits_by_head(model(x_BCHW))
+        with evaluating(model):
+            views = model.logits_by_head(model(x_BCHW))
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     return {**outputs, "logits": views[""]}

@@ -21,6 +21,7 @@ from vitlab.components.attention import Attention
 from vitlab.components.block import Block
 from vitlab.errors import UserError
 from vitlab.geometry import Geometry
+from vitlab.models.contract import evaluating
 from vitlab.models.vit import ViT
 
 
@@ -58,14 +59,11 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
         hooks.append(block.register_forward_pre_hook(before_block))
         attentions = [module for module in block.modules() if isinstance(module, Attention)]
         hooks += [attention.register_forward_pre_hook(before_attention) for attention in attentions]
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), recorded_tokens(model, lambda x_BTD: x_BTD) as tokens:
+        with evaluating(model), torch.no_grad(), recorded_tokens(model, lambda x_BTD: x_BTD) as tokens:
             logits_by_head = model.logits_by_head(model(x_BCHW))
             maps = [[_maps(*call) for call in of_block] for of_block in calls]
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
     if len({len(of_block) for of_block in maps}) != 1 or not maps[0]:

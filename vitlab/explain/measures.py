@@ -27,6 +27,7 @@ from torch import Tensor
 
 from vitlab.explain.capture import recorded_tokens
 from vitlab.geometry import Geometry
+from vitlab.models.contract import evaluating
 from vitlab.models.vit import ViT
 
 Fusion = Literal["mean", "max", "min"]
@@ -191,15 +192,11 @@ def grams_of_blocks(model: ViT, batches: Iterable[Tensor]) -> list[Tensor]:
         batches: its inputs, each (N, C, H, W).
     """
     grams: list[list[Tensor]] = []
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for x_NCHW in batches:
             with recorded_tokens(model, lambda x_NTD: centred_gram(x_NTD.flatten(1))) as recorded:
                 model(x_NCHW)
             grams.append(recorded[1:])
-    finally:
-        model.train(training)
     return [torch.stack(of_block) for of_block in zip(*grams, strict=True)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -134,6 +135,17 @@ class Model(nn.Module):
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         """Return a canonical state under this model's names; the inverse of :meth:`to_canonical`."""
         return dict(state)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation mode inside the block, and to its own mode again afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def head_names(model: Model) -> set[str]:

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
 from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, name_draws
-from vitlab.components.block import Block, Place
+from vitlab.components.block import Block, LayerScale, Place
 from vitlab.components.head import Head
-from vitlab.components.init import Init
+from vitlab.components.init import Init, Kind, layer_parameters, seeded
 from vitlab.components.norm import NormChoice
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.models.contract import Model, State, model
-from vitlab.models.initial import initialise
 from vitlab.models.vit_parts import (
     LARGEST,
     Anatomy,
@@ -312,3 +311,65 @@ def _token(g: Geometry, name: str) -> nn.Parameter | None:
     """Return a parameter (1, R, D) for the R tokens of that name, or None if there are none."""
     count = g.prefix.count(name)
     return nn.Parameter(torch.zeros(1, count, g.dim)) if count else None
+
+
+# -- initial values ---------------------------------------------------------------------------------------------------
+# The scheme (vitlab.components.init) draws parameters by their canonical names.  The other values come from a component
+# that was built with its own generator, so that no component changes the values of another.
+
+
+@torch.no_grad()
+def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
+    """Set every value of a model.
+
+    Args:
+        model: the model.
+        seed: of the stream ``init``.
+        factors: of the drawn values, by canonical name; empty for none.
+    """
+    for path, (choice, context) in model._parts.items():
+        with seeded(seed, path), torch.device("cpu"):
+            fresh = slot(choice.slot).build(choice, *context)
+        part = model.get_submodule(path)
+        for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
+            parent, _, last = name.rpartition(".")
+            getattr(part.get_submodule(parent), last).copy_(value)
+    for module in model.modules():
+        if isinstance(module, LayerScale):
+            module.gamma.fill_(module.start)
+    own = model.state_dict()
+    state = model.to_canonical(own)
+    for name, (kind, fan_in) in _scheme_parameters(model, state).items():
+        x = torch.empty(state[name].shape)
+        model.scheme.draw(x, name, kind, fan_in, seed)
+        state[name] = x * factors[name] if factors else x
+    values = model.from_canonical(state)
+    shapes, own_shapes = ({(name, value.shape) for name, value in one.items()} for one in (values, own))
+    if shapes != own_shapes:
+        names = ", ".join(sorted({name for name, _ in shapes ^ own_shapes}))
+        raise RuntimeError(f"from_canonical does not invert to_canonical: {names}")
+    for name, value in values.items():  # load_state_dict takes several times as long
+        if value is not own[name]:
+            own[name].copy_(value)
+
+
+def _scheme_parameters(model: ViT, state: State) -> dict[str, tuple[Kind, int]]:
+    """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
+    parameters: dict[str, tuple[Kind, int]] = dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
+    parameters |= {model.canonical_name(name): (kind, fan_in) for name, kind, fan_in in layer_parameters(model)}
+    excluded = {
+        model.canonical_name(f"{path}.{name}")
+        for path, module in model.named_modules()
+        for name in getattr(module, "keeps_init", ())
+    }
+    for path in model.attentions():  # whose own matrices may be parts of the canonical ones
+        for layer in (f"{path}.qkv", f"{path}.proj"):
+            matrix = state.get(f"{layer}.weight")
+            if matrix is not None and matrix.ndim == 2:
+                parameters |= {
+                    f"{layer}.weight": ("linear", matrix.shape[1]),
+                    f"{layer}.bias": ("linear_bias", matrix.shape[1]),
+                }
+    if "pos_embed" in (model.canonical_name(name) for name, _ in model.named_parameters()):
+        parameters["pos_embed"] = ("position", 0)
+    return {name: how for name, how in parameters.items() if name in state and name not in excluded}

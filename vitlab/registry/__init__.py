@@ -20,16 +20,14 @@ They are listed without being imported, imported on first use, and never replace
 The modules, lowest layer first: :mod:`~vitlab.registry.slot_modules` maps slots and built-in components to modules,
 :mod:`~vitlab.registry.plugins` reads what installed packages offer and records the files that were run,
 :mod:`~vitlab.registry.tracebacks` finds plugins in failures, :mod:`~vitlab.registry.options` derives schemas from
-signatures and holds validated choices, :mod:`~vitlab.registry.slots` holds the slot class,
-:mod:`~vitlab.registry.file_loader` runs files, and :mod:`~vitlab.registry.catalogue` lists components without importing
-them.
+signatures and holds validated choices, :mod:`~vitlab.registry.slots` holds the slot class
+and lists components without importing them, and :mod:`~vitlab.registry.file_loader` runs files.
 """
 
-from vitlab.registry.catalogue import Entry, listing
 from vitlab.registry.file_loader import load_file
 from vitlab.registry.options import ResolvedChoice, Unhashed
 from vitlab.registry.slot_modules import BUILT_IN, OPTIONAL_MODULES, SLOT_MODULES, Origin, optional_module, slot_package
-from vitlab.registry.slots import Pick, Slot, slot
+from vitlab.registry.slots import Entry, Pick, Slot, listing, slot
 
 __all__ = [
     "BUILT_IN",

@@ -1,12 +1,14 @@
-"""The slot class: registration, lookup, validation and construction of the components of one axis."""
+"""The slot class: registration, lookup, validation and construction of the components of one axis; their catalogue."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
@@ -19,7 +21,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, hashed_fields, option_names, options_of
-from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, slot_package
+from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, slot_module, slot_package
 from vitlab.registry.tracebacks import import_failure
 from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice
 from vitlab.spec.mistakes import NESTED, collect
@@ -263,16 +265,6 @@ def remove_all(origin: Origin) -> list[tuple[Slot[Any], str, type[Any]]]:
     return removed
 
 
-def registered_by_files(name: str) -> list[tuple[str, type[Any], Origin]]:
-    """Return the name, class and origin of the components that plugin files have registered in a slot."""
-    return [
-        (component_name, component, origin)
-        for each in _slots
-        for (_, component_name), (component, origin) in each.components.items()
-        if each.name == name and component.__module__ in plugins.files
-    ]
-
-
 class Pick:
     """Mark of an option that is a choice from a slot: ``position: Annotated[Choice | str, Pick("position")]``."""
 
@@ -342,3 +334,51 @@ def _disabled_hint(slot_name: str, source: str, bare: str) -> str:
         return ""
     verb = "is" if len(disabled) == 1 else "are"
     return f" {' and '.join(disabled)}, which would offer it, {verb} disabled; see {plugins.VARIABLE}."
+
+
+# -- catalogue --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of ``vitlab list``: a component's name and origin, read without importing it."""
+
+    slot: str
+    name: str
+    origin: Origin
+    target: str  #: ``module:Class``
+    summary: str = ""  #: the first line of its documentation; empty for plugins, which are not imported
+
+
+def listing(name: str) -> list[Entry]:
+    """Return every component of a slot without importing any.
+
+    Raises:
+        UnknownComponent: if no slot has that name.
+    """
+    slot_module(name)  # raises for a name that no slot has
+    built_in = [
+        Entry(name, component, BUILTIN_ORIGIN, f"{place.module}:{place.cls}", without_markup(place.summary))
+        for component, place in built_ins(name).items()
+    ]
+    offered = [
+        Entry(name, point.name, Origin(plugins.source(point), plugins.version(point)), point.value)
+        for point in plugins.points(name)
+    ]
+    by_file = [
+        Entry(name, component_name, origin, f"{cls.__module__}:{cls.__qualname__}", first_line(inspect.getdoc(cls)))
+        for each in _slots
+        for (_, component_name), (cls, origin) in each.components.items()
+        if each.name == name and cls.__module__ in plugins.files
+    ]
+    return sorted(built_in + offered + by_file, key=lambda entry: (entry.name, str(entry.origin)))
+
+
+def first_line(documentation: str | None) -> str:
+    """Return the first line of a docstring."""
+    return without_markup((documentation or "").partition("\n")[0])
+
+
+def without_markup(documentation: str) -> str:
+    """Return a docstring without the markup of reStructuredText, such as roles."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", documentation).replace("``", "`")

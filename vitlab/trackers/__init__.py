@@ -1,8 +1,242 @@
-"""Trackers: displays of trials during and after a run.  The trial folders remain the source of truth."""
+"""Trackers show the trials of a study during and after a run; this is their contract.
 
-from vitlab.trackers.base import Tracker as Tracker
-from vitlab.trackers.base import Untracked as Untracked
-from vitlab.trackers.base import tracker as tracker
-from vitlab.trackers.delivery import BackgroundTracker as BackgroundTracker
-from vitlab.trackers.delivery import deliver_rest as deliver_rest
-from vitlab.trackers.delivery import tracker_of as tracker_of
+The trials' journals are the source of truth.  Only the driver, or a process of its own for that, uses trackers: it
+replays the journals into one, so an unreachable tracker delays and loses nothing, and an old study can be shown in a
+new tracker.
+
+A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
+defines two methods; six more have defaults:
+
+===========================  =========================================================================================
+``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
+``finish(report)``           store the study's own files after the last event; return the address to open
+``begin(marks)``             prepare a delivery, such as by listing what is stored; default: nothing
+``notes()``                  return lines to print below the address; default: none
+``holds(mark)``              return whether everything up to a mark is still stored; default: True
+``drop(mark)``               handle a trial that left the study; default: keep it
+``points(mark)``             return the stored points of a trial; only the contract test calls it
+``whole_trials``             True to receive a trial only once it has ended, and all of it at once; default: False
+===========================  =========================================================================================
+
+Exactly-once delivery: mark and journal offset are committed together, after ``write``.  If a driver dies in between,
+the next driver passes the same events again, and possibly more, with the same mark.  So ``write`` must truncate, or
+recognise, what it stored after the mark.
+
+A tracker that replays no journals derives from :class:`Tracker` and defines ``deliver`` alone.  Either may raise
+any exception: delivery is retried later, and no trial fails because of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vitlab.errors import UserError
+from vitlab.plan.values import Plan
+from vitlab.registry import Slot
+from vitlab.spec import RunSpec
+from vitlab.spec.changes import public
+from vitlab.store.files import hold
+from vitlab.store.folders import Store
+from vitlab.store.locks import Busy, end_orphan
+
+log = logging.getLogger(__name__)
+
+PAUSE_S, MAX_PAUSE_S = 5.0, 300.0  #: between attempts to reach an unreachable destination
+WAIT_S = 60.0  #: time to wait for another process that delivers the same study
+
+
+class Tracker(ABC):
+    """Display of one plan's trials."""
+
+    title: ClassVar[str]  #: display name, one word
+
+    def __init__(self, plan: Plan, store: Store, run: RunSpec) -> None:
+        """Set up the tracker without heavy imports or connections; a subclass's options follow by keyword.
+
+        Args:
+            plan: the study.
+            store: the store of its trials.
+            run: the run settings, such as which weights are kept.
+
+        Raises:
+            UserError: if the options cannot work.
+        """
+        self.plan = plan
+        self.store = store
+        self.run = run
+        self.folder = store.study(plan.study)
+        self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
+        _inside(plan)
+        self._retry_at = 0.0
+        self._pause_s = PAUSE_S
+        self._warned = False
+
+    @classmethod
+    def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
+        """Return why the user must confirm an option that only a file gives; empty if not.
+
+        A study file may come from other people.  An option needs confirmation if it sends results or credentials to a
+        server, or has something written outside the output folder.
+
+        Args:
+            option: name of the option.
+            value: its value.
+            root: the output folder.
+        """
+        return ""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Start what every delivery needs, without waiting for it, before trials are known.  By default do nothing."""
+        return
+
+    @abstractmethod
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        """Deliver what is new in the journals.  May raise any exception.
+
+        Called by one thread of one process at a time, also if several processes deliver the same study; while trials
+        run, the caller is not the main thread.
+
+        Args:
+            final: True after the last training; everything is delivered, however long it takes.
+            report: files of the study's report; empty while the study runs.
+
+        Returns:
+            The address to open, or a command that shows it.
+        """
+
+    def place(self) -> str:
+        """Return the name of the destination; deliveries are recorded per destination."""
+        return self.title
+
+    def start_command(self) -> str:
+        """Return the command that serves the address that :meth:`close` returns; empty if it is served already."""
+        return ""
+
+    def notes(self) -> Sequence[str]:
+        """Return lines to print below the address, such as further addresses, from what deliveries have recorded."""
+        return ()
+
+    def undelivered(self) -> int | None:
+        """Return the number of trials that have begun and are not completely delivered; None if it is not recorded."""
+        return None
+
+    def update(self) -> None:
+        """Deliver the current content of the journals.
+
+        Does not raise if the destination is unreachable: what could not be delivered is retried by a later update.
+        """
+        if time.monotonic() >= self._retry_at:
+            self._attempt(final=False, report=())
+
+    def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Deliver everything, including the report's files.
+
+        Returns:
+            The address to open; None if the destination was unreachable.
+        """
+        return self._attempt(final=True, report=report)
+
+    def sync(self, report: Sequence[Path] = ()) -> str | None:
+        """Check that what was delivered is still stored, and deliver everything that is missing.
+
+        :attr:`delivered` then has the number of missing items by kind.  By default nothing is checked.
+
+        Returns:
+            The address to open; None if the destination was unreachable.
+        """
+        return self.close(report)
+
+    def warn(self, error: Exception) -> None:
+        """Log that deliveries are missing, once until all of them have succeeded."""
+        if not self._warned:
+            log.warning(
+                "%s is not up to date: %s. Training continues; the rest is delivered later, or by 'vitlab sync'.",
+                self.title,
+                public(" ".join(str(error).split()))[:300] or type(error).__name__,
+            )
+        self._warned = True
+
+    def _attempt(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        try:
+            with lock(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
+                link = self.deliver(final=final, report=report)
+        except LockHeld as error:
+            if final:
+                log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
+            return None
+        except Exception as error:  # no error of a tracker, its files or its network may end a training
+            self._retry_at = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+            self.warn(error)
+            return None
+        self._pause_s, self._warned = PAUSE_S, False
+        return link
+
+
+class LockHeld(Exception):
+    """Error for a lock that another process holds."""
+
+
+@contextmanager
+def lock(file: Path, *, wait_s: float) -> Iterator[None]:
+    """Hold a file's lock.
+
+    Raises:
+        LockHeld: if another process still holds it after ``wait_s``.
+    """
+    until = time.monotonic() + wait_s
+    with ExitStack() as locks:
+        while True:
+            try:
+                locks.enter_context(hold(file))
+                break
+            except Busy:
+                if end_orphan(file):  # a delivering process that hangs, whose driver is dead
+                    continue
+                if time.monotonic() >= until:
+                    raise LockHeld(f"{file} is held by another process") from None
+                time.sleep(0.1)
+        yield
+
+
+def _inside(plan: Plan) -> None:
+    """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
+    trials = [*(planned.trial for planned in plan.trials), *plan.prerequisites]
+    trials += [planned.trial for tuning in plan.tuning for planned in tuning.trials]
+    for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):
+        if name in (".", "..") or "/" in name or "\0" in name:
+            raise UserError(
+                f"plan.json: {name!r} is not the name of a folder, so the study is not delivered; run it again"
+            )
+
+
+tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # the abstract class itself is never built
+
+
+@tracker.register("none")
+class Untracked(Tracker):
+    """No tracking; the report is still written, and ``vitlab sync`` can deliver the trials later."""
+
+    title = ""
+
+    def __init__(self, plan: Plan | None = None, store: Store | None = None, run: RunSpec | None = None) -> None:
+        pass
+
+    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        """Do nothing."""
+        return None
+
+    def update(self) -> None:
+        """Do nothing."""
+
+    def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Do nothing."""
+        return None

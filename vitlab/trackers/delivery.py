@@ -35,8 +35,8 @@ from vitlab.spec import Choice, RunSpec
 from vitlab.spec.changes import MASK, public
 from vitlab.store.folders import Store
 from vitlab.store.locks import DRIVER, own_process
-from vitlab.trackers.base import Tracker
-from vitlab.trackers.base import tracker as trackers
+from vitlab.trackers import Tracker
+from vitlab.trackers import tracker as trackers
 
 log = logging.getLogger(__name__)
 

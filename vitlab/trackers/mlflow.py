@@ -25,9 +25,8 @@ from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import Store
-from vitlab.trackers import arms, dashboard, delivery, description, models, records, service
+from vitlab.trackers import arms, dashboard, delivery, models, records, service, tracker
 from vitlab.trackers.address import PAGES, comparison_link, locate, pages, unconfirmed
-from vitlab.trackers.base import tracker
 from vitlab.trackers.models import select_trials as select_models
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
 from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files
@@ -145,7 +144,7 @@ class MlflowTracker(Replay):
             return
         self._marks, self._viewed = parsed, None
         client, name = service.open_client(self.address), self.plan.study
-        tags = {"vitlab.study": name, description.NOTE: records.note(self.plan)}  # until there is a report
+        tags = {"vitlab.study": name, dashboard.NOTE: records.note(self.plan)}  # until there is a report
         experiment = service.experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
         self._keep_page("study", experiment)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
@@ -257,22 +256,22 @@ class MlflowTracker(Replay):
         client, experiment = session.client, session.experiment
         run = self._deliver_study_run(report)
         links = [
-            description.link("arms", experiment, view=dashboard.ARMS),
-            description.link("every trial", experiment, view=dashboard.TRIALS),
+            dashboard.link("arms", experiment, view=dashboard.ARMS),
+            dashboard.link("every trial", experiment, view=dashboard.TRIALS),
         ]
         if points := arms.summaries(self.plan, self.store, self.trials, report):
-            tags = {"vitlab.study": self.plan.study, description.NOTE: arms.note(self.plan)}
+            tags = {"vitlab.study": self.plan.study, dashboard.NOTE: arms.note(self.plan)}
             name = f"{self.plan.study}/arms"
             summary = service.experiment(client, name, self.address, name, tags).experiment_id
             self.delivered["runs"] += arms.deliver(client, summary, self._root, self.plan, points, varied)
             self._keep_page("arms", summary)
-            links.append(description.link("arms with their intervals", summary, view=dashboard.SUMMARY))
+            links.append(dashboard.link("arms with their intervals", summary, view=dashboard.SUMMARY))
         links += [
-            description.link(path.name, experiment, run, f"report/{path.name}")
+            dashboard.link(path.name, experiment, run, f"report/{path.name}")
             for path in report
             if path.suffix in (".html", ".csv", ".tex")
         ]
-        links.append(description.link("study file and plan", experiment, run, "study.yaml"))
+        links.append(dashboard.link("study file and plan", experiment, run, "study.yaml"))
         trained = [
             (item, self.trial_folder(item), mark.run)
             for item in self._models
@@ -281,13 +280,13 @@ class MlflowTracker(Replay):
         if trained:
             stored = models.deliver(client, experiment, self._root, trained, self.plan.analysis)
             links += [
-                f"[model of {description.plain(arm)}](#/experiments/{experiment}/models/{model}{description.TRAINING})"
+                f"[model of {dashboard.plain(arm)}](#/experiments/{experiment}/models/{model}{dashboard.TRAINING})"
                 for arm, model in stored.items()
             ]
         text = next((path.read_text(encoding="utf-8") for path in report if path.name == "report.md"), None)
         if text is not None:
-            text = description.describe(text, links, self._links_to_runs(), run)
-            service.set_experiment_tag(client, client.get_experiment(experiment), description.NOTE, text)
+            text = dashboard.describe(text, links, self._links_to_runs(), run)
+            service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
 
     def _links_to_runs(self) -> list[tuple[str, list[str]]]:
         """Return the arms and links to their runs."""
@@ -295,7 +294,7 @@ class MlflowTracker(Replay):
         for item in self.trials:
             mark = self._mark_of(item)
             if item.kind == "trial" and mark is not None:
-                link = description.link(f"s{item.planned.seed}", mark.experiment, mark.run)
+                link = dashboard.link(f"s{item.planned.seed}", mark.experiment, mark.run)
                 links.setdefault(item.planned.arm, []).append(link)
         return list(links.items())
 
@@ -303,7 +302,7 @@ class MlflowTracker(Replay):
         """Create or update the run that holds the study file, the plan and the report, and return its id."""
         client, experiment = self._session.client, self._session.experiment
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-        tags |= {description.NOTE: records.note(self.plan)}
+        tags |= {dashboard.NOTE: records.note(self.plan)}
         studies = service.runs(client, experiment, "tags.`vitlab.kind` = 'study'")
         own = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
         for surplus in own[1:]:  # left by a lost response
@@ -335,7 +334,7 @@ class MlflowTracker(Replay):
                 if (self.folder / file).exists():  # their addresses may hold passwords, which are masked
                     text = public((self.folder / file).read_text(encoding="utf-8"))
                     (place / file).write_text(text, encoding="utf-8")
-            description.shrink([path for path in report if path.suffix == ".png"], place / description.SMALL)
+            dashboard.shrink([path for path in report if path.suffix == ".png"], place / dashboard.SMALL)
             for path in report:
                 shutil.copy(path, place / "report")
             before = count_files(client, run)

@@ -23,8 +23,7 @@ from vitlab.plan.values import Plan, Planned
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Event, TrialFolder
 from vitlab.store.result import Ending, TrialResult
-from vitlab.trackers import records
-from vitlab.trackers.base import Tracker
+from vitlab.trackers import Tracker, records
 
 TUNING = "tuning"
 COMMIT_S = 1.0  #: between two records of the progress of a delivery
@@ -76,7 +75,7 @@ class Unreachable(Exception):
 
 
 class Replay(Tracker):
-    """Tracker that receives the journals' events; :mod:`vitlab.trackers.base` lists the methods to define."""
+    """Tracker that receives the journals' events; :mod:`vitlab.trackers` lists the methods to define."""
 
     whole_trials: ClassVar[bool] = False
     """True if the destination cannot continue a trial: ``write`` is called when a trial has ended, with all of its

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from vitlab.store.damage import set_aside
+from vitlab.trackers import lock
 from vitlab.trackers.address import Address
-from vitlab.trackers.base import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

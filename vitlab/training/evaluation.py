@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, evaluating
 from vitlab.training.metrics import Metric
 
 if TYPE_CHECKING:
@@ -51,13 +51,10 @@ def evaluate(
 
     The module keeps its mode.
     """
-    module = objective.module
-    was_training = module.training
-    module.eval()
     accumulator = MetricAccumulator(metrics)
-    for batch in map(objective.evaluation_batch, evaluation_batches(feed, split, task)):
-        accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
-    module.train(was_training)
+    with evaluating(objective.module):
+        for batch in map(objective.evaluation_batch, evaluation_batches(feed, split, task)):
+            accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
     return accumulator.result(split)
 
 

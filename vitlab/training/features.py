@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, evaluating
 from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, wide
 from vitlab.training.metrics.features import FeatureMetric, Features
 
@@ -43,17 +43,15 @@ def features_of(model: Model, feed: Feed, split: Split, precision: str) -> Featu
     Raises:
         WeightsError: If there is no linear classifier.
     """
-    was_training = model.training
-    model.eval()
-    # One image shows which layers make the logits.
-    layers = list(classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())
-    if not layers:
-        raise WeightsError(
-            f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
-            "remove them from train.metrics"
-        )
-    (x_ND,), y_N = inputs_of(layers[:1], model, feed, split, precision)
-    model.train(was_training)
+    with evaluating(model):
+        # One image shows which layers make the logits.
+        layers = list(classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())
+        if not layers:
+            raise WeightsError(
+                f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
+                "remove them from train.metrics"
+            )
+        (x_ND,), y_N = inputs_of(layers[:1], model, feed, split, precision)
     return Features(x_ND.cpu(), y_N.cpu())
 
 
@@ -124,9 +122,7 @@ class FeatureReader:
         if not names:
             return
         x_BCHW = torch.zeros(1, info.channels, *info.image).to(next(model.parameters()))
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             if "features" in names:
                 layers = list(classifiers(model, x_BCHW, precision).values())
                 if not layers:
@@ -136,7 +132,6 @@ class FeatureReader:
             if "tokens" in names and not hasattr(model, "forward_features"):
                 raise _missing(role, model, "tokens", "patch tokens or a feature map")
             _, features = self(x_BCHW)
-        model.train(was_training)
         self.widths = {name: feature.shape[1] for name, feature in features.items()}
 
     def __call__(self, x_BCHW: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
-from vitlab.models.contract import Model, head_names
+from vitlab.models.contract import Model, evaluating, head_names
 from vitlab.training.features import classifiers, inputs_of
 
 MIN_STD = 1e-5
@@ -41,20 +41,18 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
     Raises:
         WeightsError: If the head does not consist of linear classifiers of images.
     """
-    was_training = model.training
-    model.eval()
-    layers = classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
-    if reason := _fitting_incompatibility(model, layers, feed):
-        raise WeightsError(
-            f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; write "
-            "init_from.head: new to train it"
-        )
-    features, y_N = inputs_of(list(layers.values()), model, feed, "train", precision)
+    with evaluating(model):
+        layers = classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
+        if reason := _fitting_incompatibility(model, layers, feed):
+            raise WeightsError(
+                f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; "
+                "write init_from.head: new to train it"
+            )
+        features, y_N = inputs_of(list(layers.values()), model, feed, "train", precision)
     for layer, x_ND in zip(layers.values(), features, strict=True):
         weight_KD, bias_K = solve(x_ND, y_N, layer.out_features, l2)
         layer.weight.copy_(weight_KD)
         layer.bias.copy_(bias_K)
-    model.train(was_training)
 
 
 def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
