@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,10 +12,9 @@ from pydantic import Field
 from vitlab.training.optim import Beta, Decay, Group, Optimizer, Rate, Small, eager, fused, optimizer
 
 
-@optimizer.register("adamw")
 @dataclass(kw_only=True)
-class AdamW(Optimizer):
-    """Adam with decoupled weight decay, scaled by the learning rate.  Reference: arXiv:1711.05101.
+class _Adam(Optimizer):
+    """Base of Adam and AdamW.
 
     Args:
         lr: Largest learning rate.
@@ -27,33 +26,29 @@ class AdamW(Optimizer):
     lr: Rate = 1e-3
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: Small = 1e-8
-    weight_decay: Decay = 0.05
+    torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build torch's AdamW."""
-        return eager(torch.optim.AdamW)(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+        """Build torch's optimizer."""
+        return eager(self.torch_class)(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+
+
+@optimizer.register("adamw")
+@dataclass(kw_only=True)
+class AdamW(_Adam):
+    """Adam with decoupled weight decay, scaled by the learning rate.  Reference: arXiv:1711.05101."""
+
+    weight_decay: Decay = 0.05
+    torch_class = torch.optim.AdamW
 
 
 @optimizer.register("adam")
 @dataclass(kw_only=True)
-class Adam(Optimizer):
-    """Adam; weight decay is added to the gradient.  Reference: arXiv:1412.6980.
+class Adam(_Adam):
+    """Adam; weight decay is added to the gradient.  Reference: arXiv:1412.6980."""
 
-    Args:
-        lr: Largest learning rate.
-        betas: Decay rates of the averages of the gradient and its square.
-        eps: Added to the denominator.
-        weight_decay: Factor of the weight decay.
-    """
-
-    lr: Rate = 1e-3
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: Small = 1e-8
     weight_decay: Decay = 0.0
-
-    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build torch's Adam."""
-        return eager(torch.optim.Adam)(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+    torch_class = torch.optim.Adam
 
 
 @optimizer.register("sgd")
