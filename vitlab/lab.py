@@ -85,10 +85,11 @@ def run(
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     study, plan = make()
     require_arm(plan, only)
+    # The key of a trial needs the identity of its data, which is known once the data has been read.
     if read_data(plan, store, file):
         study, plan = make()
     with sole_driver(plan, store, watch) as followed:
-        if followed:
+        if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make()
         outcomes = cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, outcomes)
@@ -96,6 +97,7 @@ def run(
         if missing:
             registry.slot("executor").build(study.run.executor, study.run)  # the same
         store.clear(plan.study)
+        # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = registered(plan, store)
@@ -106,12 +108,14 @@ def run(
                 outcomes |= cached_trials(plan, only, store, outcomes)
                 decided = with_decisions(plan, session)
                 if decided != plan:
+                    # Planning reads decisions from plan.json, so that they are the same after a restart.
                     write_plan(decided, store)
                     study, plan = make()
                     plan = write_plan(plan, store)
                     session = replace(session, tracker=tracker_of(plan, store, study.run))
                     continue
                 stage, missing = next_stage(plan, only, outcomes)
+                # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
                 if stages and not missing:
                     break
                 if missing and not stages:  # while workers start and train
@@ -129,7 +133,7 @@ def run(
 
                 measure_arms(plan, session)
             has_ended = True
-        finally:
+        finally:  # also after Ctrl-C: what has been trained is reported and delivered
             link = _report_and_deliver(plan, session, on_report if has_ended else None)
         counts = Counter(outcomes.values())
         reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
