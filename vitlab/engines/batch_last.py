@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from vitlab import noise
-from vitlab.components import attention, mlp, norm, patch
+from vitlab.components import mlp, norm, patch
+from vitlab.components.attention import softmax
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.position import Position
 from vitlab.engines.base import engine
@@ -194,7 +195,7 @@ class BatchLastForward:
         return x_KDTB + self._part(f"{at}.drop_path2", self._part(f"{at}.ls2", y_KDTB))
 
     def _attention(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
-        attend = cast(attention.SoftmaxAttention, self.model.get_submodule(at))
+        attend = cast(softmax.SoftmaxAttention, self.model.get_submodule(at))
         trials, width, tokens, images = x_KDTB.shape
         heads = (attend.num_heads, attend.head_dim)
         rows = _below(at, self.rows)

@@ -7,7 +7,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from vitlab.components import attention, mlp, norm, patch
+from vitlab.components import mlp, norm, patch
+from vitlab.components.attention import Attention, softmax
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.block import LayerScale
 from vitlab.components.block.residual import PreNorm
@@ -22,13 +23,13 @@ SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefi
 """Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
 supported, and neither is a block other than :class:`vitlab.components.block.residual.PreNorm`."""
 
-ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
+ATTENTION_PARTS = (nn.Linear, nn.ModuleList, softmax.OneHead, norm.NoNorm, Dropout)
 """Classes of the supported attentions' submodules; derived classes are not supported."""
 
 TOKENWISE = (mlp.GeluMLP, norm.LayerNorm, norm.NoNorm, Dropout, DropPath, nn.Linear, nn.GELU, nn.Identity)
 """Parts that compute every token by itself; derived classes may not."""
 
-RECOMPUTED = (*attention.SOFTMAX, attention.OneHead, patch.LinearPatches, *TOKENWISE)
+RECOMPUTED = (*softmax.SOFTMAX, softmax.OneHead, patch.LinearPatches, *TOKENWISE)
 """Parts whose ``forward`` may be replaced by the computation here, as are the methods of the model and its blocks."""
 
 POOLING = ("pool", "classify")
@@ -58,8 +59,8 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
     return None
 
 
-def _attention_incompatibility(path: str, attend: attention.Attention) -> str | None:
-    if type(attend) not in attention.SOFTMAX:
+def _attention_incompatibility(path: str, attend: Attention) -> str | None:
+    if type(attend) not in softmax.SOFTMAX:
         return f"{path} is a {type(attend).__name__}, which is not supported by engine batch_last"
     if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
         return f"{path} normalises queries and keys, which is not supported by engine batch_last"
@@ -88,7 +89,7 @@ def tokens_read(model: ViT) -> int | None:
         last.mlp,
         last.ls2,
         last.drop_path2,
-        cast(attention.SoftmaxAttention, last.attn).proj_drop,
+        cast(softmax.SoftmaxAttention, last.attn).proj_drop,
         model.norm,
     ]
     modules = [head, *(module for part in parts for module in part.modules())]
