@@ -33,9 +33,8 @@ from vitlab.training.artifacts import InputSpec, read_weights
 from vitlab.training.distillation import Distillation, InputAdapter, Projected
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
-from vitlab.training.microbatch import MicroBatches
+from vitlab.training.memory import MicroBatches, recompute_blocks
 from vitlab.training.optim import hidden_matrices
-from vitlab.training.recompute import recompute_blocks
 
 pytestmark = pytest.mark.usefixtures("no_report")
 torchvision()  # timm imports torchvision, whose import may need a workaround

@@ -32,7 +32,7 @@ from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.training.linear_probe import MIN_STD, fit_head, solve
+from vitlab.training.features import MIN_STD, fit_head, solve
 
 SEEDS = dict.fromkeys(STREAMS, 0)
 TARGET: dict[str, Any] = {"type": "digits", "classes": [7, 8, 9], "per_class": 5}

@@ -18,7 +18,7 @@ from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
-from vitlab.training.microbatch import MicroBatches
+from vitlab.training.memory import MicroBatches
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 SCENES = {"type": "digit_scenes", "image_size": 8, "digit_size": [5, 7], "train_images": 60, "test_images": 20}

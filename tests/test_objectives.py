@@ -35,8 +35,8 @@ from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Outcome
 from vitlab.training.features import evaluate_features
 from vitlab.training.loop import Training
+from vitlab.training.memory import recompute_blocks
 from vitlab.training.objective.mae import MAE, MaskedAutoencoder
-from vitlab.training.recompute import recompute_blocks
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 pytest.importorskip("timm")
@@ -253,7 +253,7 @@ def test_resume_restores_decoder_bit_for_bit() -> None:
 
 def test_micro_batches_equal_the_whole_batch() -> None:
     from vitlab.training.distributed import SingleProcess
-    from vitlab.training.microbatch import MicroBatches
+    from vitlab.training.memory import MicroBatches
 
     whole = training(spec(steps=2))
     cut = Training(built(), feed(), spec(steps=2), SEEDS, "classification", None, MicroBatches(5, SingleProcess()))

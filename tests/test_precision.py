@@ -22,8 +22,8 @@ from vitlab.geometry import DataInfo
 from vitlab.plan.engine_choice import engine_of
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
+from vitlab.training.memory import recompute_blocks
 from vitlab.training.optim import decay_groups
-from vitlab.training.recompute import recompute_blocks
 
 FP16: dict[str, Any] = {"precision": "fp16", "steps": 6, "evaluations": 2, "clip_grad": 0.5}
 

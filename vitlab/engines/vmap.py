@@ -34,7 +34,7 @@ from vitlab.models.contract import State
 from vitlab.training.evaluation import EvaluationResult, MetricAccumulator, Split, evaluation_batches
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
-from vitlab.training.microbatch import WeightedLoss
+from vitlab.training.memory import WeightedLoss
 from vitlab.training.optim import Composite, Group, eager
 
 

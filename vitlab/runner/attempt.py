@@ -38,8 +38,7 @@ from vitlab.training.artifacts import InputSpec, write_predictions, write_weight
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import Training, peak_memory
-from vitlab.training.microbatch import MicroBatches
-from vitlab.training.recompute import recompute_blocks
+from vitlab.training.memory import MicroBatches, recompute_blocks
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 """Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""

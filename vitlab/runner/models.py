@@ -18,7 +18,7 @@ from vitlab.models.contract import Model, digest
 from vitlab.registry import optional_module, slot
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
-from vitlab.training import linear_probe
+from vitlab.training import features
 from vitlab.training.artifacts import InputSpec, Transform, read_weights
 
 
@@ -67,7 +67,7 @@ def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
     source = trial.spec.init_from
     if source is not None and source.head == "fitted":
         assert source.l2 is not None
-        linear_probe.fit_head(model, feed, source.l2, trial.spec.train.precision)
+        features.fit_head(model, feed, source.l2, trial.spec.train.precision)
 
 
 def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:

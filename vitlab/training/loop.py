@@ -32,9 +32,9 @@ from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluat
 from vitlab.training.features import evaluate_features
 from vitlab.training.loss_scaling import LossScaling
 from vitlab.training.losses import Value
+from vitlab.training.memory import MicroBatches, WeightedLoss
 from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
 from vitlab.training.metrics.features import FeatureMetric
-from vitlab.training.microbatch import MicroBatches, WeightedLoss
 from vitlab.training.objective import Objective, Setup
 from vitlab.training.optim import (
     Group,
