@@ -170,6 +170,7 @@ def judge(
         return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs), *flagged)
     chance_A = np.full(values_SAN.shape[1], math.nan) if chance_A is None else chance_A
     sides = (design.arms, design.baselines)
+    # Without the value of guesses nothing can stand for a lost value, and no verdict can hold.
     unknown_SA = np.any(lost_SAN & np.isnan(chance_A)[:, None], axis=2)
     unknown_SC = unknown_SA[:, sides[0]] | unknown_SA[:, sides[1]]
     tested_SC = ~unknown_SC if tested_SC is None else tested_SC & ~unknown_SC
@@ -220,17 +221,20 @@ def contrasts(
     flips = tested & is_paired & ~by_t & ((overlap == 0) | is_same)
     test = np.where(flips, SIGN_FLIP, test)
 
+    # Two values that are rounded to the quantum differ by rounding alone with variance quantum**2 / 6, so less spread
+    # than that is not known.
     variance = np.maximum(sd, design.quantum / math.sqrt(6)) ** 2
     weight, shared = np.zeros(n.shape), np.ones(n.shape, dtype=int)
     if design.variance == "shared":
         variance, weight, shared = share_variances(variance, (test == PAIRED) & (n >= MIN_SEEDS), d_SCN, design)
     with np.errstate(divide="ignore", invalid="ignore"):
         se2, df = variance * (1 / n + overlap), (n - 1) * (1 + weight)
-        floor = design.quantum**2 / 12
+        floor = design.quantum**2 / 12  # of a single value, by its rounding
         a, b = (np.maximum(s**2, floor) * (1 / size + overlap) for s, size in ((sd_x, n_x), (sd_y, n_y)))
         se2 = np.where(test == WELCH, a + b, se2)
         df = np.where(test == WELCH, (a + b) ** 2 / (a**2 / (n_x - 1) + b**2 / (n_y - 1)), df)
         added = choices.variance.sum(axis=2)
+        # Satterthwaite's degrees of freedom of a sum of independent variances.
         total_df = (se2 + added) ** 2 / (se2**2 / df + (choices.variance**2 / choices.df).sum(axis=2))
     test = np.where((test == SIGN_FLIP) & (added > 0), NONE, test)
     uses_t = (test == PAIRED) | (test == WELCH)
@@ -254,6 +258,7 @@ def contrasts(
         equal_low, equal_high = _interval(difference, se, df, design.levels, has_interval, design.reach)
         below, above = (stdtr(df, (sign * difference - design.margin) / se) for sign in (1, -1))
         p_equal = np.maximum(below, above)
+    # A look may spend its share of alpha alone: its p values are enlarged, and compare with alpha at every look.
     factors = design.factors / design.share
     return Contrasts(
         difference, n, np.where(n > 1, sd, math.nan), test, shared, se, df, low, high,
@@ -270,10 +275,12 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
     its own.  The baseline's noise is in every difference, so it needs no guard.  The rule is vitlab's own, found and
     checked by simulation.
     """
+    # Comparisons over the same seeds have the same sum of random numbers; other sums are equal by chance in 1 of 2**62.
     hashes = np.random.default_rng(0).integers(2**62, size=d_SCN.shape[2])
     pattern = np.isfinite(d_SCN) @ hashes + design.baselines
     registered = np.broadcast_to(design.registered, len(design.arms))
     like = pattern[:, :, None] == pattern[:, None, :]
+    # Comparisons that were added later learn from registered ones, whose variances must not depend on what was added.
     like &= takes_part[:, :, None] & takes_part[:, None, :] & (registered[None, :] | ~registered[:, None])
     count = np.maximum(like.sum(axis=2), 1)
     weight = np.minimum(1.0, (count - 1) / (FULL_WEIGHT_FROM - 1))
@@ -300,6 +307,7 @@ def _verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
         equal = contrasts.p_equal_corrected < design.alpha
     better = design.sign * contrasts.difference > 0
     names = (Verdict.SAME, Verdict.BETTER, Verdict.WORSE, Verdict.EQUIVALENT)
+    # Of several that hold, the first counts: a difference from zero is better or worse, even within the margin.
     conditions = [same, claimed & better, claimed & ~better, equal]
     return np.select(conditions, [VERDICTS.index(name) for name in names], 0)
 

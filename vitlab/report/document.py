@@ -296,6 +296,7 @@ def state(plan: Plan, store: Store) -> str:
 
     It covers the plan, its ended trials, what sections read besides, and the code that makes reports.
     """
+    # Times of files, not their content: every command that shows a report computes this.
     endings = []
     tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)
     for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites, *tuned):
@@ -322,6 +323,7 @@ def state(plan: Plan, store: Store) -> str:
 @cache
 def _code_digest() -> str:
     """Return a digest of the files whose code makes reports."""
+    # Whole files, comments included, and without what they import: a report is made anew in seconds.
     digest, root = hashlib.sha256(), Path(__file__).parents[1]
     for file in sorted(file for room in ROOMS for file in (root / room).rglob("*") if file.suffix in (".py", ".j2")):
         digest.update(file.read_bytes())
