@@ -25,7 +25,6 @@ from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.testing import check_component
 from vitlab.training import checkpoint
 from vitlab.weights.transfer import start_from
 
@@ -233,14 +232,6 @@ def test_refusal_names_alternative() -> None:
     assert "stem" not in component.incompatibility(data(4), choice.options)
     segmentation = DataInfo(image=(32, 32), channels=3, classes=10, task="segmentation")
     assert "segmentation" in component.incompatibility(segmentation, choice.options)
-
-
-# -- contract ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["resnet8", "resnet18"])
-def test_contract(name: str) -> None:
-    check_component("model", name)
 
 
 def test_layers_for_layer_decay() -> None:

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from vitlab import registry, report
 from vitlab.cli import cli
 from vitlab.plan.plan_file import write_plan
-from vitlab.report.sections import sections
 from vitlab.testing import check_component
 
 PLUGIN = """
@@ -84,11 +83,6 @@ def test_plugin_file_adds_section_to_every_format(tmp_path: Path, plugin: Path) 
     plugin.write_text(PLUGIN.replace("optimistic", "the largest"))
     registry.load_file(plugin)
     assert report.read_report(plan, store, "json") is None, "the section has been edited"
-
-
-@pytest.mark.parametrize("name", sorted(sections()))
-def test_built_in_sections_pass_contract_test(name: str) -> None:
-    check_component("section", name)
 
 
 @pytest.mark.parametrize(

@@ -149,11 +149,6 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("name", testing.components("tracker"))
-def test_tracker_passes_contract_test(name: str) -> None:
-    testing.check_component("tracker", name)
-
-
 @pytest.mark.parametrize("cls", [Lines, Sessions])
 def test_tracker_that_truncates_or_replaces_passes(cls: type[Replay]) -> None:
     tracker.register("mine")(cls)
