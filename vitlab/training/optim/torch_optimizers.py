@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ class _Adam(Optimizer):
     lr: Rate = 1e-3
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: Small = 1e-8
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
+    torch_class: ClassVar[type[Any]]
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's optimizer."""
