@@ -19,11 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import TypeAdapter
-
 from vitlab.executors.base import JobEnd
 from vitlab.executors.worker import run_job_and_exit
 from vitlab.runner.job import Job
+from vitlab.spec.tree import parsed
 from vitlab.store.files import load_json, mapping, read_json, write_json
 from vitlab.store.result import Ending
 
@@ -89,7 +88,7 @@ def _to_json(job: Job, runner: str) -> dict[str, object]:
 
 
 def _from_json(data: Mapping[str, Any]) -> tuple[Job, str]:
-    return TypeAdapter(Job).validate_python(data["job"]), data["runner"]
+    return parsed(Job, data["job"]), data["runner"]
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field
 
 from vitlab.geometry import DataIdentity
 from vitlab.imports import Stamp, stamp_of
-from vitlab.spec.tree import NewTree, Tree
+from vitlab.spec.tree import NewTree, Tree, parsed
 from vitlab.spec.trial import TrialSpec
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
@@ -71,10 +71,7 @@ class Trial:
         Raises:
             ValueError: if a value is missing or of another type, naming it.
         """
-        return _TRIAL().validate_python(data)
-
-
-_TRIAL = cache(lambda: TypeAdapter(Trial))
+        return parsed(Trial, data)
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------

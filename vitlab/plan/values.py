@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator
 
 from vitlab.errors import UserError, nearest
 from vitlab.identity.trial import FolderName
 from vitlab.identity.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
 from vitlab.spec.choice import Goal, Unit
-from vitlab.spec.tree import NewTree, Tree, Values
+from vitlab.spec.tree import NewTree, Tree, Values, adapter, parsed
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Tuning:
         Raises:
             ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type.
         """
-        tuning = _TUNING().validate_python(_tuning_with_specs(data))
+        tuning = parsed(Tuning, _tuning_with_specs(data))
         if tuning.winner is not None and not 0 <= tuning.winner < len(tuning.rivals):
             raise ValueError(f"there is no rival {tuning.winner}")
         return tuning
@@ -197,16 +196,13 @@ class _RegistrationFields:
     known: _EarlierResults | None = None
 
 
-_REGISTERED = cache(lambda: TypeAdapter(_RegistrationFields))
-
-
 def _registration(data: Tree) -> Tree:
     """Check a registration in JSON values, and return it.
 
     Raises:
         ValueError: if a value is missing or of another type, naming it.
     """
-    _REGISTERED().validate_python(data)
+    parsed(_RegistrationFields, data)
     return data
 
 
@@ -278,7 +274,7 @@ class Plan:
         specs = {planned.arm: planned.trial.spec for planned in (*self.trials, *self.pending)}
         flattened = {"trials", "pending", "prerequisites", "tuning"}
         return {
-            **_PLAN().dump_python(self, mode="json", exclude=flattened),
+            **adapter(Plan).dump_python(self, mode="json", exclude=flattened),
             "specs": {arm: spec.plain() for arm, spec in specs.items()},
             "trials": [_without_spec(planned) for planned in self.trials],
             "pending": [_without_spec(planned) for planned in self.pending],
@@ -299,14 +295,15 @@ class Plan:
         def with_specs(items: Iterable[Tree]) -> list[NewTree]:
             return [_with_spec(item, specs[item["arm"]]) for item in items]
 
-        plan = _PLAN().validate_python(
+        plan = parsed(
+            Plan,
             {
                 **data,
                 "trials": with_specs(data["trials"]),
                 "pending": with_specs(data.get("pending", ())),
                 "tuning": [Tuning.from_json(item) for item in data.get("tuning", ())],
                 "probes": probes_of(data),
-            }
+            },
         )
         names = {arm.name for arm in plan.arms}
         references = {item.arm for item in (*plan.trials, *plan.pending)} | {arm.baseline for arm in plan.arms} - {None}
@@ -327,7 +324,7 @@ class Decisions:
     def of(cls, plan: Tree) -> Decisions:
         """Return the decisions in a plan in JSON values; all values have defaults."""
         tunings = [Tuning.from_json(item) for item in plan.get("tuning", ())]
-        looks = None if plan.get("looks") is None else _LOOKS().validate_python(plan["looks"])
+        looks = None if plan.get("looks") is None else parsed(Looks, plan["looks"])
         return cls({tuning.key: tuning for tuning in tunings if not tuning.open}, probes_of(plan), looks)
 
     def stored_looks(self, seeds: tuple[tuple[int, ...], ...]) -> Looks | None:
@@ -340,7 +337,7 @@ UNDECIDED = Decisions()
 
 def probes_of(plan: Tree) -> dict[str, EngineBenchmark]:
     """Return the engine benchmarks of a plan in JSON values, by shape."""
-    return {shape: _PROBE().validate_python(probe) for shape, probe in plan.get("probes", {}).items()}
+    return {shape: parsed(EngineBenchmark, probe) for shape, probe in plan.get("probes", {}).items()}
 
 
 def _without_spec(planned: Planned) -> NewTree:
@@ -361,9 +358,3 @@ def _tuning_with_specs(data: Tree) -> NewTree:
         spec = TrialSpec.model_validate(rival["spec"])
         rivals.append({**rival, "trials": [_with_spec(item, spec) for item in rival["trials"]]})
     return {**data, "rivals": rivals}
-
-
-_PLAN = cache(lambda: TypeAdapter(Plan))
-_TUNING = cache(lambda: TypeAdapter(Tuning))
-_PROBE = cache(lambda: TypeAdapter(EngineBenchmark))
-_LOOKS = cache(lambda: TypeAdapter(Looks))

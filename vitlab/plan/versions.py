@@ -18,11 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from vitlab.errors import SpecError, UserError
 from vitlab.identity.trial import key_of
@@ -32,7 +29,7 @@ from vitlab.plan.values import Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, RunSpec, read_study
 from vitlab.spec.changes import without_secrets
-from vitlab.spec.tree import NewTree, Tree, Values
+from vitlab.spec.tree import NewTree, Tree, Values, adapter
 from vitlab.store.damage import Damaged
 from vitlab.store.files import load_json, mapping, read_json, write_bytes, write_json
 from vitlab.store.folders import Store
@@ -54,9 +51,6 @@ class RunRecord:
     folder: str = ""
     plugins: tuple[str, ...] = ()
     commit: str = ""
-
-
-_RUN = cache(lambda: TypeAdapter(RunRecord))
 
 
 @dataclass(frozen=True)
@@ -319,7 +313,7 @@ def _version(folder: Path) -> Version | None:
     """
     if not (folder / "plan.json").exists():
         return None
-    run = read_json(folder / "run.json", _RUN().validate_python) or RunRecord()
+    run = read_json(folder / "run.json", adapter(RunRecord).validate_python) or RunRecord()
     changes = read_json(folder / "changes.json", mapping) or {}
     stored = None
     with suppress(SpecError):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter
 
 from vitlab.errors import Path
+
+T = TypeVar("T")
 
 Tree = Mapping[str, Any]
 """Nested plain values by key, as YAML and JSON have them: mappings, lists, texts, numbers, booleans and None."""
@@ -15,6 +20,21 @@ NewTree = dict[str, Any]
 
 Values = Mapping[str, Any]
 """Values of a study by dotted path, such as ``model.dim: 64``: the changes of an arm, or of the command line."""
+
+
+def parsed(kind: type[T], value: Any) -> T:
+    """Return plain values, such as of JSON, as a value of a type.
+
+    Raises:
+        ValueError: if a value is missing or of another type, naming it.
+    """
+    return cast(T, adapter(kind).validate_python(value))
+
+
+@cache  # a plan has thousands of values of one type, and an adapter takes milliseconds
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's adapter of a type."""
+    return TypeAdapter(kind)
 
 
 def copied(value: Any) -> Any:

@@ -20,13 +20,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from vitlab.errors import UserError
+from vitlab.spec.tree import adapter, parsed
 from vitlab.store.damage import DAMAGED, read_stored, set_aside, set_aside_damaged
 from vitlab.store.files import (
     DRIVER_LOCK,
@@ -307,19 +305,15 @@ def _folders(folder: Path) -> list[Path]:
     return []
 
 
-_MEASUREMENT = cache(lambda: TypeAdapter(Measurement))
-_TIME = cache(lambda: TypeAdapter(Millis))
-
-
 def _event(body: Any) -> Event:
     """Return the event of a line of a journal.
 
     Raises:
         ValueError, LookupError, TypeError, AttributeError: if the line is damaged.
     """
-    t, kind = _TIME().validate_python(body.pop("t")), body.pop("kind")
+    t, kind = adapter(Millis).validate_python(body.pop("t")), body.pop("kind")
     if kind == "metrics":
-        _MEASUREMENT().validate_python({"images": 0, **body})  # readers need no number of images
+        parsed(Measurement, {"images": 0, **body})  # readers need no number of images
     elif not isinstance(kind, str):
         raise TypeError("a kind is text")
     return Event(t, kind, body)

@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field
+
+from vitlab.spec.tree import parsed
 
 
 class Ending(StrEnum):
@@ -154,7 +155,7 @@ class TrialResult:
         Raises:
             ValueError: If a value is missing or of another type, with its name.
         """
-        return _RESULT().validate_python(data)
+        return parsed(TrialResult, data)
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,4 @@ class Failure:
         Raises:
             ValueError: if a value is missing or of another type, naming it.
         """
-        return _FAILURE().validate_python(data)
-
-
-_RESULT = cache(lambda: TypeAdapter(TrialResult))
-_FAILURE = cache(lambda: TypeAdapter(Failure))
+        return parsed(Failure, data)

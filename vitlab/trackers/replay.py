@@ -13,13 +13,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from pydantic import TypeAdapter
-
 from vitlab.plan.values import Plan, Planned
+from vitlab.spec.tree import adapter, parsed
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Event, TrialFolder
 from vitlab.store.result import Ending, TrialResult
@@ -28,6 +27,9 @@ from vitlab.trackers import Tracker, records
 TUNING = "tuning"
 COMMIT_S = 1.0  #: between two records of the progress of a delivery
 LIVE_S = 30.0  #: of a trial's journal that are delivered together while it runs
+
+_Accounts = dict[str, dict[str, object]]
+"""What has been delivered, by place and trial."""
 
 Cursor: TypeAlias = Any
 """Position of a destination within a trial, such as the name and length of a file: any JSON value but null."""
@@ -311,8 +313,8 @@ class _Account:
         """Read the state from a file; without a valid one, everything is delivered again."""
         account = cls(file, place)
         with suppress(ValueError):
-            places = read_json(file, _ACCOUNTS().validate_python) or {}
-            account.trials = _TRIALS().validate_python(places.get(place, {}))
+            places = read_json(file, adapter(_Accounts).validate_python) or {}
+            account.trials = parsed(dict[str, _TrialState], places.get(place, {}))
         account.stored = account._now()
         return account
 
@@ -320,12 +322,9 @@ class _Account:
         """Write the state, if it has changed, beside the states at other destinations."""
         now = self._now()
         if now != self.stored:
-            write_json(self.file, {**(read_json(self.file, _ACCOUNTS().validate_python) or {}), self.place: now})
+            places = read_json(self.file, adapter(_Accounts).validate_python) or {}
+            write_json(self.file, {**places, self.place: now})
             self.stored = now
 
     def _now(self) -> dict[str, object]:
         return {name: asdict(item) for name, item in self.trials.items()}
-
-
-_ACCOUNTS = cache(lambda: TypeAdapter(dict[str, dict[str, object]]))  #: by place
-_TRIALS = cache(lambda: TypeAdapter(dict[str, _TrialState]))

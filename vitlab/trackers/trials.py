@@ -13,13 +13,11 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
 from vitlab.plan.values import Plan
+from vitlab.spec.tree import parsed
 from vitlab.store.damage import read_stored
 from vitlab.store.result import Ending
 from vitlab.trackers import images, records
@@ -53,16 +51,13 @@ class RunMark:
     def of(cls, mark: Cursor) -> RunMark | None:
         """Parse a mark; None if an incompatible version has written it."""
         try:
-            return _MARK().validate_python(mark)
+            return parsed(RunMark, mark)
         except ValueError:
             return None
 
     def to_json(self) -> dict[str, object]:
         """Return the mark as JSON values."""
         return asdict(self)
-
-
-_MARK = cache(lambda: TypeAdapter(RunMark))
 
 
 @dataclass
