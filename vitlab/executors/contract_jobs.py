@@ -30,7 +30,7 @@ def execute(job: Job, stop: Callable[[], bool]) -> Any:
     if job.name == "raise":
         raise RuntimeError(FAILURE)
     if job.name == "kill":
-        return _wait(stop, [None] * len(job.trials))
+        return _wait_for_stop(stop, [None] * len(job.trials))
     from vitlab.runner.run import execute as train
 
     steps = 0
@@ -38,12 +38,12 @@ def execute(job: Job, stop: Callable[[], bool]) -> Any:
     def stop_after_steps() -> bool:
         nonlocal steps
         steps += 1
-        return stop() if job.name == "train" or steps <= STEPS else bool(_wait(stop, True))
+        return stop() if job.name == "train" or steps <= STEPS else bool(_wait_for_stop(stop, True))
 
     return train(job, stop_after_steps)
 
 
-def _wait(stop: Callable[[], bool], value: Any) -> Any:
+def _wait_for_stop(stop: Callable[[], bool], value: Any) -> Any:
     """Return ``value`` once the job is stopped."""
     print(WAITS, flush=True)
     end = time.monotonic() + PATIENCE_S

@@ -65,16 +65,16 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         value = getattr(built, attribute, None)
         assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; it is a number"
     check_training(optimizer=choice.plain())
-    moved = _moved(choice, rate=0.0)
+    moved = _moved_weights(choice, rate=0.0)
     assert not moved, (
         f"steps at rate 0 move {_some(moved)}; read the rate from group['lr'], which a training sets before every step"
     )
-    assert _moved(choice, rate=RATE), f"steps at rate {RATE:g} move no weight"
+    assert _moved_weights(choice, rate=RATE), f"steps at rate {RATE:g} move no weight"
     groups = decay_groups(_training({}).model, 0.5)
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
         # Without gradients, what moves is what decays.
-        moved = _moved(choice, rate=RATE, weight_decay=weight_decay, scale=0.0)
+        moved = _moved_weights(choice, rate=RATE, weight_decay=weight_decay, scale=0.0)
         assert moved <= expected, (
             f"{_some(moved - expected)} shrinks without a gradient, and the weight_decay of its group is 0; read it "
             "from group['weight_decay']"
@@ -324,7 +324,7 @@ def _scrambled(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _moved(choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0) -> set[str]:
+def _moved_weights(choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0) -> set[str]:
     """Return the names of the weights that three steps on normal gradients times ``scale`` change."""
     model = _training({}).model
     optimizer: Optimizer = slot("optimizer").build(choice)

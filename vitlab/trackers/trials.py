@@ -100,13 +100,13 @@ class TrialRuns:
                     self.client.delete_run(own.pop(index).info.run_id)
             self.metrics.update(*(run.data.metrics for run in own))  # also of runs whose marks are lost, for the views
             if mark is not None and own and own[0].info.run_id == marked:
-                self._renew(own[0], item)
+                self._update_tags_and_params(own[0], item)
                 if not _lacks_data(own[0], mark):
                     self._intact.add(mark.run)
         for run in (run for others in by_identity.values() for run in others):
             self._supersede(run)
 
-    def _renew(self, run: Run, item: TrackedTrial) -> None:
+    def _update_tags_and_params(self, run: Run, item: TrackedTrial) -> None:
         """Bring the tags and parameters of a run up to date with the plan, which may have changed since."""
         tags = {name: value for name, value in self._tags(item).items() if run.data.tags.get(name) != value}
         params = {name: value for name, value in item.params.items() if name not in run.data.params}
