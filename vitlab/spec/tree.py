@@ -28,7 +28,7 @@ def parsed(kind: type[T], value: Any) -> T:
     Raises:
         ValueError: if a value is missing or of another type, naming it.
     """
-    return cast(T, adapter(kind).validate_python(value))
+    return cast(T, adapter(kind).validate_python(value))  # type: ignore[arg-type]  # a class is hashable
 
 
 @cache  # a plan has thousands of values of one type, and an adapter takes milliseconds

@@ -26,7 +26,7 @@ class _Adam(Optimizer):
     lr: Rate = 1e-3
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: Small = 1e-8
-    torch_class: ClassVar[type[Any]]
+    torch_class: ClassVar[Any]
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's optimizer."""
