@@ -46,8 +46,7 @@ def docs_module(name: str) -> ModuleType:
 
 
 def environment(**more: str) -> dict[str, str]:
-    variables = {name: value for name, value in os.environ.items() if name != "VITLAB_DISABLE_PLUGINS"}
-    return {**variables, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
 
 
 WRONG = [

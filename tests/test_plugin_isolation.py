@@ -60,28 +60,20 @@ def install(
 
 
 def called(site: Path, *calls: list[str], after: str = "", **variables: str) -> list[dict[str, Any]]:
-    """Run commands in one process with the installed plugins; return exit code, stdout and stderr of each.
-
-    A first word such as ``VITLAB_DISABLE_PLUGINS=1`` sets the variable for its command.
-    """
+    """Run commands in one process with the installed plugins; return exit code, stdout and stderr of each."""
     script = f"""
-import contextlib, io, json, os, sys
+import contextlib, io, json, sys
 sys.argv[0] = "vitlab"
 from vitlab import cli
 told = []
 for words in {list(calls)!r}:
-    variable, equals, value = words[0].partition("=")
-    if equals:
-        os.environ[variable] = value
-    sys.argv[1:] = words[1:] if equals else words
+    sys.argv[1:] = words
     code, out, err = 0, io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             cli.main()
         except SystemExit as exit_:
             code = exit_.code
-    if equals:
-        del os.environ[variable]
     told.append({{"code": code, "out": out.getvalue(), "err": err.getvalue()}})
 {after}
 print(json.dumps(told))
@@ -142,40 +134,7 @@ def test_versions_compare_like_pip(specifier: str, version: str, monkeypatch: py
     assert (plugins.unmet(f"acme-vit{specifier}") is None) == fits
 
 
-# -- exclusion --------------------------------------------------------------------------------------------------------
-
-
-def test_excluded_plugins_are_unavailable(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
-    install(site, "other-vit", "2", NORM, {"norm": ["same = other_vit:Same", "layernorm = other_vit:Same"]})
-    same, layernorm = study(tmp_path, "same.yaml", norm="same"), study(tmp_path, "layernorm.yaml")
-    needs = study(tmp_path, "needs.yaml", "[other-vit]")
-    without = ["--no-plugin", "Other-ViT"]
-    results = called(
-        site, same, [*same, *without], same, [*layernorm], [*layernorm, *without], [*needs, *without],
-        [*same, "--no-plugin", "acme-vit", *without], [*same, "--no-plugin", "othr-vit"], ["list", "norm"],
-        *([f"{plugins.VARIABLE}={value}", *words] for value in ("1", "other-vit", "0")
-          for words in (same, layernorm, ["list", "norm"])),
-    )  # fmt: skip
-    codes = [result["code"] for result in results]
-    assert codes == [2, 0, 2, 2, 0, 2, 2, 2, 0, 2, 0, 0, 0, 0, 0, 2, 2, 0]  # the last by threes: 1, other-vit, 0
-    clash = "norm 'same' is offered by acme-vit and other-vit; write 'acme-vit:same' or 'other-vit:same'."
-    assert clash in results[0]["err"] and clash in results[2]["err"]  # --no-plugin is for one command
-    assert "norm 'layernorm' is offered by other-vit and vitlab" in results[3]["err"]
-    kept_out = "this study needs other-vit, which --no-plugin or VITLAB_DISABLE_PLUGINS disables; remove it there\n"
-    assert results[5]["err"].startswith(f"needs.yaml:3:21: {kept_out} 3 | plugins: ")
-    assert "no norm called 'same'." in results[6]["err"]
-    assert (
-        "acme-vit and other-vit, which would offer it, are disabled; see VITLAB_DISABLE_PLUGINS." in results[6]["err"]
-    )
-    assert results[7]["err"].startswith(
-        "no plugin called 'othr-vit'. Did you mean 'other-vit'? Installed: acme-vit, other-vit"
-    )
-    for listed, there in zip(
-        results[11::3], ({"vitlab"}, {"acme-vit", "vitlab"}, {"acme-vit", "other-vit", "vitlab"}), strict=True
-    ):
-        assert {line.split()[1] for line in listed["out"].splitlines()} == there
+# -- clashes ----------------------------------------------------------------------------------------------------------
 
 
 def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
@@ -189,27 +148,11 @@ def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
     (tmp_path / "silent.yaml").write_text((STUDY % ("[]", "x")).replace(", norm: x", ""))
     plan = ["plan", "silent.yaml", "--format", "json"]
     smoke = ["run", "silent.yaml", "--smoke", "--executor", "inline"]
-    beside, without, run = called(site, plan, [f"{plugins.VARIABLE}=1", *plan], smoke)
+    (without,), (beside, run) = called(tmp_path / "empty", plan), called(site, plan, smoke)
     assert beside["code"] == without["code"] == 0, beside["err"]
     keys, same = ([item["key"] for item in json.loads(result["out"])["trials"]] for result in (beside, without))
     assert keys == same and all(keys)
     assert run["code"] == 0, run["err"]
-
-
-def test_workers_exclude_plugins_of_driver(tmp_path: Path) -> None:
-    """The plugin clashes with a built-in, so a worker that loads it could not resolve the trial."""
-    site = tmp_path / "site"
-    install(site, "other-vit", "2", NORM, {"norm": ["layernorm = other_vit:Same"]})
-    file = study(tmp_path, "layernorm.yaml")[1]
-    run = ["run", file, "--smoke", "--executor", "local", "--workers", "1"]
-    plain, without = called(site, run, [*run, "--no-plugin", "other-vit"])
-    assert plain["code"] == 2 and "offered by other-vit and vitlab" in plain["err"]
-    assert without["code"] == 0 and "1 combination of components" in without["out"], without
-
-
-def test_files_and_builtins_cannot_be_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plugins.VARIABLE, "1")
-    assert not plugins.is_disabled("vitlab") and not plugins.is_disabled("my_blocks.py")
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -260,17 +203,6 @@ def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
         ("acme-vit", "same"): "works", ("broken-vit", "broken"): "broken", ("exit-vit", "exits"): "broken",
         ("new-vit", "new"): "refused", ("twin-vit", "same"): "works", ("wrong-vit", "wrong"): "broken",
     }  # fmt: skip
-
-
-def test_excluded_plugins_are_shown_and_not_imported(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    install(site, "acme-vit", "0.3.1", "raise RuntimeError('no luck')\n", {"norm": ["same = acme_vit:Same"]})
-    (site / "acme_vit-0.3.1.dist-info" / "direct_url.json").write_text('{"url": "https://example.org/acme.git"}')
-    (result,) = called(site, ["plugins", "--strict"], VITLAB_DISABLE_PLUGINS="acme_vit")
-    assert result["code"] == 0 and result["out"].splitlines()[:2] == [
-        "acme-vit 0.3.1   https://example.org/acme.git",
-        "  norm         same                 kept out",
-    ]
 
 
 def test_leftover_installation_is_harmless(tmp_path: Path) -> None:

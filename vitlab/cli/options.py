@@ -67,37 +67,9 @@ plugin_option = click.option(
 )
 
 
-def _disable_plugins(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> None:
-    """Disable plugins while the command runs, in its workers too, which inherit its environment."""
-    context.meta[__name__] = names  # for as_written, which repeats the command line
-    if not names:
-        return  # without the imports below, a finished study answers in half the time
-    from vitlab.registry import plugins
-
-    before = os.environ.get(plugins.VARIABLE)
-
-    def restore() -> None:
-        os.environ.pop(plugins.VARIABLE, None)
-        if before is not None:
-            os.environ[plugins.VARIABLE] = before
-
-    context.call_on_close(restore)  # the process may run another command, as tests and notebooks do
-    plugins.disable(names)
-
-
-no_plugin_option = click.option(
-    "--no-plugin",
-    multiple=True,
-    metavar="NAME",
-    expose_value=False,
-    callback=_disable_plugins,
-    help="Disable an installed plugin; VITLAB_DISABLE_PLUGINS=1 disables all.",
-)
-
-
 def study_options(function: Callback) -> Callback:
-    """Add what a command asks on the study that it plans: FILE, --out, --set, --plugin and --no-plugin."""
-    for option in (no_plugin_option, plugin_option, set_option, out_option, file_argument):
+    """Add what a command asks on the study that it plans: FILE, --out, --set and --plugin."""
+    for option in (plugin_option, set_option, out_option, file_argument):
         function = option(function)
     return function
 
@@ -156,14 +128,14 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 
 def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:
     """Yield the words of the command line that repeat the options of a command, except those in ``without``."""
-    values = {"no_plugin": context.meta.get(__name__, ()), **context.params}
     for option in context.command.params:
         name = str(option.name)
         if not isinstance(option, click.Option) or set(without) & set(option.opts):
             continue
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             continue
-        for value in values[name] if option.multiple else [values[name]]:
+        values = context.params[name]
+        for value in values if option.multiple else [values]:
             yield from [option.opts[0]] if option.is_flag else [option.opts[0], str(value)]
 
 

@@ -26,7 +26,7 @@ class Offer:
     plugin: str
     version: str
     origin: str  #: where the distribution was installed from, or into
-    health: str  #: works, kept out (by the user), refused (it needs another vitlab), broken
+    health: str  #: works, refused (it needs another vitlab), broken
     reason: str  #: one sentence, where it does not work
     detail: str  #: the lines below the sentence: the frames of the plugin
 
@@ -57,9 +57,9 @@ def command(strict: bool, as_json: bool) -> None:
 
 
 def offers() -> Iterator[Offer]:
-    """Yield the components of every installed distribution, slot by slot, importing those that are not disabled."""
+    """Yield the components of every installed distribution, slot by slot, importing them."""
     for slot in registry.SLOT_MODULES:
-        for point in sorted(plugins.offered(slot), key=lambda point: (plugins.source(point), point.name)):
+        for point in sorted(plugins.points(slot), key=lambda point: (plugins.source(point), point.name)):
             health, text = _health(slot, point)
             reason, _, detail = text.partition("\n")
             who, version = plugins.source(point), plugins.version(point)
@@ -68,8 +68,6 @@ def offers() -> Iterator[Offer]:
 
 def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
     name = plugins.source(point)
-    if plugins.is_disabled(name):
-        return "kept out", ""
     if reason := plugins.refusal(point):
         return "refused", reason
     others = {entry.origin.source for entry in registry.listing(slot) if entry.name == point.name} - {name}

@@ -8,7 +8,6 @@ import click
 
 from vitlab.cli.options import (
     format_option,
-    no_plugin_option,
     out_option,
     parse_changes,
     plugin_option,
@@ -24,7 +23,6 @@ from vitlab.report.formats import FORMATS
 @out_option
 @set_option
 @plugin_option
-@no_plugin_option
 @format_option(tuple(FORMATS))
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 def command(

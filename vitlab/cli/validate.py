@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitlab.cli.completion import complete_file
-from vitlab.cli.options import no_plugin_option, parse_changes, plugin_option, set_option, study_file
+from vitlab.cli.options import parse_changes, plugin_option, set_option, study_file
 from vitlab.errors import Problem, SpecError
 
 
@@ -15,7 +15,6 @@ from vitlab.errors import Problem, SpecError
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete_file)
 @set_option
 @plugin_option
-@no_plugin_option
 @click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
 def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing.

@@ -1,15 +1,11 @@
 """Plugins: installed distributions that offer components, and single files of components that this process has run.
 
-Distributions are read from their metadata, without importing them.  Their components are entry points in the groups
-``vitlab.<slot>``; their requirements are those of their metadata.  The environment variable ``VITLAB_DISABLE_PLUGINS``
-disables all of them (``1``) or some (``acme-vit,other-vit``).  ``--no-plugin`` adds to it, so that worker processes
-disable the same plugins.
+Distributions are read from their metadata, without importing them; one is imported when a study names a component of
+it.  Their components are entry points in the groups ``vitlab.<slot>``; their requirements are those of their metadata.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
@@ -17,12 +13,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from vitlab.errors import UserError, nearest
 from vitlab.registry.slot_modules import Origin
-
-VARIABLE = "VITLAB_DISABLE_PLUGINS"
-ALL = frozenset({"1", "true", "yes", "on", "all"})
-NONE = frozenset({"", "0", "false", "no", "off"})
 
 HOST = "vitlab"
 UNKNOWN = "unknown"
@@ -47,12 +38,7 @@ def module_of(origin: Origin) -> str:
 
 
 def points(slot: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a slot, without disabled distributions."""
-    return tuple(point for point in offered(slot) if not is_disabled(source(point)))
-
-
-def offered(slot: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a slot, disabled distributions included."""
+    """Return the entry points of a slot."""
     return _installed().get(f"{HOST}.{slot}", ())
 
 
@@ -78,43 +64,9 @@ def _metadata(dist: Distribution, key: str) -> str:
         return UNKNOWN
 
 
-def names() -> list[str]:
-    """Return the distributions that offer components, disabled ones included."""
-    return sorted(_providers())
-
-
 def packages() -> frozenset[str]:
     """Return the top-level packages of the components of installed distributions."""
     return frozenset(point.module.partition(".")[0] for points in _installed().values() for point in points)
-
-
-def disabled() -> str:
-    """Return the environment variable :data:`VARIABLE`, which names the disabled plugins; empty if it is not set."""
-    return os.environ.get(VARIABLE, "")
-
-
-def is_disabled(name: str) -> bool:
-    """Return whether a distribution is disabled; never true of vitlab itself or of a file."""
-    text = disabled().strip().lower()
-    if text in NONE or name not in _providers():
-        return False
-    return text in ALL or canonicalize_name(name) in {canonicalize_name(part.strip()) for part in text.split(",")}
-
-
-def disable(requested: Iterable[str]) -> None:
-    """Disable distributions in this process and in those it starts.
-
-    Raises:
-        UserError: if one is not installed or offers no component.
-    """
-    installed = {canonicalize_name(name): name for name in names()}
-    for name in requested:
-        if canonicalize_name(name) not in installed:
-            there = ", ".join(installed.values()) or "none"
-            raise UserError(f"no plugin called '{name}'.{nearest(name, installed.values())} Installed: {there}.")
-        text = disabled().strip().lower()
-        if text not in ALL:
-            os.environ[VARIABLE] = name if text in NONE else f"{text},{name}"
 
 
 def refusal(point: EntryPoint) -> str | None:
@@ -138,8 +90,6 @@ def unmet(text: str) -> str | None:
     except PackageNotFoundError:
         own = "pip install -e FOLDER if it is your own"
         return f"this study needs {text}, which is not installed: pip install {quoted}, or {own}"
-    if is_disabled(dist.name):
-        return f"this study needs {text}, which --no-plugin or {VARIABLE} disables; remove it there"
     if not requirement.specifier.contains(dist.version, prereleases=True):
         return f"this study needs {text}, and {dist.version} is installed: pip install {quoted}"
     return _refusal(dist)
@@ -172,8 +122,3 @@ def _installed() -> dict[str, tuple[EntryPoint, ...]]:
         for group in every.groups
         if group.startswith(f"{HOST}.")
     }
-
-
-@cache
-def _providers() -> frozenset[str]:
-    return frozenset(source(point) for points in _installed().values() for point in points)

@@ -101,7 +101,7 @@ class Slot(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the names of all components, plugins included, without importing any."""
-        loaded = {name for where, name in self.components if not plugins.is_disabled(where)}
+        loaded = {name for _, name in self.components}
         return sorted(loaded.union(built_ins(self.name), (point.name for point in plugins.points(self.name))))
 
     def find(self, name: str) -> tuple[type[T], Origin]:
@@ -118,10 +118,7 @@ class Slot(Generic[T]):
         if not sources:
             names = self.names()
             hint = how_to_name(name) or nearest(bare, names)
-            raise UnknownComponent(
-                f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}."
-                f"{_disabled_hint(self.name, source, bare)}"
-            )
+            raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
             raise ClashError(f"{self.name} '{bare}' is offered by {' and '.join(sorted(sources))}; write {qualified}.")
@@ -153,7 +150,7 @@ class Slot(Generic[T]):
 
     def _sources(self, bare: str) -> set[str]:
         """Return the sources that offer a name."""
-        sources = {where for where, name in self.components if name == bare and not plugins.is_disabled(where)}
+        sources = {where for where, name in self.components if name == bare}
         sources |= {plugins.source(point) for point in plugins.points(self.name) if point.name == bare}
         return sources | ({BUILT_IN} if bare in built_ins(self.name) else set())
 
@@ -324,16 +321,6 @@ def _replaces(new: type[Any], old: type[Any]) -> bool:
     """
     names = [(item.__module__, item.__qualname__) for item in (new, old)]
     return new is old or (inspect.isclass(new) and names[0] == names[1] and old.__module__ != "__main__")
-
-
-def _disabled_hint(slot_name: str, source: str, bare: str) -> str:
-    """Return a sentence naming the disabled plugins that offer a missing component; empty if there are none."""
-    offered = {plugins.source(point) for point in plugins.offered(slot_name) if point.name == bare}
-    disabled = [where for where in sorted(offered) if source in ("", where)]
-    if not disabled:
-        return ""
-    verb = "is" if len(disabled) == 1 else "are"
-    return f" {' and '.join(disabled)}, which would offer it, {verb} disabled; see {plugins.VARIABLE}."
 
 
 # -- catalogue --------------------------------------------------------------------------------------------------------
