@@ -30,7 +30,7 @@ import vitlab
 from vitlab import lab, plan, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
-from vitlab.driver.scheduler import prepare_run
+from vitlab.driver.planning import prepare_run
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.executors.inline import Inline

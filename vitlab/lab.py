@@ -14,8 +14,8 @@ from threading import Thread
 
 from vitlab import registry, report
 from vitlab.driver.planning import plan_study as plan_study
-from vitlab.driver.planning import read_data, with_decisions
-from vitlab.driver.scheduler import prepare_run, sole_driver, train_missing
+from vitlab.driver.planning import prepare_run, read_data, with_decisions
+from vitlab.driver.scheduler import sole_driver, train_missing
 from vitlab.driver.session import Session, Watch
 from vitlab.driver.stages import cached_trials, next_stage, require_arm
 from vitlab.plan.packaged import study_file

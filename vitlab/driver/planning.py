@@ -19,12 +19,27 @@ from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.plan.versions import content, name_of, with_builtins
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import is_known, unknown
+from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
 
 if TYPE_CHECKING:
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
+
+
+def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
+    """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
+    with suppress(VitlabError, OSError, LookupError, TypeError):
+        study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known(path)})
+        if study is None or problems:
+            return
+        folder = store.study(study.study)
+        plan = read_json(folder / "plan.json", mapping) or {}
+        same = (folder / "study.yaml").is_file() and (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
+        if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
+            registry.slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
+            registry.slot("executor").get(study.run.executor.type).prepare()
 
 
 def plan_study(

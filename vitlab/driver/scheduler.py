@@ -17,15 +17,13 @@ from pathlib import Path
 from vitlab import registry
 from vitlab.driver.session import Session, Watch, name_of
 from vitlab.driver.stages import distinct, with_prerequisites
-from vitlab.errors import Interrupted, Refused, TrialFailed, VitlabError, count
+from vitlab.errors import Interrupted, Refused, TrialFailed, count
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, trial_endings
 from vitlab.geometry import Work
 from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import engine_of, group_trials
 from vitlab.plan.values import EngineBenchmark, Plan, Planned
-from vitlab.spec import read_study
-from vitlab.spec.changes import is_known
-from vitlab.store.files import hold, mapping, read_json
+from vitlab.store.files import hold
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy, is_locked, owner, process
 from vitlab.store.result import Ending
@@ -269,20 +267,6 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         raise Interrupted("stopped following; the other driver is still running") from None
-
-
-def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
-    """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
-    with suppress(VitlabError, OSError, LookupError, TypeError):
-        study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known(path)})
-        if study is None or problems:
-            return
-        folder = store.study(study.study)
-        plan = read_json(folder / "plan.json", mapping) or {}
-        same = (folder / "study.yaml").is_file() and (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
-        if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
-            registry.slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
-            registry.slot("executor").get(study.run.executor.type).prepare()
 
 
 @contextmanager

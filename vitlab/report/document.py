@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,6 +208,7 @@ def collect(plan: Plan, store: Store) -> Content:
     """Return the content of a study's report."""
     # Imported here, because a stored report is read without pandas.
     from vitlab.report.comparison import summary
+    from vitlab.report.frame import plain
     from vitlab.report.notes import notes
 
     at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
@@ -328,24 +327,6 @@ def _code_digest() -> str:
     for file in sorted(file for room in ROOMS for file in (root / room).rglob("*") if file.suffix in (".py", ".j2")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def plain(frame: pd.DataFrame) -> list[Row]:
-    """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
-    names = [str(name) for name in frame.columns]
-    rows = zip(*(_plain_values(column) for _, column in frame.items()), strict=True)  # by column: pandas' rows are slow
-    return [dict(zip(names, row, strict=True)) for row in rows]
-
-
-def _plain_values(column: pd.Series[Any]) -> list[Any]:
-    """Return the values of a column as JSON values, see :func:`plain`."""
-    values = []
-    for value, is_missing in zip(column.tolist(), column.isna().tolist(), strict=True):
-        is_infinite = isinstance(value, float) and not math.isfinite(value)
-        values.append(
-            None if is_missing or is_infinite else value.isoformat() if isinstance(value, datetime) else value
-        )
-    return values
 
 
 def _folder(plan: Plan, store: Store) -> Path:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -334,3 +335,21 @@ def _column(values: list[Any]) -> pd.Series[Any]:
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return pd.Series(values, dtype="float64")
     return pd.Series([text(value) for value in values], dtype="string")
+
+
+def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
+    names = [str(name) for name in frame.columns]
+    rows = zip(*(_plain_values(column) for _, column in frame.items()), strict=True)  # by column: pandas' rows are slow
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _plain_values(column: pd.Series[Any]) -> list[Any]:
+    """Return the values of a column as JSON values, see :func:`plain`."""
+    values = []
+    for value, is_missing in zip(column.tolist(), column.isna().tolist(), strict=True):
+        is_infinite = isinstance(value, float) and not math.isfinite(value)
+        values.append(
+            None if is_missing or is_infinite else value.isoformat() if isinstance(value, datetime) else value
+        )
+    return values
