@@ -66,6 +66,7 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     finally:
         for hook in hooks:
             hook.remove()
+    # One stack of maps is drawn as a table of blocks and heads.
     if len({len(of_block) for of_block in maps}) != 1 or not maps[0]:
         raise UserError(f"explanations need as many attention maps in each block; found {list(map(len, maps))}")
     by_block = [torch.cat(of_block, 1) for of_block in maps]  # several attentions of a block are more heads

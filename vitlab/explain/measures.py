@@ -50,6 +50,7 @@ def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: f
     eye_TT = torch.eye(maps_LBHTT[0].shape[-1], dtype=torch.float64, device=maps_LBHTT[0].device)
     rolled_BTT = eye_TT
     for maps_BHTT in maps_LBHTT:
+        # In float64: a product of many maps loses digits, and rows are to sum to 1.
         step_BTT = _without_smallest(fuse(maps_BHTT.double(), dim=1), discard) + eye_TT
         rolled_BTT = step_BTT / step_BTT.sum(-1, keepdim=True) @ rolled_BTT
     return rolled_BTT
@@ -129,6 +130,7 @@ def filter_components(weight_DCHW: Tensor, count: int = 28) -> Components:
     centred_DX = flat_DX - flat_DX.mean(0)
     _, singular, basis = torch.linalg.svd(centred_DX, full_matrices=False)
     count = min(count, basis.shape[0])
+    # A model whose filters are all equal has no variance to share.
     share = singular.square() / singular.square().sum().clamp_min(1e-300)
     return Components(basis[:count].unflatten(1, weight_DCHW.shape[1:]), share[:count])
 

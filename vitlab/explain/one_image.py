@@ -204,7 +204,7 @@ def _add_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Ta
     rows = [part.rows(0) for part in encodings(model.position).values() if isinstance(part, Additive)]
     if rows:
         rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0)
-        step = -(-max(geometry.grid) // GRIDS)
+        step = -(-max(geometry.grid) // GRIDS)  # a grid of 32 by 32 would have a thousand pictures
         similarity = measures.position_similarity(rows_ND, geometry)[::step, ::step]
         figures["positions"] = pictures.position_grids(similarity.numpy())
         tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())

@@ -83,6 +83,7 @@ def code_of_modules(
     reader: source.Reader = source.expected,
 ) -> str:
     """Return the code digest of a trial, see :func:`code_of`, from its root modules."""
+    # The code of prerequisites counts by their names, which hold it, so a change there retrains what starts from them.
     own = code_digest(modules, reader)
     beside = {**needs, **({"versions": dict(versions)} if versions else {})}
     return key_of({"own": own, **beside})[:32] if beside else own
@@ -144,7 +145,7 @@ def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> 
 def _closure(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str]:
     """Return :func:`closure`, which takes milliseconds; the trials of a job have few different sets of modules."""
     digests: dict[str, str] = {}
-    queue = sorted(modules)
+    queue = sorted(modules)  # of modules and requirements; the order does not matter, as digests are sorted
     while queue:
         module = queue.pop()
         if module in digests:

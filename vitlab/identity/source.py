@@ -130,7 +130,7 @@ def defining_module(module: str, name: str, reader: Reader) -> str:
         file = file_of(module)
         if name in ("", "*") or file is None:
             break
-        if file.name == PACKAGE and file_of(f"{module}.{name}"):
+        if file.name == PACKAGE and file_of(f"{module}.{name}"):  # a submodule, not a name
             return f"{module}.{name}"
         module, name = reader(module).passed_on.get(name, (module, name))
     return module
@@ -170,6 +170,7 @@ def requirement_of(module: str) -> str:
     file = file_of(top) or file_of(module)
     if file is None:
         return module if _is_imported_module(module) and top not in sys.stdlib_module_names else ""
+    # Outside of site-packages lies code under development, whose version says nothing.
     site = next((above for above in file.parents if above.name in INSTALLED), None)
     if site is None:
         is_own = top not in sys.stdlib_module_names or not file.is_relative_to(Path(os.__file__).parent)
@@ -178,7 +179,7 @@ def requirement_of(module: str) -> str:
     if installed is None or _is_from_folder(installed):
         return module
     requirement = f"{installed.name}=={installed.version}"
-    tops[requirement] = top
+    tops[requirement] = top  # by which mixed_versions_message finds what was imported
     return requirement
 
 
@@ -258,12 +259,13 @@ def _parsed(text: bytes, package: str, is_package: bool) -> ModuleSource:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ModuleSource(_digest(text))  # the error is reported when the module is imported
+    # What only type checkers import does not run, unless the module hands it out by __getattr__.
     lazy = [] if is_package else _lazy_exports(tree)
     imports = tuple(dict.fromkeys(_imports([*tree.body, *lazy], package)))
     passed_on = _passed_on(tree.body, package) if is_package else _passed_on(lazy, package)
     for node in (tree, *_statements(tree.body)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
+            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]  # comments are in no tree
     return ModuleSource(_digest(ast.dump(tree).encode()), imports, passed_on)
 
 

@@ -55,6 +55,7 @@ def load_file(file: Path | str) -> Origin:
     except OSError as error:
         raise UserError(f"plugin file {file}: {error.strerror}") from None
     origin = Origin(path.name, _digest(text))
+    # The digest is of the code, so a file in which only comments changed is not run again.
     if origin in _origins.values():  # by another path, too: the module of both would have one name
         return origin
     if path.suffix != ".py":
@@ -67,7 +68,7 @@ def load_file(file: Path | str) -> Origin:
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up there
     imports.note(name, path)
     try:
         loader.exec_module(module)

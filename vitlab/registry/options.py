@@ -40,7 +40,7 @@ def option_names(component: type) -> list[str]:
 def arguments_of(component: type) -> dict[str, str]:
     """Return the documentation of the constructor arguments of a class, inherited ones included."""
     meanings: dict[str, str] = {}
-    for base in reversed(component.__mro__):
+    for base in reversed(component.__mro__):  # an argument that a subclass documents again has its words
         for documented in (base, vars(base).get("__init__")):
             meanings |= arguments(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
     return meanings
@@ -72,6 +72,7 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
             raise BrokenComponent(f"{component.__qualname__}: replace **{name} by options with names")
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
+        # A study file writes the name of the component as ``type``, beside its options.
         if name.startswith("_") or name == "type":
             raise BrokenComponent(
                 f"{component.__qualname__}: rename option '{name}'; 'type' and names with a leading '_' are reserved"
@@ -161,7 +162,7 @@ def _is_unhashed(info: FieldInfo) -> bool:
 def _is_default(value: Any, info: FieldInfo) -> bool:
     if info.is_required():
         return False
-    default = info.get_default(call_default_factory=True, validated_data={})
+    default = info.get_default(call_default_factory=True, validated_data={})  # as written in the signature
     if isinstance(value, ResolvedChoice) and isinstance(default, str):
         return value.hashed() == {"type": default}
     # True equals 1, and is another value of an option that takes both.

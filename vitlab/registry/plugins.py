@@ -105,6 +105,7 @@ def _refusal(dist: Distribution) -> str | None:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue  # a malformed requirement is the package manager's concern
+        # pip checks requirements when it installs; vitlab may have been upgraded since.
         is_ours = canonicalize_name(requirement.name) == HOST
         is_ours &= requirement.marker is None or requirement.marker.evaluate({"extra": ""})  # not of an extra
         if is_ours and not requirement.specifier.contains(__version__, prereleases=True):
@@ -116,7 +117,7 @@ def _refusal(dist: Distribution) -> str | None:
 @cache
 def _installed() -> dict[str, tuple[EntryPoint, ...]]:
     """Return entry points by group, read from disk once, without vitlab's own."""
-    every = entry_points()
+    every = entry_points()  # reads the metadata of every distribution of the environment
     return {
         group: tuple(point for point in every.select(group=group) if source(point) != HOST)
         for group in every.groups

@@ -81,6 +81,7 @@ class Slot(Generic[T]):
         """
         if sentence := self._mistake(component):
             raise BrokenComponent(f"{self.name} '{name}' from {origin}{sentence}")
+        # A module that is imported again, as in a notebook, registers its classes a second time.
         other, _ = self.components.get((origin.source, name), (component, origin))
         if not _replaces(component, other):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
@@ -112,6 +113,7 @@ class Slot(Generic[T]):
             ClashError: if two sources offer it; the message gives both qualified names.
             BrokenComponent: if its plugin does not import, needs another vitlab, or does not implement the contract.
         """
+        # The name of a plugin file may hold a colon, that of a component none.
         source, _, bare = name.rpartition(":")
         points = {plugins.source(point): point for point in plugins.points(self.name) if point.name == bare}
         sources = self._sources(bare) & {source} if source else self._sources(bare)
@@ -125,6 +127,7 @@ class Slot(Generic[T]):
         where = sources.pop()
         if (where, bare) not in self.components:
             if where == BUILT_IN:
+                # Taken from the module rather than from what its import registers, which happens once per process.
                 place = built_ins(self.name)[bare]
                 self.add(bare, getattr(importlib.import_module(place.module), place.cls), BUILTIN_ORIGIN)
             else:
@@ -182,7 +185,7 @@ class Slot(Generic[T]):
             BrokenComponent: see :meth:`find`.
         """
         if isinstance(choice, ResolvedChoice) and choice.slot == self.name:
-            return choice
+            return choice  # of a spec that has been resolved before
         try:
             parsed = Choice.of(choice)
         except ValueError as error:
@@ -208,6 +211,7 @@ class Slot(Generic[T]):
             raise OptionError([(("type",), str(error))]) from None
         model = self.options(component)
         options = dict(getattr(component, "complete", dict)(choice.options))
+        # The default of a built-in stays what it is after a plugin with a component of that name is installed.
         if origin.source == BUILT_IN:
             options = {**_clashing_defaults(model), **options}
         collected = collect(model, options, who=f"{self.name} '{choice.type}'")
@@ -223,6 +227,7 @@ class Slot(Generic[T]):
                 origin=origin,
             )
         if collected.mistakes:
+            # What could be read is passed on, so that mistakes elsewhere in the file are found in the same run.
             wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}
             faults = [(mistake.path, mistake.message) for mistake in collected.mistakes]
             raise OptionError(faults, result, wrong)
@@ -236,6 +241,7 @@ class Slot(Generic[T]):
             OptionError: if the options do not fit.
         """
         full = self.resolve(choice)
+        # The package of the slot reads the shared options; constructors do not know them.
         shared = set(self.shared.model_fields) if self.shared else set()
         own = {name: value for name, value in full.options.items() if name not in shared}
         return typing.cast(T, full.component(*context, **own))

@@ -54,7 +54,7 @@ def culprit(error: BaseException) -> Culprit | None:
     """Return the plugin code in the traceback of an exception, or None if only vitlab and libraries are in it."""
     chain: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None and link not in chain:
+    while link is not None and link not in chain:  # an exception can be its own context, indirectly
         chain.append(link)
         link = link.__cause__ or link.__context__
     for link in chain:
@@ -63,6 +63,7 @@ def culprit(error: BaseException) -> Culprit | None:
             for module, code, line in _frames(link.__traceback__)
             if _is_plugin_code(module, code.co_filename)
         ]
+        # The frames of a syntax error are those of the importer; the file with the error is named beside them.
         if isinstance(link, SyntaxError) and link.filename and _is_plugin_code("", link.filename):
             frames.append(traceback.FrameSummary(link.filename, link.lineno or 1, "<module>"))
         if frames:

@@ -46,11 +46,13 @@ def check_dataset(choice: ResolvedChoice) -> None:
     for split, images in zip(SPLITS, (train, test), strict=True):
         with about(f"split {split}"):
             _check_images(images, info)
+        # Read by a new instance, as every worker does.
         again = _read(slot("dataset").build(choice), split)
         assert torch.equal(images.x_NCHW, again.x_NCHW) and torch.equal(images.y_N, again.y_N), (
             f"split {split} differs at the second reading; draw from vitlab.plugin.noise, keyed by the split"
         )
     assert dataset.info() == info, "info differs after the images have been read"
+    # By content: two splits of one archive may hold the same picture under two names.
     known = set(map(_hash, train.x_NCHW))
     shared = sum(_hash(x_CHW) in known for x_CHW in test.x_NCHW)
     assert shared <= MOST_SHARED * len(test.x_NCHW), (
@@ -97,6 +99,7 @@ def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: 
         y_BCHW = change(x_BCHW, key, id_B)
         draws = not torch.equal(state, torch.get_rng_state())
         again_BCHW = change(x_BCHW, key, id_B)
+        # Workers and micro-batches cut batches in other places.
         order_B = torch.arange(B - 1, -1, -1)
         reversed_BCHW = change(x_BCHW[order_B], key, id_B[order_B])
         alone_BCHW = change(x_BCHW[2:3], key, id_B[2:3])

@@ -58,7 +58,7 @@ def check_executor(choice: ResolvedChoice) -> None:
             for name, trial in zip(("train", "raise", "kill", "stop"), trials, strict=True)
         }
         driver = _Driver(choice)
-        try:
+        try:  # whatever fails, no worker may outlive the test
             if driver.executor.in_driver:
                 _check_in_driver(driver, work)
             else:
@@ -117,6 +117,7 @@ class _Driver:
             assert end.ending in (Ending.DONE, Ending.STOPPED) or end.detail.strip(), (
                 f"job '{end.job.name}' ended as {end.ending} without a detail; give one sentence"
             )
+        # A running trial holds the lock of its folder, however the executor started it.
         locked = sum(TrialFolder(job.folder).is_locked() for job in self.running.values())
         assert locked <= self.slots, f"{locked} jobs run at a time, and slots is {self.slots}"
         return ends
@@ -231,6 +232,7 @@ def _cancel(driver: _Driver) -> None:
             f"poll reports no end of job '{names}' within "
             f"{END_S:g} s of cancel; cancel stops every job, and poll then reports their endings"
         )
+    # Processes are known by what they printed, as the executor could hide one that it has lost.
     for name in [name for job in cancelled for name in _processes(_text(job))]:
         while is_alive(name):
             assert time.monotonic() < deadline, (

@@ -47,6 +47,7 @@ def check_model(choice: ResolvedChoice) -> None:
     assert shape[:2] == (B, DATA.classes), f"logits have shape {tuple(shape)}; expected {(B, DATA.classes)}"
     with on_another_device():
         _logits(_model(choice).to("meta"), torch.zeros(B, DATA.channels, *DATA.image, device="meta"))
+    # Two instances: initialise must not depend on what the constructor drew.
     first, second = _model(choice), _model(choice)
     for model in (first, second):
         model.initialise(0)

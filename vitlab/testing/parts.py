@@ -109,6 +109,7 @@ class _Case:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in probe.parameters():
+                # Zeros would hide a wrong gradient or a missing conversion.
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
         return probe
 
@@ -149,6 +150,7 @@ class _Probe(nn.Module):
             hints = case.hints(attention, x)
             if part.passes is None:
                 return {"tokens": part(x, *hints)}
+            # Any values do: the block must only compute the same from the same ones.
             first_BHTK = x.view(*x.shape[:2], case.g.heads, -1).transpose(1, 2).sin()
             out, passed = part(x, *hints, first_BHTK if part.passes == "values" else None)
             return {"tokens": passed.restore(out) if part.passes == "merged" and passed is not None else out}
@@ -230,6 +232,7 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
 
 def _run(probe: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> tuple[dict[str, Tensor], bool]:
     """Return the outputs under keyed draws, and whether numbers were drawn from torch's generator."""
+    # Keys of drops as a training sets them; a part that ignores them draws from torch, which is seen below.
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
     with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(draws):
         before = torch.manual_seed(0).get_state()
@@ -351,6 +354,7 @@ def _check_position(case: _Case) -> None:
         assert (cos == 1).all() and (sin == 0).all(), (
             "rotates prefix tokens other than registers; their rows have cosine 1 and sine 0"
         )
+    # A model may go on at twice the resolution, as in fine-tuning.
     larger = _Case(case.choice, replace(g, grid=(g.grid[0] * 2, g.grid[1] * 2), image=(g.image[0] * 2, g.image[1] * 2)))
     if larger.refusal() is None:
         with about("its state is resampled for a grid twice as large and loaded there"):

@@ -121,8 +121,9 @@ def _rehearse(choice: ResolvedChoice, folder: Path) -> None:
     write_bytes(account, committed)  # simulates a driver that died before this commit
     deliver("the death of a driver between a delivery and its record")
     deliver("a repeated delivery")
-    account.unlink()
+    account.unlink()  # a user may delete it, or restore the folder from a backup
     deliver("a delivery without marks to a destination that has the data")
+    # Another training of the same trials, whose journals begin later and have other values.
     shutil.rmtree(in_pieces.root / "trials")
     for store in (anew, in_pieces):
         write_trials(store, plan, began=T_MS + 60_000, scale=2.0)

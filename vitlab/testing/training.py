@@ -65,6 +65,7 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         value = getattr(built, attribute, None)
         assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; it is a number"
     check_training(optimizer=choice.plain())
+    # Warm-up begins at rates near 0, and a schedule may end there.
     moved = _moved_weights(choice, rate=0.0)
     assert not moved, (
         f"steps at rate 0 move {_some(moved)}; read the rate from group['lr'], which a training sets before every step"
@@ -87,6 +88,7 @@ def check_optimizer(choice: ResolvedChoice) -> None:
 
 def check_training(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
+    # A component that draws from a global generator repeats only if that has the same state, so it never has.
     with _scrambled(0), about("trains a small ViT"):
         whole = _trained(_training(fields), STEPS)
     with _scrambled(1):  # a component that draws from a global generator draws other numbers now
@@ -147,6 +149,7 @@ def check_loss(choice: ResolvedChoice) -> None:
         for predicted_B in (target_B, target_B.roll(1))
     )
     assert right < wrong, f"is {right:g} of right predictions and {wrong:g} of wrong ones; it is minimised"
+    # Segmentation and mixed images: a loss may refuse either, and must be a mean where it does not.
     logits_BKHW = torch.randn(B, K, 3, 3, generator=generator, dtype=torch.float64)
     target_BHW = torch.randint(0, K, (B, 3, 3), generator=generator)
     target_BHW[0, 0] = IGNORED  # so that the parts of a batch have different numbers of labels
@@ -206,6 +209,7 @@ def check_engine(choice: ResolvedChoice) -> None:
         raise SkipTest(reason)
     together = _check_like_loop(cls, [_training(each) for each in fields], [_training(each) for each in fields])
     for each, weights in zip(fields, together, strict=True):
+        # Which trials are trained together depends on the machine, so it must not show in their weights.
         (alone,) = _by_engine(cls, [_training(each)])
         assert equal_states(alone, weights), "the weights of a training depend on the trainings beside it"
 
