@@ -16,7 +16,7 @@ from rich.text import Text
 from vitlab.driver.session import Watch
 from vitlab.errors import count
 from vitlab.identity.trial import Trial
-from vitlab.plan.values import Arm, Plan, Planned
+from vitlab.plan.values import Plan, Planned
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
@@ -26,7 +26,6 @@ SILENCE_S = 60.0  #: time without a line after which a plain line tells the rema
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 SPEED_S = 24 * 3600.0  #: the remaining time follows from the speed over this time
 MAX_ARMS = 4  #: maximum number of arms that a line names
-MAX_CACHED = 200  #: maximum number of earlier results that are read for the display
 COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
 """Unit of a training's length to the field of a measurement that counts it."""
 
@@ -71,9 +70,7 @@ class TrialProgress:
 
 
 class _Bars(Progress):
-    """Bars of all trials together and of each running one, with lines below them that fit on the screen."""
-
-    lines: Sequence[str] = ()
+    """Bars of all trials together and of each running one, as far as they fit on the screen."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -85,12 +82,11 @@ class _Bars(Progress):
         super().__init__(*columns, console=console, auto_refresh=False, transient=True, speed_estimate_period=SPEED_S)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the bars and the lines; bars that do not fit are counted."""
-        room = max(2, self._height - len(self.lines) - 3)
+        """Yield the bars; those that do not fit are counted."""
+        room = max(2, self._height - 3)
         yield self.make_tasks_table(self.tasks[:room])
         if len(self.tasks) > room:
             yield Text(f"... and {len(self.tasks) - room} more")
-        yield from (Text(line, style="dim") for line in self.lines)
 
 
 class _Display(Watch):
@@ -210,7 +206,10 @@ class PlainLines(_Display):
 
 
 class _Board(_Display):
-    """Base of the displays with bars, which also show the differences of arms so far."""
+    """Base of the displays with bars.
+
+    They show no differences of arms: a look at every seed would be one that the verdict does not count.
+    """
 
     refresh_s = REFRESH_S
     _refreshed = 0.0
@@ -218,22 +217,18 @@ class _Board(_Display):
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and show the bars."""
         super().on_plan(plan, todo, store)
-        self._so_far = SoFar(plan, store, todo)
         if todo:
             self._show()
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         super().on_end(planned, ending, detail)
-        if ending == Ending.DONE:
-            self._so_far.add(planned)
-        else:
+        if ending != Ending.DONE:
             self.say(self._ending_of(planned, ending, detail))
 
     def tick(self) -> None:
         """Redraw the bars when they are due."""
         if time.monotonic() - self._refreshed > self.refresh_s:
             self._update()
-            self._bars.lines = self._so_far.lines(max(0, self._console.height // 2 - 2))
             self._draw()
             self._refreshed = time.monotonic()
 
@@ -290,56 +285,6 @@ class NotebookView(_Board):
     def _draw(self) -> None:
         if self._handle is not None:
             self._handle.update(self._bars)
-
-
-class SoFar:
-    """The differences of arms from their baselines while a study is running, from the trials that have ended.
-
-    Args:
-        plan: The plan.
-        store: The store of its trials.
-        todo: The trials that are still to be trained; the results of the others are read when they are needed.
-    """
-
-    def __init__(self, plan: Plan, store: Store, todo: Sequence[Planned]) -> None:
-        self._plan, self._store = plan, store
-        self._values: dict[str, dict[int, float]] = {}  #: arm to seed to the study's metric
-        self._lines: dict[str, str | None] = {}  #: arm to line, which is computed once: a comparison may take 0.2 s
-        missing = {trial_name(planned) for planned in todo}
-        cached = [planned for planned in plan.trials if trial_name(planned) not in missing]
-        for planned in cached if len(cached) <= MAX_CACHED else ():
-            self.add(planned)
-
-    def add(self, planned: Planned) -> None:
-        """Read the result of a trial that has ended."""
-        analysis, result = self._plan.analysis, self._store.trial(planned.trial.key, planned.trial.code).result()
-        value = None if result is None else result.outcome.value(analysis.metric, analysis.at, analysis.goal)
-        if value is not None:
-            self._values.setdefault(planned.arm, {})[planned.seed] = value
-            for arm in self._plan.arms:
-                if planned.arm in (arm.name, arm.baseline):
-                    self._lines.pop(arm.name, None)
-
-    def lines(self, limit: int) -> list[str]:
-        """Return a line for each arm that shares at least two seeds with its baseline, at most ``limit`` of them."""
-        for arm in self._plan.arms:
-            if arm.name not in self._lines:
-                self._lines[arm.name] = self._line(arm)
-        return [line for arm in self._plan.arms if (line := self._lines[arm.name])][:limit]
-
-    def _line(self, arm: Arm) -> str | None:
-        from vitlab.comparison.arrays import contrast
-        from vitlab.report.phrasing import Scale
-
-        own, reference = self._values.get(arm.name, {}), self._values.get(arm.baseline or "", {})
-        if len(own.keys() & reference.keys()) < 2:
-            return None
-        scale, so_far = Scale.of(self._plan.analysis.metric, self._plan.units), contrast(own, reference)
-        low, high, mean = (scale.factor * value for value in (so_far.low, so_far.high, so_far.difference))
-        pairs = count(so_far.pairs, "pair")
-        # With few pairs, the interval may be undefined.
-        about = f"{low:+.3g} to {high:+.3g}; {pairs}, 95 % interval, not corrected" if low <= high else pairs
-        return f"{arm.name}: {mean:+.3g}{f' {scale.points}'.rstrip()} so far ({about})"
 
 
 def _names(trials: Sequence[Planned]) -> str:
