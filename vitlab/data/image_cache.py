@@ -9,7 +9,6 @@ M images of an official split, B of a batch, C channels, H rows, W columns.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from vitlab.data.augment.base import Boxes
@@ -230,8 +230,7 @@ def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], obje
     file = folder() / f"{name}.npy"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file.with_suffix(".lock"), "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers wait, and then find the file
+        with FileLock(file.with_suffix(".lock")):  # the other workers wait, and then find the file
             x_MCHW = _map(file, images.shape)
             if x_MCHW is None:
                 _write(images, file, check)

@@ -9,6 +9,7 @@ load on the machine affects all of them alike.  Measurements are independent of 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import tempfile
@@ -288,7 +289,7 @@ def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> MeasuredCost:
         code=planned.trial.code,
         rounds=len(rounds),
         peak_bytes=int(statistics.median(measurement["peak_bytes"] for measurement in rounds)),
-        load=os.getloadavg()[0],
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan,
         measured=str(datetime.now(UTC)),
         **values,
         **{name: rounds[-1][name] for name in ("device", "processor", "threads", "batch_size", "precision", "torch")},

@@ -12,6 +12,7 @@ from vitlab import registry
 from vitlab.driver import trust
 from vitlab.driver.session import Session
 from vitlab.errors import DataError, SpecError, VitlabError
+from vitlab.executors.machine import notes_on_device
 from vitlab.plan.engine_choice import without_benchmark
 from vitlab.plan.plan_file import read_decisions
 from vitlab.plan.tune import decide
@@ -86,7 +87,7 @@ def plan_study(
         raise SpecError([document.problem(*found)])
     about_data = _notes_on_data(plan, document)
     missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
-    notes = (*plan.notes, *_notes_on_averages(plan), *about_data, *missing)
+    notes = (*plan.notes, *_notes_on_averages(plan), *about_data, *missing, *notes_on_device(study.run.device))
     plan = replace(plan, notes=notes, version=name_of(content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 

@@ -89,7 +89,7 @@ class Local(PollingExecutor):
 
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
-        self._gpus = machine.gpus() if run.device != "cpu" else []
+        self._gpus = machine.gpus() if run.device in ("auto", "cuda") else []
         if run.device == "cuda" and not self._gpus:
             raise UserError(
                 "run.device is cuda, and this machine has no GPU that torch could use: CUDA_VISIBLE_DEVICES and "
@@ -104,8 +104,8 @@ class Local(PollingExecutor):
             places = self._placement.capacity(self._request)
             if run.resources.cpu is not None:
                 places = max(1, min(places, budget // cores_per_trial))
-        else:
-            places = run.workers or max(1, budget // cores_per_trial)
+        else:  # one trial at a time on the only GPU of a Mac
+            places = run.workers or (1 if run.device == "mps" else max(1, budget // cores_per_trial))
         self._slots = min(run.workers or places, places)
         shared_out = not self._gpus or run.resources.cpu is not None
         fits = shared_out and cores_per_trial * self._slots <= budget

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def cores() -> list[int]:
     """Return the cores that this process may run on, in order."""
-    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def budget(root: Path = CGROUP) -> int:
@@ -46,6 +47,13 @@ def _quota(root: Path) -> float:
         except OSError:
             return math.inf
     return math.inf if allowed in ("max", "-1") else int(allowed) / int(period)
+
+
+def notes_on_device(device: str) -> list[str]:
+    """Return a sentence where the device ``auto`` leaves the GPU of a Mac unused."""
+    if device != "auto" or sys.platform != "darwin" or platform.machine() != "arm64":
+        return []
+    return ["run.device auto is the CPU on a Mac; mps is its GPU, whose results may differ by more than rounding"]
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:

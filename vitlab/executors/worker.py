@@ -54,7 +54,7 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
     """
     os.environ.clear()
     os.environ.update(environment)
-    if cores and sys.platform == "linux":
+    if cores and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # a sandbox may forbid it; then the kernel places the threads
             os.sched_setaffinity(0, cores)
     stop = threading.Event()

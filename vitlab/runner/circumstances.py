@@ -105,7 +105,7 @@ def versions() -> Mapping[str, str]:
     return installed
 
 
-MATRIX_SIZE = {"cpu": 512, "cuda": 4096}
+MATRIX_SIZE = {"cpu": 512, "cuda": 4096, "mps": 4096}
 """Rows and columns of the matrices, by device type."""
 TIMED_PRODUCTS = 4
 """Number of timed products; the fastest counts."""
@@ -141,7 +141,7 @@ def matrix_rate(device: torch.device, precision: str) -> float:
 
 def _threads() -> int:
     """Return the number of threads that run in parallel: at most the cores of this process."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(torch.get_num_threads(), cores)
 
 

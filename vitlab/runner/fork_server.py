@@ -1,14 +1,13 @@
 """The fork server, from which worker processes start within about 30 ms with everything imported.
 
-It imports :mod:`vitlab.runner.preload`.  One server belongs to each process that starts workers.
+It imports :mod:`vitlab.runner.preload`.  One server belongs to each process that starts workers.  Where processes
+cannot fork, as on Windows, each worker is spawned and imports everything itself, which takes seconds.
 """
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, ForkServerProcess
+    from multiprocessing.context import ForkServerProcess
 
 PRELOAD = "vitlab.runner.preload"
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -36,12 +35,16 @@ class ServerDied(Exception):
 def start() -> None:
     """Start the server if it is not running, without waiting for its imports; it ends with this process."""
     global _output
+    if not _can_fork():
+        return
+    from multiprocessing import forkserver, resource_tracker
+
     if server() is None:
         atexit.register(_end)
     _context()
     with _hidden_main(), _safe_path():
         # Otherwise the fork server starts it, which unblocks Ctrl-C.
-        multiprocessing.resource_tracker.ensure_running()
+        resource_tracker.ensure_running()
         if _output is None:
             with tempfile.TemporaryFile() as file:
                 _output = os.dup(file.fileno())
@@ -49,7 +52,7 @@ def start() -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with _printing_to(_output):
-                multiprocessing.forkserver.ensure_running()
+                forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -61,9 +64,9 @@ def process(target: Callable[..., object], args: Sequence[Any], name: str) -> Fo
         ServerDied: if the server has died, such as for an import that fails.
     """
     start()
-    child = _context().Process(target=target, args=tuple(args), name=name)
+    child: ForkServerProcess = _context().Process(target=target, args=tuple(args), name=name)
     try:
-        with _hidden_main():
+        with _hidden_main(), _safe_path():
             child.start()
     except (EOFError, ConnectionError):
         raise ServerDied(f"the fork server died before it could start a worker{_last_line()}") from None
@@ -72,7 +75,7 @@ def process(target: Callable[..., object], args: Sequence[Any], name: str) -> Fo
 
 def exit_reason(code: int | None) -> str:
     """Return how a process ended that reported nothing, such as ``was killed by signal 15``, by its exit code."""
-    if code == -signal.SIGKILL:
+    if code == -9:
         return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
     if code is not None and code < 0:
         with suppress(ValueError):  # a real-time signal has no name
@@ -82,11 +85,19 @@ def exit_reason(code: int | None) -> str:
 
 def server() -> int | None:
     """Return the process id of the server, if it has been started."""
-    pid: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+    from multiprocessing import forkserver
+
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     return pid
 
 
-def _context() -> ForkServerContext:
+def _can_fork() -> bool:
+    return "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def _context() -> Any:
+    if not _can_fork():
+        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     return context

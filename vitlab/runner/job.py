@@ -14,7 +14,7 @@ class Settings:
     """Settings of a run, which are not part of a trial's identity."""
 
     threads: int = 1
-    device: str = "auto"  #: auto, cpu or cuda
+    device: str = "auto"  #: auto, cpu, cuda or mps
     deterministic: bool = True
     keep: str = "last"  #: trained weights to keep: none or last
     plugins: tuple[str, ...] = ()  #: files of components to load first

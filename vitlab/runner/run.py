@@ -160,14 +160,18 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device for ``auto``, ``cpu`` or ``cuda``.
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``mps``.
 
     Raises:
         UserError: If it does not exist on this machine.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("run.device is cuda, and torch finds no CUDA device; set run.device: cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UserError("run.device is mps, and torch finds no GPU of Apple here; set run.device: cpu")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
 
 
 @contextmanager

@@ -80,8 +80,8 @@ def fsync_all(files: Sequence[Path]) -> None:
         OSError: If the disk is full.
     """
     for file in files:
-        with open(file, "rb") as reader:
-            os.fsync(reader.fileno())
+        with open(file, "r+b") as writer:  # Windows syncs no file that is open for reading alone
+            os.fsync(writer.fileno())
 
 
 def folder_name(name: str) -> str:
@@ -217,17 +217,17 @@ def open_in_place(path: Path, how: int = os.O_WRONLY | os.O_APPEND) -> int:
     """Return the descriptor of a file that is written in place, and create it with the rights that the umask gives.
 
     A results folder may come from other people, so a link is not followed: it could lead to any file of the user.
+    Lines end as they are written, on Windows too.
 
     Raises:
         UserError: if the path is a link.
         OSError: if the file cannot be opened.
     """
-    try:
-        return os.open(path, how | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP or not path.is_symlink():
-            raise
-        raise UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link") from None
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link")
+    # A link that is made meanwhile is refused where the system can.
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(path, how | os.O_CREAT | flags, 0o666)
 
 
 def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:

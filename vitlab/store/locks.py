@@ -2,7 +2,7 @@
 
 **Kernel locks.**  A process locks a file while it writes, and the kernel releases the lock when the process dies.
 
-**Heartbeats.**  On file systems without locks (NFS without its lock service, Lustre mounted without flock), a file
+**Heartbeats.**  Where there are none (NFS without its lock service, Lustre mounted without flock, Windows), a file
 ``FILE.held`` beside the locked one names the owner.  Only one of several processes succeeds in creating it, and renews
 it every :data:`BEAT_S`.  An owner without a heartbeat for :data:`SILENT_S`, by the file system's own clock, counts as
 dead, and another process may take the lock over.  A suspended owner detects this by :func:`require` before it writes
@@ -12,7 +12,6 @@ again, and writes nothing more.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import random
 import re
@@ -81,7 +80,7 @@ def is_locked(file: Path) -> bool:
     """
     try:
         with open(file, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _flock(lock, "LOCK_SH", "LOCK_NB")
             return False
     except BlockingIOError:
         return True
@@ -221,7 +220,21 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
 
 
 def _open_no_link(file: str, flags: int) -> int:
-    return os.open(file, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def _flock(file: IO[Any], *names: str) -> None:
+    """Lock or unlock an open file as flock does, by the names of the operations.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+        OSError: If the file cannot be locked, with the number of :data:`NO_LOCKS` where the system has no flock.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows, whose own locks would keep readers from the names in the file
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)) from None
+    fcntl.flock(file, sum(getattr(fcntl, name) for name in names))
 
 
 def _lock(file: IO[str]) -> None:
@@ -235,11 +248,11 @@ def _lock(file: IO[str]) -> None:
     """
     for remaining in reversed(range(ATTEMPTS)):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(file, "LOCK_EX", "LOCK_NB")
             return
         except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(file, fcntl.LOCK_UN)
+            _flock(file, "LOCK_SH", "LOCK_NB")
+            _flock(file, "LOCK_UN")
             if not remaining:
                 raise
         time.sleep(0.001 + 0.004 * random.random())  # random, so that two processes do not keep colliding

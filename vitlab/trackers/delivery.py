@@ -225,7 +225,7 @@ class BackgroundTracker(Tracker):
 
 # -- the delivering process -------------------------------------------------------------------------------------------
 
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+IGNORED = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 """Signals that a scheduler sends to all processes of a job; the driver handles them, and still has to deliver."""
 
 Study = tuple[Plan, Store, RunSpec]
@@ -275,17 +275,17 @@ started: TrackerProcess | None = None
 
 
 def start() -> None:
-    """Start the process of a command, unless it has one."""
+    """Start the process of a command, unless it has one, or the system cannot hand it a pipe, as Windows cannot."""
     global started
-    if started is None and is_command():
+    if started is None and is_command() and os.name == "posix":
         started = TrackerProcess()
 
 
 def serve(descriptor: int) -> NoReturn:
     """Answer the driver's calls through a pipe until it dies."""
     driver: Connection = Connection(descriptor)
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    for name in IGNORED:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     messages = queue.SimpleQueue[Study | Call]()
     threading.Thread(target=_listen, args=(driver, messages), daemon=True).start()
     log = _ToDriver(driver)

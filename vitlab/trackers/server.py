@@ -73,11 +73,13 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
                 time.sleep(0.2)
             yield server
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGTERM)
-                with suppress(subprocess.TimeoutExpired):
-                    server.wait(STOP_S)
-                os.killpg(server.pid, signal.SIGKILL)  # children may outlive the server
+            if os.name == "posix":
+                with suppress(ProcessLookupError):
+                    os.killpg(server.pid, signal.SIGTERM)
+                    with suppress(subprocess.TimeoutExpired):
+                        server.wait(STOP_S)
+                    os.killpg(server.pid, signal.SIGKILL)  # children may outlive the server
+            server.kill()
             server.wait()
 
 

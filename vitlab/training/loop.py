@@ -7,7 +7,6 @@ resumed training computes the same numbers as an uninterrupted one.
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import time
 from collections import defaultdict
@@ -65,9 +64,13 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere."""
+    """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere; 0 if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
     # macOS counts bytes, Linux KiB.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -8,7 +8,6 @@ same trial keys.  Checksums are cached in the process by path, size and modifica
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import gzip
 import hashlib
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
+
+from filelock import FileLock
 
 from vitlab.data.datasets.base import Dataset
 from vitlab.data.torchvision_import import torchvision
@@ -201,8 +202,7 @@ class Published(Dataset):
         source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / f".{self.name}.lock", "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # a second process finds what the first one downloaded
+            with FileLock(folder / f".{self.name}.lock"):  # a second process finds what the first one downloaded
                 source(str(folder), download=True, **self.torchvision_options)
             if (paths := self._find()) is None:
                 raise RuntimeError(f"the download does not contain {', '.join(self._names())}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -228,7 +229,9 @@ def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor
 
 
 def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of memory of this machine, or of its container if that has less."""
+    """Return the bytes of memory of this machine, or of its container if that has less; no limit if it is unknown."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return sys.maxsize
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
