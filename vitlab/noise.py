@@ -38,7 +38,7 @@ def tensor_of(keys: Sequence[Key], device: torch.device) -> Tensor:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the host to a device without waiting for it, as a copy from unpinned memory would."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def fold(k: Key, number: int) -> Key:
@@ -104,8 +104,8 @@ def seed_torch(seed: int, device: torch.device) -> None:
     ``torch.manual_seed`` visits every backend and records the caller's stack for each, which takes 0.2 ms.
     """
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    if device.type != "cpu":
+        getattr(torch, device.type).manual_seed(seed)
 
 
 class Draws(NamedTuple):

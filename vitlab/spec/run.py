@@ -116,8 +116,8 @@ class RunSpec(Frozen):
     """Trials at a time; by default as many as fit on the machine."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """CPU threads of one process."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the trials; ``auto``: a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device of the trials; ``auto``: a CUDA GPU if there is one, or else the CPU; ``mps``: the GPU of a Mac."""
     resources: Resources = Resources()
     """Resources of one trial, or of a batch of trials trained together."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
