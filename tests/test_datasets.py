@@ -528,7 +528,7 @@ def test_options_change_prepared_images() -> None:
         ({"size": "big"}, "found 'big'"),
         (
             {"size": True},
-            "size: found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans; found true",
+            "size: found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans",
         ),
         (
             {"channels": True},

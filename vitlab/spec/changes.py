@@ -58,21 +58,16 @@ _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^
 
 def _names(document: Document) -> dict[str, str]:
     """Return every name that can end a path, with the shortest path to it."""
-    names: dict[str, str] = {}
+    fields = {**Study.model_fields, **TrialSpec.model_fields}
+    names = {name: name for name in fields}
 
-    def walk(fields: Mapping[str, Any], before: str) -> None:
-        for name in fields:
-            names.setdefault(name, before + name)
-        for name, field in fields.items():
-            for model in models_in(field.annotation):
-                if before.count(".") < 1 and name != "base":
-                    walk(model.model_fields, f"{before}{name}.")
-
-    def walk_values(tree: Any, before: str) -> None:
+    def walk(tree: Any, before: str) -> None:
         for name, value in tree.items() if isinstance(tree, Mapping) else ():
             names.setdefault(str(name), f"{before}{name}")
-            walk_values(value, f"{before}{name}.")
+            walk(value, f"{before}{name}.")
 
-    walk({**Study.model_fields, **TrialSpec.model_fields}, "")
-    walk_values(document.data.get("base"), "")
+    for section, field in fields.items():
+        for model in models_in(field.annotation) if section != "base" else ():
+            walk(dict(model.model_fields), f"{section}.")
+    walk(document.data.get("base"), "")
     return names
