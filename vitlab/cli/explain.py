@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from vitlab.store.files import folder_name
 if TYPE_CHECKING:
     from vitlab.explain.one_image import Head, Label
     from vitlab.models.contract import Model
-    from vitlab.store.folders import TrialFolder
+    from vitlab.plan.values import Plan
+    from vitlab.store.folders import Store
     from vitlab.training.artifacts import Transform
 
 FIRST = "test:0"  #: image that is explained by default
@@ -71,12 +72,12 @@ def command(
     grid: str | None,
     normalize: str | None,
     out: Path,
-) -> None:
+) -> list[str]:
     """Write pictures of what the models of CHECKPOINT attend to in an image, and the numbers behind them.
 
     CHECKPOINT is a study that has been run (its file, name or folder; see --arm and --seed), the folder of a trial, or
     a file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each
-    other as well.
+    other as well. index.html shows all pictures of the folder.
     """
     study = ""
     if not images and checkpoint.is_file() and not _is_study(checkpoint, out):
@@ -84,19 +85,24 @@ def command(
     images = images or (FIRST,)
     click.echo(f"reading {checkpoint}", err=True)  # importing PyTorch takes seconds
     if _is_study(checkpoint, out):
-        study, trials = _trials(checkpoint, arms, seed, out)
+        from vitlab.report.api import open_study
+
+        plan, store = open_study(checkpoint, out=out)
+        study = plan.study
         target /= folder_name(study)
-        models = _open_arms(study, trials, seed, skip=not arms)
+        models = _open_arms(plan, store, arms, seed)
     elif checkpoint.is_dir():
         models = iter([_open_trial(checkpoint)])
     else:
         models = iter([_open_file(checkpoint, heads, grid, normalize)])
 
     from vitlab.driver.attention_pictures import objective_without_labels
-    from vitlab.explain.one_image import Explanation, Subject, compare, explain
+    from vitlab.explain.one_image import Explanation, Subject, compare, explain, write_index
 
+    lines = list[str]()
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
-    for name, title, model, transform, spec in models:
+    folders = {image: target / folder_name(image.replace("test:", "test-")) for image in images}
+    for name, place, title, model, transform, spec in models:
         labels = transform.input_spec.info.labels
         head: Head = "trained"
         if objective := objective_without_labels(spec or {}):
@@ -107,21 +113,20 @@ def command(
             picture, caption, label = _image(image, spec)
             x_BCHW = transform(picture)
             seen_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
-            folder = target / _image_name(image) / folder_name(name)
+            folder = folders[image] / place
             subject = Subject(title, caption, label)
             explanation = explain(
                 model, x_BCHW, seen_HWC, labels, folder, subject, head=head, fusion=fusion, discard=discard
             )
             explained[image][name] = explanation
-            for file in explanation.files:
-                click.echo(str(file))
+            lines += map(str, explanation.files)
     for image, explanations in explained.items():
         if not explanations:
             raise UserError(f"{checkpoint} has no arm with attention to explain; choose a study of a ViT")
         if len(explanations) > 1:
             click.echo(f"drawing all models beside each other, {image}", err=True)
-        for file in compare(explanations, study, target / _image_name(image)):
-            click.echo(str(file))
+        lines += map(str, compare(explanations, study, folders[image]))
+    return [*lines, str(write_index(target, study or checkpoint.name))]
 
 
 def _is_study(checkpoint: Path, out: Path) -> bool:
@@ -133,42 +138,30 @@ def _is_study(checkpoint: Path, out: Path) -> bool:
     return not checkpoint.exists() and (is_name or (out / "studies" / name / "plan.json").exists())
 
 
-def _trials(checkpoint: Path, arms: Sequence[str], seed: int, out: Path) -> tuple[str, dict[str, TrialFolder]]:
-    """Return the name of a study, and the trial of each arm asked for with a seed.
+OpenedModel = tuple[str, str, str, Any, "Transform", dict[str, Any] | None]
+"""Name, folder, title, model, transform from images to its input, and the trial's spec."""
+
+
+def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iterator[OpenedModel]:
+    """Yield the model of each arm with a seed; without ``arms``, those of all that can be explained.
 
     Raises:
-        UserError: if the study has not been run, or has no such trial.
+        UserError: if the study has no such trial, or one of ``arms`` cannot be explained.
     """
-    from vitlab.report.api import open_study
-
-    plan, store = open_study(checkpoint, out=out)
-    names = arms or [arm.name for arm in plan.arms if not arm.skip]
-    trials = {arm: plan.find(arm, seed) for arm in names}
-    return plan.study, {arm: store.trial(trial.key, trial.code) for arm, trial in trials.items()}
-
-
-OpenedModel = tuple[str, str, Any, "Transform", dict[str, Any] | None]
-"""Name of a folder, title, model, transform from images to its input, and the trial's spec."""
-
-
-def _open_arms(study: str, trials: dict[str, TrialFolder], seed: int, *, skip: bool) -> Iterator[OpenedModel]:
-    """Yield the model of each trial.
-
-    Args:
-        study: its name.
-        trials: arm to trial.
-        seed: of the trials.
-        skip: go on with a message where an arm cannot be explained, instead of raising.
-    """
-    for arm, folder in trials.items():
+    names = [arm.name for arm in plan.arms]
+    selected = arms or [arm.name for arm in plan.arms if not arm.skip]
+    for arm, trial in [(arm, plan.find(arm, seed)) for arm in selected]:
         try:
-            _, _, model, transform, spec = _open_trial(folder.path)
+            *_, model, transform, spec = _open_trial(store.trial(trial.key, trial.code).path)
         except VitlabError as error:
-            if not skip:
+            if arms:
                 raise
             click.echo(f"{arm} is not explained: {error}", err=True)
             continue
-        yield f"{arm}, seed {seed}", f"study {study}, arm {arm}, seed {seed}", model, transform, spec
+        short = re.sub(r"[^A-Za-z0-9]+", "-", arm)[:24].strip("-")
+        # The number tells apart arms whose names begin alike.
+        place = f"{names.index(arm):02}-{short}-seed{seed}"
+        yield f"{arm}, seed {seed}", place, f"study {plan.study}, arm {arm}, seed {seed}", model, transform, spec
 
 
 def _open_trial(path: Path) -> OpenedModel:
@@ -180,7 +173,7 @@ def _open_trial(path: Path) -> OpenedModel:
     model, transform = load_model(folder)
     _require_attention(model)
     name = f"trial {folder.path.parent.name[:12]}"
-    return name, name, model, transform, read_json(folder.spec)
+    return name, folder_name(name), name, model, transform, read_json(folder.spec)
 
 
 def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> OpenedModel:
@@ -194,7 +187,8 @@ def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str |
     for note in loaded.notes:
         click.echo(note, err=True)
     _require_attention(loaded.model)
-    return file.stem, file.name, loaded.model, Transform(InputSpec(loaded.info, loaded.mean, loaded.std)), None
+    transform = Transform(InputSpec(loaded.info, loaded.mean, loaded.std))
+    return file.stem, folder_name(file.stem), file.name, loaded.model, transform, None
 
 
 def _require_attention(model: Model) -> None:
@@ -223,10 +217,3 @@ def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, Label]:
         raise UserError(f"--image {image} is not a picture; give an image file, such as PNG or JPEG") from None
     except OSError as error:
         raise UserError(f"--image {image} cannot be read: {error.strerror or error}") from None
-
-
-def _image_name(image: str) -> str:
-    """Return the name of an image's folder; pictures of equal names in different folders get different ones."""
-    if image.startswith("test:"):
-        return image.replace(":", "-")
-    return f"{folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"

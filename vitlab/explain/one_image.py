@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -185,6 +187,21 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
             segmenting.image_HWC, predicted, labels=segmenting.labels, truth_HW=segmenting.subject.label_HW
         )
     return _write(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
+
+
+def write_index(folder: Path, title: str) -> Path:
+    """Write a page with all pictures in a folder and the folders in it, in the order of their names, and return it."""
+    parts = [f"<!doctype html><meta charset='utf-8'><title>{escape(title)}</title><h1>{escape(title)}</h1>"]
+    for place in sorted({file.parent for file in folder.rglob("*.png")}):
+        name = place.relative_to(folder).as_posix()
+        parts.append(f"<h2>{escape(name)}</h2>")
+        parts += [
+            f"<img src='{quote(f'{name}/{file.name}')}' alt='{escape(file.stem)}' style='max-width: 100%'>"
+            for file in sorted(place.glob("*.png"))
+        ]
+    page = folder / "index.html"
+    page.write_text("\n".join(parts), encoding="utf-8")
+    return page
 
 
 def _token(name: str) -> str:
