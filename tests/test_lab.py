@@ -133,7 +133,31 @@ def test_predictions_have_documented_columns(answered: tuple[Path, Path, Answer]
     assert table["prediction_name"].tolist() == table["prediction"].astype(str).tolist()
 
 
-@pytest.mark.parametrize("name", ["run", "results", "compare", "history", "predictions", "load"])
+def test_study_may_be_a_mapping(tmp_path: Path) -> None:
+    """Its content is written to a file, which messages then name."""
+    content = {**yaml.safe_load(study(tmp_path).read_text()), "study": "given"}
+    content["run"] = {"executor": "inline", "tracker": "none"}
+    before = vitlab.trials(content, out=tmp_path)
+    answer = vitlab.run(content, out=tmp_path)
+    assert (answer.trained, answer.failed) == (len(before), 0) and not before["trained"].any()
+    after = vitlab.trials(content, out=tmp_path)
+    assert after["trained"].all() and list(after.columns) == ["arm", "seed", "trained", "params", "macs"]
+    (file,) = (tmp_path / "written").iterdir()
+    assert yaml.safe_load(file.read_text()) == content and vitlab.run(file, out=tmp_path).cached == len(before)
+    content["base"]["model"]["dpth"] = 1
+    with pytest.raises(vitlab.SpecError, match=rf"{file.name}:\d+:\d+: .*'dpth'.*Did you mean 'depth'"):
+        vitlab.trials(content, out=tmp_path)
+    with pytest.raises(UserError, match="texts, numbers, lists and mappings alone"):
+        vitlab.run({**content, "seeds": Path()}, out=tmp_path)
+
+
+def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, Answer]) -> None:
+    file, out, _ = answered
+    figures = vitlab.compare(file, out=out).figures
+    assert "arms" in figures and all(type(figure).__name__ == "Figure" for figure in figures.values())
+
+
+@pytest.mark.parametrize("name", ["results", "compare", "history", "predictions", "load"])
 def test_study_may_be_a_path(name: str) -> None:
     with pytest.raises(UserError, match=r"named by the path of its file or folder; found a dict\. Write its content"):
         getattr(vitlab, name)({"study": "s"})
@@ -235,7 +259,7 @@ def test_changed_code_retrains_affected_trials_but_comments_do_not(
 
     def cached_by_arm() -> dict[str, list[bool]]:
         """Return whether each arm's trials need no training with the copied code."""
-        words = ["vitlab", "plan", str(file), "--out", str(out), "--format", "json"]
+        words = ["vitlab", "plan", str(file), "--out", str(out), "--json"]
         code = f"import sys; sys.argv = {words!r}; from vitlab.cli import main; main()"
         done = warm.python(code, tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)})
         assert done.returncode == 0, done.stderr

@@ -341,7 +341,7 @@ def test_own_unit_is_shown_in_every_format(tmp_path):
     assert "difference (images)" in tex and "deviation of val blunders (images) over 5 seeds; lower is better." in tex
     html = text_of(plan, store, "html")
     assert ">val blunders (images)</th>" in html and "points" not in page + tex + terminal
-    notebook = Comparison.of(report.collect(plan, store).report)._repr_html_()
+    notebook = Comparison.of(report.collect(plan, store))._repr_html_()
     assert ">val blunders (images)</th>" in notebook and "val/blunders: lower is better." in notebook
     drawn = figures_of(plan, store)["arms"]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
@@ -783,7 +783,7 @@ def test_columns_of_comparison_are_same_for_every_study(tmp_path: Path, values: 
     plan, store, _, table = outcome(tmp_path, values)
     columns = [*comparison.MEANINGS, "test/accuracy", "test/accuracy_sd"]
     assert ["arm", *table.columns] == columns and len(table) == len(values)
-    assert list(Comparison.of(report.collect(plan, store).report).columns) == columns
+    assert list(Comparison.of(report.collect(plan, store)).columns) == columns
     assert table["test/accuracy"].dtype == "float64" and table["test/accuracy"].notna().all() == (
         values != {"baseline": [None]}
     )

@@ -20,7 +20,7 @@ imports.watch()
 if TYPE_CHECKING:
     from vitlab.errors import SpecError, UserError, VitlabError
     from vitlab.judging.judgement import judge
-    from vitlab.lab import run
+    from vitlab.lab import run, trials
     from vitlab.report.api import compare, history, load, predictions, results
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "predictions",
     "results",
     "run",
+    "trials",
 ]
 
 

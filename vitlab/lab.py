@@ -5,28 +5,34 @@ It reads from top to bottom; planning is in :mod:`vitlab.driver.planning`, the o
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from vitlab import registry, report
+from vitlab.driver.planning import costs, prepare_run, read_data, with_decisions
 from vitlab.driver.planning import plan_study as plan_study
-from vitlab.driver.planning import prepare_run, read_data, with_decisions
 from vitlab.driver.scheduler import sole_driver, train_missing
 from vitlab.driver.session import Session, Watch
 from vitlab.driver.stages import cached_trials, next_stage, require_arm
+from vitlab.errors import UserError
 from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import registered, write_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run, is_recorded
 from vitlab.report.api import Answer as Answer
 from vitlab.report.api import study_path
-from vitlab.store.files import mapping, read_json, write_json
+from vitlab.store.files import folder_name, mapping, read_json, write_bytes, write_json
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers.delivery import deliver_rest, tracker_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""
@@ -36,7 +42,7 @@ DELIVERED = "delivered.json"
 
 
 def run(
-    file: str | Path,
+    file: str | Path | Mapping[str, object],
     *,
     out: str | Path = OUT,
     changes: Mapping[str, object] = {},
@@ -53,7 +59,8 @@ def run(
     While another process runs the study, this one follows its progress, and continues when that process has ended.
 
     Args:
-        file: the study file, or the name of a study that comes with vitlab, such as ``quickstart``.
+        file: the study file, or the name of a study that comes with vitlab, such as ``quickstart``, or the content of a
+            file as a mapping, which is written to the folder ``written`` of the output folder.
         out: the output folder, shared by studies; a trial trained by another study is not trained again.
         changes: dotted path to value, applied to the file before it is read, such as ``{"data.root": ...}``
             (a path that does not start with a key of the file is relative to ``base``).
@@ -79,7 +86,7 @@ def run(
     from vitlab.driver.progress import watch_on
 
     watch = watch or watch_on()
-    file = study_file(study_path(file), watch.say)
+    file = _file_of(file, out, watch)
     store = Store(Path(out).resolve())
     prepare_run(file, changes, store)
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
@@ -150,6 +157,53 @@ def run(
             start_command=session.tracker.start_command(),
             link_notes=tuple(session.tracker.notes()),
         )
+
+
+def trials(
+    file: str | Path | Mapping[str, object],
+    *,
+    out: str | Path = OUT,
+    changes: Mapping[str, object] = {},
+    plugins: Sequence[str | Path] = (),
+) -> pd.DataFrame:
+    """Return the trials of a study's plan, one row each, before anything is trained.
+
+    Columns: ``arm``, ``seed``, ``trained`` (whether its result is stored), ``params``, and ``macs``, the
+    multiply-accumulates of one image, forward.  The arguments are those of :func:`vitlab.run`.
+
+    Raises:
+        SpecError: if the file is wrong, with every mistake.
+    """
+    import pandas as pd
+
+    _, plan = plan_study(_file_of(file, out, Watch()), changes=changes, plugins=plugins, out=out)
+    store, by_arm = Store(Path(out).resolve()), costs(plan)
+    return pd.DataFrame(
+        {
+            "arm": item.arm,
+            "seed": item.seed,
+            "trained": store.trial(item.trial.key, item.trial.code).done(),
+            **by_arm[item.arm],
+        }
+        for item in (*plan.trials, *plan.pending)
+    )
+
+
+def _file_of(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
+    """Return the file of a study, which is written if its content is given.
+
+    Raises:
+        UserError: if there is no such file, or the content has a value that a file cannot have.
+    """
+    if not isinstance(study, Mapping):
+        return study_file(study_path(study), watch.say)
+    try:
+        text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
+    except (TypeError, ValueError) as error:
+        raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
+    file = Path(out) / "written" / f"{folder_name(str(study.get('study', 'study')))}.yaml"
+    write_bytes(file, f"{text}\n".encode())
+    return file
 
 
 def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:

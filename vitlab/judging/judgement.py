@@ -58,7 +58,7 @@ class Judgement:
         """Return one row per arm in the columns of :func:`vitlab.compare`, in units of the table."""
         from vitlab.report.notebook import Comparison
 
-        return Comparison.of(self.content.report)
+        return Comparison.of(self.content)
 
     def render(self, format: str = "terminal") -> str | bytes:
         """Return the report in a format, see :func:`vitlab.report.render`; bytes for parquet, otherwise text.

@@ -85,7 +85,7 @@ class Answer:
         from vitlab.report import collect
         from vitlab.report.notebook import Comparison
 
-        return Comparison.of(collect(self.plan, self.store).report)
+        return Comparison.of(collect(self.plan, self.store))
 
     def history(self) -> pd.DataFrame:
         """Return the curves, see :func:`vitlab.history`."""
@@ -170,7 +170,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The columns are
     listed in ``MEANINGS`` in :mod:`vitlab.report.comparison`, followed by mean and standard deviation of the
     test metric of the same name.  In a notebook the frame shows the answers first; ``.answers`` holds them as text,
-    and ``.notes`` the caveats.
+    ``.notes`` the caveats, and ``.figures`` the figures of the report, such as ``figures["arms"]``.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
@@ -181,7 +181,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
 
     study = open_study(first, out=out)
     content = collect(*study) if second is None else compare_studies(study, open_study(second, out=out))
-    return Comparison.of(content.report)
+    return Comparison.of(content)
 
 
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:

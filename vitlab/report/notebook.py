@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from vitlab.report import comparison
-from vitlab.report.document import Report
+from vitlab.report.document import Content, Report
 from vitlab.report.sections.arms import columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Comparison(pd.DataFrame):
     """A frame of :func:`vitlab.report.comparison.summary_frame`; slices of it are ordinary frames."""
 
-    _metadata = ("report",)
+    _metadata = ("report", "content")
     report: Report
+    content: Content
 
     @classmethod
-    def of(cls, report: Report) -> Comparison:
-        """Return the arms of a report, with its answers and notes."""
-        frame = cls(comparison.summary_frame(report.arms, report.analysis))
-        frame.report = report
+    def of(cls, content: Content) -> Comparison:
+        """Return the arms of a report, with its answers, notes and figures."""
+        frame = cls(comparison.summary_frame(content.report.arms, content.report.analysis))
+        frame.report, frame.content = content.report, content
         return frame
 
     @property
@@ -37,6 +42,11 @@ class Comparison(pd.DataFrame):
     def notes(self) -> tuple[str, ...]:
         """The notes of the report."""
         return tuple(self.report.notes)
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
+        return {name: wide.figure for name, (wide, _) in self.content.figures().items()}
 
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
