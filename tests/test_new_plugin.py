@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -280,6 +281,23 @@ def test_unwritable_folder_gives_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="acme-vit: "):
         write_plugin("acme-vit", "norm", out=tmp_path / "file")
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third file does not fit."""
+    written, write = [0], Path.write_text
+
+    def full(path: Path, *args: Any, **options: Any) -> int:
+        written[0] += 1
+        if written[0] == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match="No space left on device; nothing is left"):
+        write_plugin("acme-vit", "norm", out=tmp_path)
+    assert written == [3] and not list(tmp_path.iterdir())
+    assert write_plugin("acme-vit", "norm", out=tmp_path).is_dir()
 
 
 # -- page of plugins --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import keyword
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from vitlab._version import __version__
 from vitlab.cli.completion import complete_packaged, complete_slot
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
+from vitlab.store.files import temporary
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -47,7 +49,7 @@ def command() -> None:
     shell_complete=complete_packaged,
     help="The study that comes with vitlab to begin with; 'vitlab list studies' lists them.",
 )
-def study(file: Path, source: str) -> None:
+def study(file: Path, source: str) -> list[str]:
     """Write a study to FILE, by default study.yaml: a copy of a study that comes with vitlab, to be edited.
 
     Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
@@ -67,12 +69,12 @@ def study(file: Path, source: str) -> None:
     text = template.render(schema=SCHEMA, file=file, study=file.stem, body=body.partition("\n")[2].rstrip())
     file.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(file, text.encode())
-    click.echo(f"{file} is written, a copy of {source}.")
+    lines = [f"{file} is written, a copy of {source}."]
     schema = file.with_name(SCHEMA)
     if not schema.exists():
         write_bytes(schema, f"{json.dumps(study_schema(), indent=1)}\n".encode())
-        click.echo(f"{schema} is written: completion and checks for editors.")
-    click.echo(f"Next:\n  vitlab plan {file}\n  vitlab run {file}")
+        lines.append(f"{schema} is written: completion and checks for editors.")
+    return [*lines, "Next:", f"  vitlab plan {file}", f"  vitlab run {file}"]
 
 
 @command.command()
@@ -86,19 +88,18 @@ def study(file: Path, source: str) -> None:
     show_default="here",
     help="Folder in which the folder NAME is made.",
 )
-def plugin(name: str, slot: str, component: str | None, out: Path) -> None:
+def plugin(name: str, slot: str, component: str | None, out: Path) -> list[str]:
     """Write a package NAME, such as acme-vit, with a component for --slot, its test, a study, CI and a README."""
     folder = write_plugin(name, slot, component=component, out=out)
     component = component or name.partition("-")[0]
-    click.echo(f"{folder} is written.  Next:")
-    for line in (
-        f"cd {folder}",
-        'pip install -e ".[test]"',
-        "pytest",
-        f"vitlab run --smoke studies/{component}.yaml",
-        f"vitlab run studies/{component}.yaml",
-    ):
-        click.echo(f"  {line}")
+    return [
+        f"{folder} is written.  Next:",
+        f"  cd {folder}",
+        '  pip install -e ".[test]"',
+        "  pytest",
+        f"  vitlab run --smoke studies/{component}.yaml",
+        f"  vitlab run studies/{component}.yaml",
+    ]
 
 
 def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path = Path()) -> Path:
@@ -129,14 +130,17 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         "component": component,
         "vitlab": _versions(),
     }
-    files = _render(values)
+    partial = temporary(folder)
     try:
-        for path, text in files.items():
-            file = folder / path
+        for path, text in _render(values).items():
+            file = partial / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
+        partial.rename(folder)
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}") from None
+        raise UserError(f"{folder}: {error.strerror}; nothing is left of it") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
@@ -145,19 +149,8 @@ def _render(values: Mapping[str, str]) -> dict[str, str]:
     environment = templates()
     component, slot = values["component"], values["slot"]
     source = environment.get_template(f"components/{slot}.py.j2")
-    facts: dict[str, Any] = {
-        "base": "",
-        "cls": "",
-        "cost": "about a minute or two on 2 cores",
-        "question": f"Is {slot} NAME better than RIVAL on 8x8 digits?",
-        "design": "one_at_a_time: {PATH: [NAME]}",
-        "use": "PATH: [RIVAL, NAME]",
-        "path": f"model.{slot}",
-    }
+    facts: dict[str, Any] = {"base": "", "cls": "", "cost": "about a minute or two on 2 cores"}
     facts |= vars(source.make_module({**facts, **values}))  # what the template of the slot sets
-    words = {"NAME": component, "RIVAL": facts.get("rival", ""), "PATH": facts["path"]}
-    for key in ("question", "design", "use"):
-        facts[key] = re.sub("NAME|RIVAL|PATH", lambda match: words[match[0]], facts[key])
     facts["cls"] = "".join(word.capitalize() for word in component.split("_")) + facts["contract"]
     sources: dict[str, str | Template] = {
         "pyproject.toml": "pyproject.toml.j2",
