@@ -129,6 +129,8 @@ def _do(block: Block, reader: Reader) -> None:
             compile(block.text, block.title, "exec")
         case "text":
             pass
+        case "json":
+            json.loads(block.text)
         case other:
             raise Failed(f"nobody knows how to try a block of '{other}'")
 

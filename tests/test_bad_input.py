@@ -230,10 +230,10 @@ def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", ".001", "0.001", "1.0e-3", "+1e-3", "1_0e-4"])
 def test_numbers_in_text_form_are_parsed(here: Path, number: str) -> None:
     (here / "s.yaml").write_text(STUDY.replace("1.0e-3", number))
-    code, out, err = call("plan", "s.yaml", "--format", "json")
+    code, out, err = call("plan", "s.yaml", "--json")
     assert code == 0, err
     assert all(spec["train"]["optimizer"]["lr"] == 0.001 for spec in json.loads(out)["specs"].values())
-    code, out, err = call("plan", "s.yaml", "--format", "json", "--set", f"train.optimizer.lr={number}")
+    code, out, err = call("plan", "s.yaml", "--json", "--set", f"train.optimizer.lr={number}")
     assert code == 0 and json.loads(out)["specs"]["baseline"]["train"]["optimizer"]["lr"] == 0.001
 
 

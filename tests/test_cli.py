@@ -168,9 +168,9 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     code, printed, err = call(*command[:-1])
     assert code == 4 and "\n1 trained, 0 taken from earlier runs, 1 failed.\n" in printed
     code, printed, err = call(*command, "--retry-failed")
-    assert code == 4 and parsed(printed)["study"] == "tiny"
+    assert code == 4 and parsed(printed)["result"]["study"] == "tiny" and parsed(printed)["kind"] == "trials"
     why = f"vitlab logs tiny --arm optimizer=sour --seed 0 --out {relative(tmp_path / 'out')}"
-    assert f"1 trial failed; '{why}' shows why" in err and "RuntimeError: not today, at " in err and "sour.py:9" in err
+    assert f"1 trial failed; '{why}' shows why" in err and "RuntimeError: not today, at " in err and "sour.py:10" in err
     code, logs, err = call(*why.split()[1:])
     assert (code, err) == (0, "") and "RuntimeError: not today" in logs
     assert (tmp_path / "out" / "studies" / "tiny" / "report" / "report.html").exists()
@@ -381,7 +381,7 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = ran
     code, printed, err = call("plan", file, "--out", out)
     assert (code, err) == (0, "") and "4 trials, 4 of them trained already; metric val/accuracy." in printed
-    code, printed, err = call("plan", file, "--out", out, "--format", "json", "--cost", "--set", "seeds=3")
+    code, printed, err = call("plan", file, "--out", out, "--json", "--cost", "--set", "seeds=3")
     plan = parsed(printed)
     assert (code, err) == (0, "") and [trial["cached"] for trial in plan["trials"]] == [True, True, False] * 2
     assert plan["arms"][0]["cost"]["params"] == plan["arms"][1]["cost"]["params"] > 0
@@ -552,7 +552,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Pat
     assert len(set(files)) == len(files) and all(file.stat().st_size for file in files)
     assert set(files) == {path for path in target.rglob("*") if path.is_file()}
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
-    assert "baseline, seed 0" in arms and len(arms) > 1
+    assert "00-baseline-seed0" in arms and len(arms) > 1
     assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
     code, output, err = call("explain", "tiny", *images, "--out", out, "--to", target)
     assert (code, output) == (0, printed), "a study is named by its name, too"

@@ -99,6 +99,25 @@ def test_executor_page_lists_every_ending_with_its_retries() -> None:
             assert f"`run.retries.{ending}`, by default {Retries.model_fields[ending].default}" in retried
 
 
+def test_messages_of_the_page_of_questions_are_printed() -> None:
+    """Each part of a quoted message stands in the source, where texts may go on in the next line."""
+    source = "".join(file.read_text() for file in sorted((ROOT / "vitlab").rglob("*.py")))
+    source = re.sub(r"\{[^{}]*\}", "...", re.sub(r'"\s*\n\s*f?"', "", source))
+    messages = re.findall(r"(?m)^### `(.*)`$", (ROOT / "docs" / "pages" / "faq.md").read_text())
+    assert len(messages) > 8
+    for message in messages:
+        for part in filter(None, (part.strip() for part in message.split("..."))):
+            assert part in source, part
+
+
+def test_every_ask_that_is_met_has_a_link() -> None:
+    page = (ROOT / "docs" / "pages" / "asks.md").read_text()
+    rows = re.findall(r"(?m)^\| (\d+) \| .+? \| (has|partly|not)\b[^|]*\|(.*)\|$", page)
+    assert [int(number) for number, *_ in rows] == [*range(1, 41)]
+    for number, state, where in rows:
+        assert ("](" in where) == (state != "not"), number
+
+
 def test_architecture_lists_files_with_their_lengths() -> None:
     """Lengths are rounded on the page; a file that grew or shrank by a fifth needs a new number."""
     page = (ROOT / "docs" / "pages" / "architecture.md").read_text()
@@ -194,6 +213,10 @@ def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         )
         loaded += re.findall(r"<link\b[^>]*href=\"?([^\" >]+)[^>]*rel=\"?(?:stylesheet|icon|preconnect|preload)", html)
         assert loaded and not [address for address in loaded if re.match(r"(https?:)?//", address)], (page, loaded)
+    listed = re.findall(r"(?m)^- \[[^\]]+\]\(([\w./-]+\.md)\)$", (site / "llms.txt").read_text())
+    for page in [*PAGES, *(ROOT / "docs" / "pages" / path for path in generated)]:
+        path = page.relative_to(ROOT / "docs" / "pages").as_posix()
+        assert path in listed and (site / path).read_text().lstrip().startswith("#"), path
     for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style
     html = (site / "reference" / "position" / "index.html").read_text()

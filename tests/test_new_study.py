@@ -17,7 +17,7 @@ from vitlab.spec import read_document
 
 
 def arms(file: Path | str) -> list[Any]:
-    result = CliRunner().invoke(cli, ["plan", str(file), "--format", "json"], standalone_mode=False)
+    result = CliRunner().invoke(cli, ["plan", str(file), "--json"], standalone_mode=False)
     assert result.exception is None, result.exception
     planned: list[Any] = json.loads(result.stdout)["arms"]
     return planned

@@ -167,7 +167,7 @@ def test_gpu_hours_equal_hand_calculation() -> None:
 
 
 def plan_json(*arguments: str) -> Any:
-    ran = CliRunner().invoke(cli, ["plan", *arguments, "--cost", "--format", "json"], catch_exceptions=False)
+    ran = CliRunner().invoke(cli, ["plan", *arguments, "--cost", "--json"], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     return json.loads(ran.output)
 

@@ -146,7 +146,7 @@ def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
     points = {slot: [f"{name} = other_vit:Same"] for slot, name in offered.items()}
     install(site, "other-vit", "2", "raise RuntimeError('nobody has named it')\n", points)
     (tmp_path / "silent.yaml").write_text((STUDY % ("[]", "x")).replace(", norm: x", ""))
-    plan = ["plan", "silent.yaml", "--format", "json"]
+    plan = ["plan", "silent.yaml", "--json"]
     smoke = ["run", "silent.yaml", "--smoke", "--executor", "inline"]
     (without,), (beside, run) = called(tmp_path / "empty", plan), called(site, plan, smoke)
     assert beside["code"] == without["code"] == 0, beside["err"]

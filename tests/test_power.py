@@ -163,5 +163,5 @@ def test_command_prints_forecast_or_what_is_missing(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"--width {wrong}: write a number above 0 in units of val/accuracy"):
             CliRunner().invoke(cli, [*words, "--width", wrong], catch_exceptions=False)
     assert CliRunner().invoke(cli, [*words[:-1], "--width", "1 point"]).exit_code == 2
-    data = json.loads(CliRunner().invoke(cli, [*words, "--format", "json"]).stdout)
+    data = json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
     assert data["power"]["family"] == 2 and data["power"]["sd"] > 0

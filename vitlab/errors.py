@@ -37,15 +37,23 @@ Path = tuple[str | int, ...]
 
 
 class VitlabError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    Attributes:
+        kind: the word for it in the JSON of the command line.
+        result: JSON of what the command has found all the same.
+    """
 
     exit_code: ClassVar[int] = 3
+    kind: ClassVar[str] = "internal"
+    result: object = None
 
 
 class UserError(VitlabError):
     """Something the user wrote is wrong; the message says what, in one sentence or a list."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code = 2
+    kind = "user"
 
 
 @dataclass(frozen=True, order=True)
@@ -57,6 +65,8 @@ class Problem:
     column: int
     message: str
     source: str = field(default="", compare=False, repr=False)  #: the line of the file
+    path: Path = field(default=(), compare=False, repr=False)
+    value: object = field(default=None, compare=False, repr=False)  #: the value there
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -69,10 +79,18 @@ def is_about_key(path: Path, message: str) -> bool:
 
 
 class SpecError(UserError):
-    """A study file is wrong.  ``problems`` lists every mistake found, in the order of the file."""
+    """A study file is wrong.
+
+    Attributes:
+        problems: every mistake found, in the order of the file.
+        complete: the same, where each message has its own list of what is allowed.
+    """
+
+    kind = "study"
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: Sequence[Problem] = _without_repeated_lists(sorted(set(problems)))
+        self.complete = sorted(set(problems))
+        self.problems: Sequence[Problem] = _without_repeated_lists(self.complete)
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -141,11 +159,14 @@ class WeightsError(UserError):
 class BrokenComponent(VitlabError):
     """A plugin failed to import, or what it offers does not keep the contract of its slot."""
 
+    kind = "plugin"
+
 
 class TrialFailed(VitlabError):
     """Trials failed or are missing."""
 
-    exit_code: ClassVar[int] = 4
+    exit_code = 4
+    kind = "trials"
 
 
 class OutOfMemory(TrialFailed):
@@ -159,62 +180,49 @@ class ProcessLost(TrialFailed):
 class Refused(VitlabError):
     """The code or the versions of a trial are not the plan's; the study has to be planned again."""
 
-    exit_code: ClassVar[int] = 4
+    exit_code = 4
+    kind = "refused"
 
 
 class Interrupted(VitlabError):
     """The user asked to stop.  Everything computed so far is kept, and the next run goes on from there."""
 
-    exit_code: ClassVar[int] = 130
+    exit_code = 130
+    kind = "interrupted"
 
 
-SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "learningrate": ("lr",),
-    "baselr": ("lr",),
-    "wd": ("weight_decay",),
-    "bs": ("batch_size",),
-    "minibatch": ("batch_size",),
-    "iterations": ("steps",),
-    "gradclip": ("clip_grad",),
-    "criterion": ("loss",),
-    "evalevery": ("evaluations",),
-    "amp": ("precision",),
-    "float32": ("fp32",),
-    "float64": ("fp64",),
-    "mixed": ("bf16", "fp16"),
-    "float16": ("fp16",),
-    "half": ("fp16",),
-    "gpus": ("gpu", "resources"),
-    "gpu": ("cuda", "resources"),
-    "maximize": ("max",),
-    "maximise": ("max",),
-    "higher": ("max",),
-    "minimize": ("min",),
-    "minimise": ("min",),
-    "lower": ("min",),
-    "fdr": ("bonferroni",),
-    "bh": ("bonferroni",),
-    "benjaminihochberg": ("bonferroni",),
-    "acc": ("accuracy",),
-    "top1": ("accuracy",),
-    "flash": ("sdpa",),
-    "flashattention": ("sdpa",),
-    "rotary": ("rope2d",),
-    "ape": ("learned",),
-    "numlayers": ("depth",),
-    "nlayers": ("depth",),
-    "layers": ("depth",),
-    "embeddim": ("dim",),
-    "hiddensize": ("dim",),
-    "dmodel": ("dim",),
-    "width": ("dim",),
-    "mlpratio": ("mlp",),
-    "network": ("model",),
-    "replicates": ("seeds",),
-    "ce": ("cross_entropy",),
-    "flops": ("macs",),
+SYNONYMS: Mapping[str, str] = {
+    "lr": "learningrate baselr",
+    "weight_decay": "wd",
+    "batch_size": "bs minibatch",
+    "steps": "iterations",
+    "clip_grad": "gradclip",
+    "loss": "criterion",
+    "evaluations": "evalevery",
+    "precision": "amp",
+    "fp32": "float32",
+    "fp64": "float64",
+    "bf16": "mixed",
+    "fp16": "mixed float16 half",
+    "gpu": "gpus",
+    "cuda": "gpu",
+    "resources": "gpus gpu",
+    "max": "maximize maximise higher",
+    "min": "minimize minimise lower",
+    "bonferroni": "fdr bh benjaminihochberg",
+    "accuracy": "acc top1",
+    "sdpa": "flash flashattention",
+    "rope2d": "rotary",
+    "learned": "ape",
+    "depth": "numlayers nlayers layers",
+    "dim": "embeddim hiddensize dmodel width",
+    "mlp": "mlpratio",
+    "model": "network",
+    "seeds": "replicates",
+    "cross_entropy": "ce",
+    "macs": "flops",
 }
-"""What people call things elsewhere, in lower case without ``_``, ``-`` and spaces, and what they are called here.
+"""What things are called here, and elsewhere, in lower case without ``_``, ``-`` and spaces; the likeliest first.
 
 Names that spelling finds, such as ``num_heads`` for ``heads``, need no entry."""
 
@@ -226,9 +234,9 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
     by_plain = {_plain(one): one for one in reversed(names)}
     if plain in by_plain:
         return by_plain[plain]
-    for synonym in SYNONYMS.get(plain, ()):
-        if synonym in names:
-            return synonym
+    for name_here, elsewhere in SYNONYMS.items():
+        if plain in elsewhere.split() and name_here in names:
+            return name_here
     close = get_close_matches(plain, by_plain, n=1, cutoff=0.6)
     return by_plain[close[0]] if close else None
 

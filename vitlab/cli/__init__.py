@@ -1,25 +1,26 @@
 """The command line, which imports neither torch nor mlflow, ray or pandas until a command needs them.
 
-Results go to stdout, progress and warnings to stderr.  Exit codes: 0 done or pass, 1 regressed, 2 usage or a mistake in
+Results go to stdout, progress and warnings to stderr.  A command prints its result, or returns it as a list of lines.
+With ``--json``, stdout has one JSON document and nothing else: the result, or the mistakes.
+
+Exit codes: 0 done or pass, 1 regressed, 2 usage or a mistake in
 a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive if the file makes that a failure,
 130 interrupted.
 """
 
 from __future__ import annotations
 
-import errno
 import importlib
+import json
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from vitlab import interrupts
-from vitlab.errors import Interrupted, UserError, VitlabError, nearest
+from vitlab.errors import Interrupted, nearest
 
 COMMANDS = {
     "run": "train what is missing, track it, and answer the question",
@@ -38,6 +39,7 @@ COMMANDS = {
     "new": "begin a study, or a plugin: a package with a component, its test and a study",
     "plugins": "list installed plugins and whether they load",
     "completion": "print the script that completes commands and names in a shell",
+    "skill": "print instructions for agents: a SKILL.md with every key and component",
     "schema": "print the JSON Schema of study files, plugins included",
     "sync": "deliver to the tracker what is missing there",
     "ui": "open the MLflow server on the results",
@@ -48,10 +50,28 @@ COMMANDS = {
 }
 """Command to its line in ``vitlab --help``; each command is in the module of its name."""
 
+JSON = click.Option(["--json"], is_flag=True, expose_value=False, help="Print JSON: the lines, or the mistakes.")
+"""Option of the commands that have none of their own; see :func:`print_json`."""
+
 EPILOG = (
     "'vitlab list studies' lists the studies that come with vitlab, 'vitlab show study NAME' prints the file of one, "
     "and 'vitlab run NAME' runs it."
 )
+
+
+def print_json(data: Any) -> None:
+    """Print a result as the JSON document of a command; a text is one already."""
+    output = click.get_current_context().obj
+    click.echo(data if isinstance(data, str) else json.dumps(data, indent=1), file=output)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print the lines of a result, or with ``--json`` a document of them."""
+    if click.get_current_context().obj is not None:
+        print_json({"lines": lines})
+    else:
+        for line in lines:
+            click.echo(line)
 
 
 @contextmanager
@@ -74,6 +94,9 @@ class _Commands(click.Group):
             return None
         module = importlib.import_module(f"vitlab.cli.{name}")
         command: click.Command = module.command
+        for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+            if not any("--json" in parameter.opts for parameter in each.params):
+                each.params.append(JSON)
         return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -85,11 +108,12 @@ class _Commands(click.Group):
         with _interrupts():
             return super().make_context(*args, **options)
 
-    def invoke(self, context: click.Context) -> object:
+    def invoke(self, context: click.Context) -> None:
         with _interrupts():
             value = super().invoke(context)
-            sys.stdout.flush()  # fails here, where errors are reported, if the output cannot be written
-            return value
+            if value is not None:
+                print_lines(value)
+            (context.obj or sys.stdout).flush()  # fails here, where errors are reported, if it cannot be written
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -111,60 +135,17 @@ def cli() -> None:
 
 def main() -> None:
     """Run the ``vitlab`` command of this process and exit with its code."""
+    output = sys.stdout if "--json" in sys.argv[1:] else None
     try:
-        code = cli.main(standalone_mode=False)  # the argument of Context.exit, which click returns
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except VitlabError as error:
-        from vitlab.cli import errors
-
-        errors.show(error)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+        # What plugins and libraries print must not mix with JSON.
+        with nullcontext() if output is None else redirect_stdout(sys.stderr):
+            code = cli.main(standalone_mode=False, obj=output)  # the argument of Context.exit, which click returns
     except SystemExit as exit_:
         # click and rich exit with 1 when the reader of a pipe has closed it; nothing else exits with 1 here.
         sys.exit(0 if exit_.code == 1 else exit_.code)
     except BaseException as error:  # a plugin can raise anything
-        sys.exit(_unexpected(error))
+        from vitlab.cli.errors import show
+
+        code = show(error, output)
     if code:
         sys.exit(code)
-
-
-MACHINE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE),
-    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL, errno.EILSEQ),
-    *(errno.ENXIO, errno.EBADF, errno.EFBIG),
-)
-"""Error numbers of disks, paths and a closed standard output, as opposed to faults of a program."""
-
-
-def _unexpected(error: BaseException) -> int:
-    """Report an unexpected exception and return the exit code."""
-    if interrupts.state.raised:  # a library has converted Ctrl-C to its own error
-        click.echo("interrupted", err=True)
-        return interrupts.EXIT_CODE
-    # pathlib hides the number of an error about links behind an exception of its own.
-    if isinstance(error, RuntimeError) and getattr(error.__context__, "errno", 0) == errno.ELOOP:
-        error = error.__context__ or error  # of Path.resolve, before Python 3.13
-    if isinstance(error, OSError) and error.errno in MACHINE:
-        place = error.filename or "standard output, or the disk"  # which have no names here
-        reason = (error.strerror or str(error)).lower()
-        click.echo(
-            f"{place}: {reason}. Results so far are kept; choose another place, or make this one writable, then run "
-            "the same command to resume.",
-            err=True,
-        )
-        return UserError.exit_code
-    from vitlab.registry.tracebacks import culprit
-
-    if (source := culprit(error)) is not None:
-        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        click.echo(f"{source.place}: {type(error).__name__}: {error}{notes}\n{source}", err=True)
-        click.echo(f"This is a fault of the plugin in {source.file}.", err=True)
-        return VitlabError.exit_code
-    traceback.print_exception(error)
-    click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
-    return VitlabError.exit_code

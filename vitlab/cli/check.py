@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from vitlab._version import __version__
+from vitlab.cli import print_json
 from vitlab.cli.options import (
     as_written,
     json_option,
@@ -23,8 +24,6 @@ from vitlab.regression import TIERS
 
 CHOICES = ("--tier", "--accept", "--reason", "--anchor", "--plan", "--workflow", "--junit", "--json")
 """Options that the command line in messages leaves out."""
-
-WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 
 
 @click.command()
@@ -103,7 +102,10 @@ def command(
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(phrasing.junit(checked), encoding="utf-8")
-    click.echo(phrasing.as_json(checked) if as_json else phrasing.markdown(checked))
+    if as_json:
+        print_json(phrasing.as_json(checked))
+    else:
+        click.echo(phrasing.markdown(checked))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as page:
             page.write(phrasing.markdown(checked))
@@ -117,8 +119,7 @@ def _workflow(words: Sequence[str], baseline: Path) -> str:
         words: file and options of the check.
         baseline: the file of the baseline.
     """
-    from jinja2 import Environment
-
+    from vitlab.cli.new import templates
     from vitlab.regression.baseline import read_baseline
     from vitlab.runner.circumstances import versions
 
@@ -129,11 +130,15 @@ def _workflow(words: Sequence[str], baseline: Path) -> str:
     torch = recorded["torch"] if stored is None or stored.facts is None else stored.facts.torch
     # A folder with a pyproject.toml is vitlab itself, or a package of plugins that depends on it.
     requirement = "-e ." if Path("pyproject.toml").is_file() else f"vitlab=={__version__}"
-    # The template is YAML and not HTML: values used in a shell are quoted instead of escaped.
-    template = Environment(autoescape=False, keep_trailing_newline=False).from_string(WORKFLOW.read_text())
-    return template.render(
-        words=shlex.join(words),
-        python=".".join(recorded["python"].split(".")[:2]),
-        torch=shlex.quote(torch.partition("+")[0]),
-        requirement=requirement,
+    # Values used in a shell are quoted.
+    workflow = (
+        templates()
+        .get_template("check.yml.j2")
+        .render(
+            words=shlex.join(words),
+            python=".".join(recorded["python"].split(".")[:2]),
+            torch=shlex.quote(torch.partition("+")[0]),
+            requirement=requirement,
+        )
     )
+    return workflow.rstrip()

@@ -28,7 +28,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def command(shell: str) -> None:
+def command(shell: str) -> list[str]:
     """Print the script that completes vitlab's commands, options and names in SHELL.
 
     For bash, write 'eval "$(vitlab completion bash)"' into ~/.bashrc; for zsh, the same with zsh into ~/.zshrc, after
@@ -44,26 +44,28 @@ def command(shell: str) -> None:
         source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//[=:]/}}\n{source}"
     if shell == "fish":  # click's script cuts names at their first comma
         source = source.replace('string split ","', 'string split -m 1 ","')
-    click.echo(source, nl=False)
+    return source.splitlines()
 
 
-def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a packaged study, or the path of a study file."""
+def _completion(values: Callable[[click.Context, str], Iterable[str]]) -> Complete:
+    """Return the completion of an argument by values, which depend on the command line and on what was typed."""
+    return lambda context, parameter, incomplete: _items(values(context, incomplete), incomplete)
+
+
+def _packaged() -> Iterable[str]:
     from vitlab.plan.packaged import packaged_studies
 
-    return _items([*packaged_studies(), *_files(incomplete)], incomplete)
+    return packaged_studies()
 
 
-def complete_packaged(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a packaged study."""
-    from vitlab.plan.packaged import packaged_studies
+complete_file = _completion(lambda context, typed: [*_packaged(), *_files(typed)])
+"""Completion of the name of a packaged study, or of the path of a study file."""
 
-    return _items(packaged_studies(), incomplete)
+complete_packaged = _completion(lambda context, typed: _packaged())
+"""Completion of the name of a packaged study."""
 
-
-def complete_study(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a study that has been run, or the path of a study file."""
-    return _items([*(path.parent.name for path in _plans(context)), *_files(incomplete)], incomplete)
+complete_study = _completion(lambda context, typed: [*(path.parent.name for path in _plans(context)), *_files(typed)])
+"""Completion of the name of a study that has been run, or of the path of a study file."""
 
 
 def complete_slot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -92,17 +94,14 @@ def complete_arm(context: click.Context, parameter: click.Parameter, incomplete:
 
     params = [context.params.get(name) for name in ("file", "study", "trial", "checkpoint")]
     # click assigns no argument while an option lacks its value.
-    argument = str(next(filter(None, [*params, *context.args]), ""))
-    path, name = Path(argument), argument.partition("@")[0]
+    path = Path(str(next(filter(None, [*params, *context.args]), "")))
+    name, arms = path.name.partition("@")[0], []
     with suppress(VitlabError, LookupError):
         name = read_document(path).data["study"] if path.is_file() else study_name(name)
-    plan = next((plan for plan in _plans(context) if plan.parent.name == (path.name if path.is_dir() else name)), None)
-    if plan is None:
-        return []
-    arms = []
-    with suppress(ValueError, LookupError, TypeError):  # a damaged plan offers nothing
-        # read_plan would import planning, which takes longer than a user waits for a completion.
-        arms = [arm["name"] for arm in json.loads(plan.read_bytes())["arms"] if not arm.get("skip")]
+    for plan in (plan for plan in _plans(context) if plan.parent.name == name):
+        with suppress(ValueError, LookupError, TypeError):  # a damaged plan offers nothing
+            # read_plan would import planning, which takes longer than a user waits for a completion.
+            arms = [arm["name"] for arm in json.loads(plan.read_bytes())["arms"] if not arm.get("skip")]
     return _items([f"arm={arm}" for arm in arms] if "--only" in parameter.opts else arms, incomplete)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli import print_lines
 from vitlab.cli.options import (
     Numbers,
     parse_changes,
@@ -37,7 +38,7 @@ def command(
     steps: int,
     seeds: int,
     factor: float,
-) -> None:
+) -> list[str]:
     """Say whether the outputs of layers change equally at all widths, in the base of FILE (coordinate check).
 
     The base is trained on the CPU for a few steps at a constant rate, at every width, with model.parametrization
@@ -60,13 +61,14 @@ def command(
         say=lambda sentence: click.echo(sentence, err=True),
     )
     head = "".join(f"{width:>11}" for width in widths)
-    click.echo(f"Mean absolute change of outputs after {steps} steps, by model.dim; last, largest over smallest.")
+    lines = [f"Mean absolute change of outputs after {steps} steps, by model.dim; last, largest over smallest."]
     for one in results:
-        click.echo(f"\n{one.parametrization:20}{head}{'ratio':>9}")
+        lines += ["", f"{one.parametrization:20}{head}{'ratio':>9}"]
         for layer, by_width in one.changes.items():
-            click.echo(f"{layer:20}{''.join(f'{by_width[width]:11.3g}' for width in widths)}{one.ratio(layer):9.3g}")
-    click.echo()
-    for one in results:
-        click.echo(one.sentence(factor))
+            numbers = "".join(f"{by_width[width]:11.3g}" for width in widths)
+            lines.append(f"{layer:20}{numbers}{one.ratio(layer):9.3g}")
+    lines += ["", *(one.sentence(factor) for one in results)]
     if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in results):
+        print_lines(lines)
         context.exit(1)
+    return lines

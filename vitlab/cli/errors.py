@@ -1,42 +1,128 @@
-"""Printing of mistakes: each with its line of the file and a caret, in colour on a terminal, and their number."""
+"""Errors of the command line: exit codes, sentences with the line of the file and a caret, and JSON for programs.
+
+The JSON is ``{"exit_code", "kind", "mistakes": [{"file", "line", "column", "path", "message", "value", "allowed",
+"suggestion"}]}``, described on the page :doc:`guides/json`; ``result`` is added where a command has one all the same.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import shutil
 import sys
 import textwrap
+import traceback
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any, TextIO
 
 import click
 
-from vitlab.errors import Problem, SpecError, UserError, VitlabError
+from vitlab import interrupts
+from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError
+
+MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG)
+"""Error numbers of disks, as opposed to faults of a program."""
+
+ALLOWED = re.compile(
+    r"\b(?:[Aa]llowed(?: here)?|Options|Installed|Reported|Streams|There|Slots|one of): (.+?)(?:\.(?:\s|$)|;|$)"
+)
+SUGGESTION = re.compile(r"Did you mean '([^']+)'\?")
+NAME = re.compile(r"'?([\w./:@+-]+)'?")
 
 
-def show(error: VitlabError) -> None:
-    """Print an error on stderr.
+def show(error: BaseException, output: TextIO | None = None) -> int:
+    """Print an error on stderr, and as JSON on ``output`` if there is one; return the exit code.
 
     Colours and wrapped lines are for terminals only; elsewhere a mistake is one line, followed by two of its source.
     Passwords of addresses are masked, as logs may be public.
     """
     from vitlab.spec.changes import public
 
+    code, kind, text = _outcome(error)
+    if output is not None:
+        problems = error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, text)]
+        document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_plain, problems)]}
+        if (result := getattr(error, "result", None)) is not None:
+            document["result"] = result
+        with suppress(OSError):  # it cannot be written
+            click.echo(public(json.dumps(document, indent=1, default=str)), file=output)
+    if isinstance(error, click.ClickException):
+        error.show()
+        return code
     terminal = sys.stderr.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = shutil.get_terminal_size().columns if terminal else 0
-    if isinstance(error, SpecError):
-        for problem in error.problems:
-            shown = replace(problem, message=public(problem.message), source=public(problem.source))
-            click.echo(public(_excerpt(shown, width)), err=True, color=colour)
-        if len(error.problems) > 1:
-            files = list(dict.fromkeys(problem.file for problem in error.problems))
-            typed = any(file.startswith("--set ") for file in files)
-            where = "" if typed else f" in {files[0]}" if len(files) == 1 else f" in {len(files)} files"
-            click.echo(f"{len(error.problems)} mistakes{where}", err=True)
-    else:
-        text = public(str(error))
+    if not isinstance(error, SpecError):
+        text = public(text)
         click.echo(wrapped(text, width) if isinstance(error, UserError) else text, err=True)
+        return code
+    for problem in error.problems:
+        shown = replace(problem, message=public(problem.message), source=public(problem.source))
+        click.echo(public(_excerpt(shown, width)), err=True, color=colour)
+    if len(error.problems) > 1:
+        files = list(dict.fromkeys(problem.file for problem in error.problems))
+        typed = any(file.startswith("--set ") for file in files)
+        where = "" if typed else f" in {files[0]}" if len(files) == 1 else f" in {len(files)} files"
+        click.echo(f"{len(error.problems)} mistakes{where}", err=True)
+    return code
+
+
+def _plain(problem: Problem) -> dict[str, Any]:
+    """Return a mistake as plain values; what its sentence lists and suggests is there by itself, too."""
+    allowed, meant = ALLOWED.search(problem.message), SUGGESTION.search(problem.message)
+    names = [NAME.fullmatch(item) for item in allowed[1].split(", ")] if allowed else []
+    facts = {
+        **vars(problem),
+        "path": ".".join(map(str, problem.path)),
+        "allowed": [name[1] for name in names if name] if names and all(names) else None,
+        "suggestion": meant[1] if meant else None,
+    }
+    del facts["source"]
+    return facts
+
+
+def _outcome(error: BaseException) -> tuple[int, str, str]:
+    """Return the exit code, the kind and the message of an error."""
+    if isinstance(error, click.ClickException):
+        return error.exit_code, "usage", error.format_message()
+    if isinstance(error, VitlabError):
+        return error.exit_code, error.kind, str(error)
+    if interrupts.state.raised or isinstance(error, KeyboardInterrupt | click.Abort):
+        return Interrupted.exit_code, Interrupted.kind, "interrupted"  # a library may have converted Ctrl-C
+    # pathlib hides the number of an error about links behind an exception of its own.
+    if isinstance(error, RuntimeError) and getattr(error.__context__, "errno", 0) == errno.ELOOP:
+        error = error.__context__ or error  # of Path.resolve, before Python 3.13
+    if isinstance(error, OSError) and _is_of_machine(error):
+        place = error.filename or "standard output, or the disk"  # which have no names here
+        reason = (error.strerror or str(error)).lower()
+        advice = "Results so far are kept; choose another place, or make this one writable, then run the same command"
+        return UserError.exit_code, "machine", f"{place}: {reason}. {advice} to resume."
+    from vitlab.registry.tracebacks import culprit
+
+    if (source := culprit(error)) is not None:
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        lines = f"{source.place}: {type(error).__name__}: {error}{notes}\n{source}"
+        return VitlabError.exit_code, "plugin", f"{lines}\nThis is a fault of the plugin in {source.file}."
+    lines = "".join(traceback.format_exception(error))
+    advice = "This is a fault of vitlab or of a plugin, not of yours; the lines above say where."
+    return VitlabError.exit_code, VitlabError.kind, lines + advice
+
+
+def _is_of_machine(error: OSError) -> bool:
+    """Return whether an error is of a disk, a path or a closed standard output, and not of a program."""
+    # An error that names a file is about that file, unless a program looks for one that is not there.
+    if error.errno in MACHINE or (error.filename and error.errno != errno.ENOENT):
+        return True
+    if error.errno != errno.EBADF:
+        return False
+    try:
+        os.write(1, b"")
+    except OSError:
+        return True
+    return False
 
 
 def wrapped(text: str, width: int) -> str:

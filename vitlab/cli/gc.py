@@ -25,7 +25,7 @@ from vitlab.store.locks import Busy
     "--drop", multiple=True, metavar="NAME@VERSION", help="An earlier version of a study, to be deleted as well."
 )
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
-def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
+def command(out: Path, drop: tuple[str, ...], yes: bool) -> list[str]:
     """Delete trials that no version of a study needs: results of older code, and of versions that are dropped.
 
     Damaged files that were set aside, and temporary files of killed processes, are deleted too. 'vitlab studies' lists
@@ -51,10 +51,10 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         if file.parent not in dropped:
             required |= set(trials)
     store = Store(out)
-    freed = 0
+    freed, lines = 0, []
     for path in (*store.leftovers(), *dropped):
         freed += _size(path)
-        click.echo(str(path))
+        lines.append(str(path))
         if yes:
             remove(path)
     for trial in store.trials():
@@ -62,17 +62,16 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         if (path.parent.name, path.name) in required or trial.is_locked():
             continue
         freed += _size(path)
-        click.echo(f"{path}\t{names.get(path.parent.name, 'belongs to no study, such as from --smoke')}")
+        lines.append(f"{path}\t{names.get(path.parent.name, 'belongs to no study, such as from --smoke')}")
         if not yes:
             continue
         with suppress(Busy), trial.lease():  # so that no process starts to train it now
             shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):  # not empty: it has the results of other code
                 path.parent.rmdir()
-    if not freed:
-        click.echo("nothing to delete", err=True)
-        return
-    click.echo(f"{freed / 1e6:.1f} MB " + ("deleted" if yes else "would be deleted; add --yes"), err=True)
+    done = "deleted" if yes else "would be deleted; add --yes"
+    click.echo(f"{freed / 1e6:.1f} MB {done}" if freed else "nothing to delete", err=True)
+    return lines
 
 
 def _plans(out: Path) -> Iterator[Path]:

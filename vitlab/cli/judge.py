@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from click.shell_completion import CompletionItem
 
@@ -37,22 +39,7 @@ Examples:
 @click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
 @click.option("--looks", type=Numbers(), help="Numbers of seeds at which results were looked at, and now, as 3,5,10.")
 @format_option(tuple(FORMATS))
-def command(
-    results: str,
-    metric: str,
-    arm: str | None,
-    seed: str | None,
-    baseline: str | None,
-    baselines: str | None,
-    goal: str | None,
-    margin: str | None,
-    alpha: float,
-    images: int | None,
-    chance: float | None,
-    classes: int | None,
-    looks: tuple[int, ...] | None,
-    form: str,
-) -> None:
+def command(results: str, form: str, **options: Any) -> None:
     """Judge RESULTS of other programs as 'vitlab report' judges a study's.
 
     RESULTS is a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx) or an experiment of MLflow. Every row or run is one
@@ -60,19 +47,4 @@ def command(
     """
     from vitlab.judging.judgement import judge
 
-    judgement = judge(
-        results,
-        metric=metric,
-        arm=arm,
-        seed=seed,
-        baseline=baseline,
-        baselines=baselines,
-        goal=None if goal is None else "max" if goal == "max" else "min",
-        margin=margin,
-        alpha=alpha,
-        images=images,
-        chance=chance,
-        classes=classes,
-        looks=looks,
-    )
-    print_report(judgement.render(form), form)
+    print_report(judge(results, **options).render(form), form)

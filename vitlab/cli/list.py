@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from vitlab import registry
+from vitlab.cli import print_json
 from vitlab.cli.completion import STUDIES, complete_slot
 from vitlab.cli.options import json_option, plugin_option
 from vitlab.plan import packaged
@@ -28,28 +29,20 @@ def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     if slot in STUDIES:
         show_studies(as_json)
         return
-    if slot and not as_json:
-        show_components(slot)
+    if slot or as_json:
+        show_components([slot] if slot else [*registry.SLOT_MODULES], as_json)
         return
-    names = [slot] if slot else list(registry.SLOT_MODULES)
-    entries = [entry for name in names for entry in registry.listing(name)]
+    for name in registry.SLOT_MODULES:
+        _print(f"{name:12} ", ", ".join(entry.name for entry in registry.listing(name)))
+    _print(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
+
+
+def show_components(slots: Sequence[str], as_json: bool) -> None:
+    """Print the components of slots, each with its origin and the first line of its documentation."""
+    entries = [entry for slot in slots for entry in registry.listing(slot)]
     if as_json:
-        rows = [
-            {"slot": e.slot, "name": e.name, "origin": str(e.origin), "target": e.target, "summary": e.summary}
-            for e in entries
-        ]
-        click.echo(json.dumps(rows, indent=1))
+        print_json([{**vars(entry), "origin": str(entry.origin)} for entry in entries])
         return
-    for name in names:
-        components = [entry.name for entry in entries if entry.slot == name]
-        _print(f"{name:12} ", ", ".join(components))
-    if not slot:
-        _print(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
-
-
-def show_components(slot: str) -> None:
-    """Print the components of a slot, each with its origin and the first line of its documentation."""
-    entries = registry.listing(slot)
     clashes = Counter(entry.name for entry in entries)
     for entry in entries:
         label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
@@ -74,7 +67,7 @@ def show_studies(as_json: bool) -> None:
             }
         )
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     for row in rows:
         click.echo(f"{row['name']}  ({row['data']})")

@@ -19,22 +19,21 @@ from vitlab.store.folders import Event, Store, TrialFolder
 @click.option("--arm", shell_complete=complete_arm, help="The arm of STUDY, by default baseline.")
 @click.option("--seed", type=int, help="The seed of STUDY, by default 0.")
 @out_option
-def command(trial: str, arm: str | None, seed: int | None, out: Path) -> None:
+def command(trial: str, arm: str | None, seed: int | None, out: Path) -> list[str]:
     """Print the events, the output and the failure of a trial: of STUDY (its file or folder), or by its KEY.
 
     The first letters of KEY are enough.
     """
+    lines = []
     for folder in _folders(trial, arm, seed, out):
-        click.echo(str(folder.path))
-        events, _ = folder.events()
-        for event in events:
-            click.echo(_line(event))
+        lines += [str(folder.path), *map(_line, folder.events()[0])]
         log = folder.path / "log.txt"
         if log.is_file():
-            click.echo(log.read_text(encoding="utf-8", errors="replace"))
+            lines += log.read_text(encoding="utf-8", errors="replace").splitlines()
         failure = folder.last_failure()
         if failure is not None:
-            click.echo(f"{failure.failure}\n{failure.traceback}")
+            lines += [failure.failure, *failure.traceback.splitlines()]
+    return lines
 
 
 def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[TrialFolder]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from vitlab.cli import print_json
 from vitlab.cli.completion import complete_arm, complete_file, complete_study
 from vitlab.errors import UserError
 
@@ -28,27 +29,11 @@ arms_option = click.option(
 )
 
 
-def _possible(context: click.Context, parameter: click.Parameter, out: Path) -> Path:
-    """Return the output folder if a folder can be there.
-
-    Raises:
-        UserError: if the path is too long, a loop of links, or below a file.
-    """
-    try:
-        os.stat(out)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UserError(f"--out {out}: {(error.strerror or str(error)).lower()}; choose another folder") from None
-    return out
-
-
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=OUT,
     show_default=True,
-    callback=_possible,
     help="Folder for everything that is written.",
 )
 set_option = click.option(
@@ -90,13 +75,14 @@ def to_option(default: str, each: str) -> Callable[[Callback], Callback]:
 
 
 def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
-    """Return the option ``--format`` of a report in these formats."""
+    """Return the option ``--format`` of a report in these formats; ``--json`` is short for one of them."""
     return click.option(
         "--format",
         "form",
         type=click.Choice(formats),
         default="terminal",
         show_default=True,
+        callback=lambda context, parameter, value: value if context.obj is None else "json",
         help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
     )
 
@@ -107,6 +93,9 @@ def print_report(rendered: str | bytes, form: str) -> None:
     Raises:
         click.UsageError: for a binary format on a terminal.
     """
+    if click.get_current_context().obj is not None:
+        print_json(rendered)
+        return
     if isinstance(rendered, bytes) and sys.stdout.isatty():
         raise click.UsageError(f"{form} cannot be printed on a terminal; redirect it to a file")
     data = rendered if isinstance(rendered, bytes) else f"{rendered.removesuffix(chr(10))}\n".encode()

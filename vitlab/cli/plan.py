@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitlab.cli import print_json
 from vitlab.cli.options import (
+    json_option,
     parse_changes,
     study_file,
     study_options,
@@ -53,7 +55,7 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
     help="With --power, add the seeds for intervals of this half-width, such as '1 point' or 0.01.",
 )
 @click.option("--full", is_flag=True, help="Print every arm's resolved spec, defaults included.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@json_option
 def command(
     file: Path,
     out: Path,
@@ -64,7 +66,7 @@ def command(
     power: bool,
     width: str | None,
     full: bool,
-    form: str,
+    as_json: bool,
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab.driver.planning import plan_study
@@ -82,7 +84,7 @@ def command(
     }
     costs = _costs(plan, device_tflops) if cost else {}
     forecast = _forecast(plan, store, width) if power else None
-    if form == "json":
+    if as_json:
         data = plan.to_json()
         if forecast is not None:
             data["power"] = forecast.to_json()
@@ -91,7 +93,7 @@ def command(
             trial["cached"] = (trial["arm"], trial["seed"]) in cached
         for arm in data["arms"]:
             arm["cost"] = asdict(costs[arm["name"]]) if arm["name"] in costs else None
-        click.echo(json.dumps(data, indent=1))
+        print_json(data)
         return
     sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
     sentences += _describe_tuning(plan.tuning, cached)

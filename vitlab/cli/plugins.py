@@ -12,8 +12,9 @@ from importlib.metadata import Distribution, EntryPoint
 import click
 
 from vitlab import registry
+from vitlab.cli import print_json
 from vitlab.cli.options import json_option
-from vitlab.errors import BrokenComponent, ClashError, VitlabError
+from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry import plugins
 
 
@@ -44,16 +45,19 @@ class Offer:
 def command(strict: bool, as_json: bool) -> None:
     """List what installed plugins offer, loading each to see whether it works."""
     offered = list(offers())
-    if as_json:
-        click.echo(json.dumps([asdict(offer) for offer in offered], indent=1))
-    else:
-        _print(offered)
     failing = [offer for offer in offered if offer.is_broken]
+    rows = [asdict(offer) for offer in offered]
+    if not as_json:
+        _print(offered)
+    elif not (failing and strict):
+        print_json(rows)
     if failing and strict:
         for offer in failing:
             click.echo(f"\n{offer.reason}\n{offer.detail}".rstrip(), err=True)
         count = len({offer.plugin for offer in failing})
-        raise VitlabError(f"{count} plugin{'s do' if count > 1 else ' does'} not load")
+        error = BrokenComponent(f"{count} plugin{'s do' if count > 1 else ' does'} not load")
+        error.result = rows
+        raise error
 
 
 def offers() -> Iterator[Offer]:

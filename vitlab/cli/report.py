@@ -27,7 +27,7 @@ from vitlab.report.formats import FORMATS
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 def command(
     study: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], form: str, output: Path | None
-) -> None:
+) -> list[str] | None:
     """Print the report of STUDY: of the version that its file is, or of the latest run where its name is given.
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
@@ -47,8 +47,9 @@ def command(
         rendered = render(plan, store, form)
     if output is None:
         print_report(rendered, form)
-        return
+        return None
     from vitlab.store.files import write_bytes
 
     write_bytes(output, rendered if isinstance(rendered, bytes) else rendered.encode())
     click.echo(str(output), err=True)
+    return []

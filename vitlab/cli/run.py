@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitlab.cli import print_json
 from vitlab.cli.completion import complete_arm, components_of
 from vitlab.cli.options import (
     as_written,
@@ -69,7 +71,7 @@ def command(
     measure: bool,
     detach: bool,
     as_json: bool,
-) -> None:
+) -> list[str] | None:
     """Train what FILE asks for and is missing, track it, and answer its question.
 
     Trials that have been trained before, by this or another study, are not trained again.
@@ -82,8 +84,7 @@ def command(
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")
-        _detach(file, out, values, plugins, list(as_written(context, without=(DETACH,))))
-        return
+        return _detach(file, out, values, plugins, list(as_written(context, without=(DETACH,))))
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     file = study_file(file)
@@ -95,8 +96,8 @@ def command(
         from vitlab.driver.smoke import smoke as run_smoke
 
         sets = run_smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
-        click.echo(f"{count(sets, 'combination')} of components ran two steps each.")
-        return
+        return [f"{count(sets, 'combination')} of components ran two steps each."]
+    reports = list[str]()
     answer = lab.run(
         file,
         out=out,
@@ -106,22 +107,27 @@ def command(
         retry_failed=retry_failed,
         measure=measure,
         watch=watch,
-        on_report=lambda render: click.echo(render("json" if as_json else "terminal")),
+        on_report=lambda render: reports.append(str(render("json"))) if as_json else click.echo(render("terminal")),
     )
     if not as_json:
         click.echo(_epilogue(answer))
+    elif not answer.failed:
+        print_json(reports[0])
     if answer.failed:
         from vitlab.report.api import logs_command
 
         failures = count(answer.failed, "trial")
         why = logs_command(answer.plan, answer.store)
-        raise TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
+        error = TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
+        error.result = json.loads(reports[0]) if as_json else None
+        raise error
+    return None
 
 
 def _detach(
     file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Path, ...], options: Sequence[str]
-) -> None:
-    """Start the run in a session of its own, detached from the terminal, and return when it has started.
+) -> list[str]:
+    """Start the run in a session of its own, detached from the terminal, and return what to print when it has started.
 
     Raises:
         SpecError: if the file is wrong, with every mistake; nothing is started.
@@ -159,14 +165,13 @@ def _detach(
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
         raise TrialFailed("\n".join([*tail, f"it ended at once, with exit code {driver.returncode}; see {log}"]))
     if driver.returncode == 0:
-        click.echo(f"{plan.study} is answered; the answer is at the end of {display_path(log)}")
-        return
-    click.echo(
-        f"{plan.study} runs in the background, as process {driver.pid}; its log is {display_path(log)}\n"
-        f"watch   {again}\n"
-        f"look    {shlex.join(['vitlab', 'status', plan.study, '--out', str(out)])}\n"
-        f"stop    kill {driver.pid}   (running trials write a checkpoint)"
-    )
+        return [f"{plan.study} is answered; the answer is at the end of {display_path(log)}"]
+    return [
+        f"{plan.study} runs in the background, as process {driver.pid}; its log is {display_path(log)}",
+        f"watch   {again}",
+        f"look    {shlex.join(['vitlab', 'status', plan.study, '--out', str(out)])}",
+        f"stop    kill {driver.pid}   (running trials write a checkpoint)",
+    ]
 
 
 def _pattern(only: str | None) -> str:

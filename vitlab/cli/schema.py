@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 from typing import Any
 
 import click
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
+from vitlab.cli import print_json
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry.slots import first_line
 from vitlab.spec import Study
@@ -20,7 +20,7 @@ from vitlab.spec.tree import NewTree
 @click.command()
 def command() -> None:
     """Print the JSON Schema of study files, with the options of every installed component, plugins included."""
-    click.echo(json.dumps(study_schema(), indent=1))
+    print_json(study_schema())
 
 
 def study_schema() -> NewTree:

@@ -10,9 +10,10 @@ import click
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
+from vitlab.cli import print_json, print_lines
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
 from vitlab.cli.list import show_components, show_studies
-from vitlab.cli.options import plugin_option
+from vitlab.cli.options import json_option, plugin_option
 from vitlab.errors import BrokenComponent
 from vitlab.plan.metrics import unit_of
 from vitlab.plan.packaged import packaged_study
@@ -27,7 +28,8 @@ Schema = Mapping[str, Any]
 @click.argument("slot", metavar="SLOT|study", shell_complete=complete_slot)
 @click.argument("name", required=False, shell_complete=complete_component)
 @plugin_option
-def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
+@json_option
+def command(slot: str, name: str | None, plugins: tuple[str, ...], as_json: bool) -> None:
     """Show the options of component NAME in SLOT, its documentation and where it comes from.
 
     Without NAME, list the components of SLOT. 'vitlab show study NAME' prints the file of a study that comes with
@@ -36,24 +38,29 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     for plugin in plugins:
         registry.load_file(plugin)
     if slot in STUDIES and name is not None:
-        click.echo(packaged_study(name).read_text(encoding="utf-8"), nl=False)
+        print_lines(packaged_study(name).read_text(encoding="utf-8").splitlines())
         return
     if slot in STUDIES:
-        show_studies(as_json=False)
+        show_studies(as_json)
         return
     if name is None:
-        show_components(slot)
+        show_components([slot], as_json)
         return
     room = registry.slot(slot)
     component, origin = room.find(name)
-    click.echo(f"{slot} {name}   {origin}   {_place(component)}\n")
-    if slot == "metric":
-        click.echo(f"{_metric_facts(component)}\n")
-    click.echo(without_markup(inspect.getdoc(component) or "") or "(no documentation)")
+    text = without_markup(inspect.getdoc(component) or "")
     try:
         schema = room.options(component).model_json_schema()
     except PydanticInvalidForJsonSchema as error:
         raise BrokenComponent(f"{slot} '{name}': its options have no JSON Schema: {error.message}") from error
+    if as_json:
+        place = {"slot": slot, "name": name, "origin": str(origin), "place": _place(component)}
+        print_json({**place, "documentation": text, "options": schema})
+        return
+    click.echo(f"{slot} {name}   {origin}   {_place(component)}\n")
+    if slot == "metric":
+        click.echo(f"{_metric_facts(component)}\n")
+    click.echo(text or "(no documentation)")
     shared = set(room.shared.model_fields) if room.shared else set()
     own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
     _print("Options", own, schema)

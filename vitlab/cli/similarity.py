@@ -16,7 +16,7 @@ from vitlab.store.files import folder_name
 @click.option("--images", type=click.IntRange(4), default=512, show_default=True, help="Number of validation images.")
 @to_option("similarity", each="for each study")
 @out_option
-def command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: Path) -> None:
+def command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: Path) -> list[str]:
     """Compare the features of the arms of STUDY, block by block, on the same validation images (linear CKA).
 
     1 means equal up to rotation and scale. Every pair of arms is drawn beside the seeds of each, because no two arms
@@ -31,8 +31,6 @@ def command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: 
     similarities = compare_features(
         plan, store, arms, images=images, say=lambda sentence: click.echo(sentence, err=True)
     )
-    click.echo("CKA of the last blocks' tokens, mean and range over pairs of seeds:")
-    for each in similarities:
-        click.echo(f"  {each.sentence()}")
-    for file in write(similarities, plan.study, target / folder_name(plan.study)):
-        click.echo(str(file))
+    files = write(similarities, plan.study, target / folder_name(plan.study))
+    head = "CKA of the last blocks' tokens, mean and range over pairs of seeds:"
+    return [head, *(f"  {each.sentence()}" for each in similarities), *map(str, files)]

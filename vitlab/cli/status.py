@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from vitlab.cli import print_json
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import display_path, json_option, out_option, parse_changes, set_option
 from vitlab.errors import UserError
@@ -57,8 +57,8 @@ def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bo
         counts[planned.arm]["pending"] += 1
     driver = driver_of(plan.study, store)
     if as_json:
-        around = {"failures": failures, "progress": progress, "driver": driver}
-        click.echo(json.dumps({"study": plan.study, "arms": counts, "tuning": tuning, **around}))
+        named = {"study": plan.study, "arms": counts, "tuning": tuning}
+        print_json({**named, "failures": failures, "progress": progress, "driver": driver})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column(plan.study, overflow="fold")

@@ -18,17 +18,16 @@ from vitlab.cli.completion import components_of
     help="A tracker's name; by default the one each study names.",
 )
 @click.option("--tracking-uri", help="MLflow server or database; by default the one each study names.")
-def command(folder: Path, tracker: str | None, tracking_uri: str | None) -> None:
+def command(folder: Path, tracker: str | None, tracking_uri: str | None) -> list[str]:
     """Deliver the journals of all studies in FOLDER to their tracker.  What is there already is not delivered twice."""
     from vitlab.trackers.delivery import sync
 
     options = {} if tracking_uri is None else {"uri": tracking_uri}
     choice = {**options, **({} if tracker is None else {"type": tracker})}
     deliveries = sync(folder, tracker=choice or None)
-    for delivery in deliveries:
-        if delivery.link is None:
-            click.echo(f"{delivery.study}   not reached")
-        else:
-            click.echo(f"{delivery.study}   {delivery.link}   {delivery.sentence}")
     if not deliveries:
         click.echo(f"no study in {folder} has a tracker to deliver to", err=True)
+    return [
+        f"{item.study}   not reached" if item.link is None else f"{item.study}   {item.link}   {item.sentence}"
+        for item in deliveries
+    ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli import print_json
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError, VitlabError, nearest
@@ -47,6 +48,8 @@ def command(study: str | None, out: Path, port: int, host: str, no_browser: bool
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     click.echo("starting MLflow", err=True)  # its import takes seconds
     with running(root, port=port, host=host) as server:
+        if click.get_current_context().obj is not None:
+            print_json({"server": base, "pages": pages})
         for page in sorted(pages, key=lambda page: page != name):
             click.echo(f"{page}   {pages[page]}")
         if host not in ("127.0.0.1", "localhost", "::1"):

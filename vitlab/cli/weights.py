@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitlab.cli import print_json
 from vitlab.cli.options import json_option
 from vitlab.errors import UserError
 
@@ -44,9 +45,7 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
     inspected = look(file, form, _model_facts(heads, source_grid))
     rows = _rows(inspected)
     if as_json:
-        import json
-
-        click.echo(json.dumps({name.replace(" ", "_"): value for name, value in rows.items()}, indent=1))
+        print_json({name.replace(" ", "_"): value for name, value in rows.items()})
         return
     for name, value in rows.items():
         lines = value if isinstance(value, list) else [value]
@@ -86,13 +85,10 @@ def convert(
     to: str,
     grid: str | None,
     image: str | None,
-    resample: str,
-    head: Any,
-    pre_logits: Any,
-    classes: Path | None,
     heads: int | None,
     source_grid: str | None,
-) -> None:
+    **options: Any,
+) -> list[str]:
     """Write the weights in SOURCE to TARGET in another format; TARGET's suffix decides the container.
 
     Tensors are left out only on request; a tensor that the other format cannot hold is an error.
@@ -107,15 +103,11 @@ def convert(
         facts=_model_facts(heads, source_grid),
         grid=parse_size("--grid", grid),
         image=parse_size("--image", image),
-        resample=resample,
-        head=head,
-        pre_logits=pre_logits,
-        classes=classes,
+        **options,
     )
     for note in result.notes:
         click.echo(note, err=True)
-    for file in result.files:
-        click.echo(str(file))
+    return [str(file) for file in result.files]
 
 
 def parse_size(option: str, text: str | None) -> tuple[int, int] | None:

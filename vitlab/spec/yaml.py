@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from vitlab.errors import Path, Problem, SpecError, is_about_key, letters
-from vitlab.spec.tree import NewTree
+from vitlab.spec.tree import NewTree, value_at
 
 LARGEST_FILE = 1_000_000  #: largest size in bytes
 MOST_NODES = 100_000  #: largest number of values with aliases expanded, as a limit on nested aliases
@@ -79,15 +79,18 @@ class Document:
         The place is the value's, or the key's if the message quotes the key or the value is no single one.  The place
         of a value that the command line has set is its option.
         """
-        for changed, option in self.changes.items():
-            is_new_key = path not in self.places and changed[: len(path)] == path
-            if path[: len(changed)] == changed or is_new_key:
-                return Problem(option, 0, 0, message)
         here: Path = ()
         for part in path:
             if (*here, part) not in self.places:
                 break
             here = (*here, part)
+        found = value_at(self.data, here)
+        if here != path and isinstance(found, Mapping | list):  # of a key that is missing
+            found = None
+        for changed, option in self.changes.items():
+            is_new_key = path not in self.places and changed[: len(path)] == path
+            if path[: len(changed)] == changed or is_new_key:
+                return Problem(option, 0, 0, message, path=path, value=found)
         key, value = self.places[here]
         # What is written in one line from the key on, where look-alike letters and ${...} are found.
         entry = re.split(r"[,}\]]|\s#", _line(self.lines, key[0])[key[1] - 1 :])[0] if here else ""
@@ -95,7 +98,7 @@ class Document:
         line, column = key if is_about_key(here, message) else value
         if hint and message[-1] not in ".?":
             message += "."
-        return Problem(self.file, line, column, message + hint, _line(self.lines, line))
+        return Problem(self.file, line, column, message + hint, _line(self.lines, line), path, found)
 
     def with_sound(self, data: NewTree, written: Mapping[Path, Path]) -> Document:
         """Return the document with the sound part of its data.
