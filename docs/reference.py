@@ -17,7 +17,7 @@ import click
 
 import vitlab
 from vitlab import registry
-from vitlab.cli import COMMANDS
+from vitlab.cli import COMMANDS, cli
 from vitlab.cli.schema import study_schema
 from vitlab.cli.show import shown_default, shown_type
 from vitlab.comparison import MEANINGS
@@ -217,6 +217,7 @@ def _python() -> Iterator[str]:
         call = "" if isinstance(member, property) else "()"
         yield f"| `{name}{call}` | {_inline(inspect.getdoc(member) or '')} |"
     yield ""
+    yield from _function("trials")
     yield from _function("history")
     yield "Also `history.parquet` of a report. One row per measurement.\n"
     yield from _meanings_of(frame.HISTORY)
@@ -299,7 +300,8 @@ def _commands() -> Iterator[str]:
         yield f"| {number} | {meaning} |"
     yield ""
     for name in COMMANDS:
-        command: click.Command = importlib.import_module(f"vitlab.cli.{name}").command
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
         yield from _command(f"vitlab {name}", command)
 
 
