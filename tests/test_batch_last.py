@@ -22,7 +22,7 @@ from vitlab.engines import batch_last, batch_last_kernels, batch_last_support
 from vitlab.geometry import DataInfo
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
-from vitlab.testing.training import check_batch_last
+from vitlab.testing import check_component
 
 INFO = DataInfo(image=(8, 8), channels=1, classes=3)
 
@@ -157,7 +157,9 @@ def test_norms_of_queries_count_by_what_they_are() -> None:
     assert "blocks.0.attn normalises queries" in (incompatibility(model) or "")
 
 
-@pytest.mark.parametrize("position", [*slot("position").names(), ["learned", "rope2d", "alibi2d"]])
+@pytest.mark.parametrize(
+    "position", [*slot("position").names(), ["learned", "rope2d", "alibi2d"], ["learned", "sincos2d", "conditional"]]
+)
 def test_positions_and_their_gradients_are_those_of_the_model(position: Any) -> None:
     choice = {"type": "vit", "patch_size": 2, "dim": 8, "depth": 2, "heads": 2, "position": position}
     models = [slot("model").build(choice, INFO).double() for _ in range(2)]
@@ -306,17 +308,10 @@ def test_it_is_for_processors_and_full_precision() -> None:
     assert "this is cuda" in (batch_last_support.incompatibility(model, "fp32", torch.device("cuda")) or "")
 
 
-def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In what is told here, and in a part that computes another thing where its memory lies otherwise."""
-    explicit, rms = slot("attention").resolve("explicit"), slot("norm").resolve("rmsnorm")
-    check_batch_last(explicit, image_size=8, patch_size=4)
-    check_batch_last(rms, image_size=8, patch_size=4)
-    with monkeypatch.context() as patched:
-        products = batch_last_kernels.over_channels
-        patched.setattr(batch_last_kernels, "over_channels", lambda a, b: products(0.5 * a, b))
-        with pytest.raises(AssertionError, match="in a ViT, by engine batch_last: a training ends with another"):
-            check_batch_last(explicit, image_size=8, patch_size=4)
+def test_contract_of_parts_sees_dependence_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as of a part that views its input by strides; this engine has the images last in memory."""
+    rms = slot("norm").resolve("rmsnorm")
     plain = rms.component.forward  # type: ignore[attr-defined]
     monkeypatch.setattr(rms.component, "forward", lambda self, x: plain(self, x) * (1 if x.is_contiguous() else 1.001))
-    with pytest.raises(AssertionError, match="in a ViT, by engine batch_last"):
-        check_batch_last(rms, image_size=8, patch_size=4)
+    with pytest.raises(AssertionError, match="declares vmap_safe, and stacked its tokens in evaluation differs"):
+        check_component("norm", "rmsnorm")

@@ -24,7 +24,6 @@ from vitlab.plan import Plan
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.testing import check_component
-from vitlab.testing.training import check_batch_last
 from vitlab.weights.transfer import start_from
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -178,7 +177,6 @@ def test_contract_holds(parts: list[str]) -> None:
 @pytest.mark.parametrize("parts", [["learned", "sincos2d", "conditional"], ["learned", "rope2d", "alibi2d"]])
 def test_batch_last_supports_encodings_together(parts: list[str]) -> None:
     assert incompatibility(built(position=parts), "fp32", torch.device("cpu")) is None
-    check_batch_last(position.resolve(parts), image_size=8, patch_size=4)
     options = {name: value for name, value in SMALL.items() if name != "type"}
     work = ViT.work(DATA, {**options, "position": parts})
     assert work is not None and work.products is not None

@@ -21,8 +21,6 @@ from torch import Tensor
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import Engine
-from vitlab.engines.batch_last import BatchLast
-from vitlab.errors import GeometryError, OptionError
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import STREAMS, TrainSpec
@@ -207,46 +205,15 @@ def check_engine(choice: ResolvedChoice) -> None:
     fields = [{"precision": "fp64", "optimizer": {"type": "adamw", "lr": rate}} for rate in (RATE, 3 * RATE)]
     if reason := cls.incompatibility(_training(fields[0])):
         raise SkipTest(reason)
-    together = _check_like_loop(cls, [_training(each) for each in fields], [_training(each) for each in fields])
+    together = _by_engine(cls, [_training(each) for each in fields])
     for each, weights in zip(fields, together, strict=True):
+        for name, value in _trained(_training(each), STEPS).items():
+            assert torch.allclose(weights[name], value, rtol=1e-9, atol=1e-10), (
+                f"a training ends with another {name} than by engine loop; both compute the same steps"
+            )
         # Which trials are trained together depends on the machine, so it must not show in their weights.
         (alone,) = _by_engine(cls, [_training(each)])
         assert equal_states(alone, weights), "the weights of a training depend on the trainings beside it"
-
-
-def check_batch_last(part: ResolvedChoice, image_size: int, patch_size: int) -> None:
-    """Check that two ViTs with a part train equally in a loop and in the batch-last engine.
-
-    Does nothing if such a ViT cannot be built, or is not supported by that engine.
-    """
-    sizes = {"type": "vit", "patch_size": patch_size, "dim": 16, "depth": 2, "heads": 2}
-    data = {**DATA, "image_size": image_size}
-
-    def trainings() -> list[Training]:
-        # The steps of sgd are gradients, whose scale adamw would hide.
-        fields = [{"precision": "fp64", "optimizer": {"type": "sgd", "lr": rate}} for rate in (RATE, 3 * RATE)]
-        return [_training(each, model={**sizes, part.slot: part}, data=data) for each in fields]
-
-    try:
-        batched, looped = trainings(), trainings()
-    except (OptionError, GeometryError):
-        return
-    if batched[0].model.vmap_safe and BatchLast.incompatibility(batched[0]) is None:
-        with about("in a ViT, by engine batch_last"):
-            _check_like_loop(BatchLast, batched, looped)
-
-
-def _check_like_loop(
-    cls: type[Engine], trainings: Sequence[Training], looped: Sequence[Training]
-) -> list[dict[str, Tensor]]:
-    """Check that an engine ends with a loop's weights, and return them."""
-    together = _by_engine(cls, trainings)
-    for training, actual in zip(looped, together, strict=True):
-        for name, value in _trained(training, STEPS).items():
-            assert torch.allclose(actual[name], value, rtol=1e-9, atol=1e-10), (
-                f"a training ends with another {name} than by engine loop; both compute the same steps"
-            )
-    return together
 
 
 def _by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[dict[str, Tensor]]:
@@ -288,21 +255,15 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
         )
 
 
-def _training(
-    fields: Options,
-    *,
-    model: Options = MODEL,
-    data: Options = DATA,
-    folder: Path | None = None,
-) -> Training:
+def _training(fields: Options, *, folder: Path | None = None) -> Training:
     """Return the training of a small ViT, whose checkpoints are written to ``folder``."""
-    choice = slot("dataset").resolve(data)
+    choice = slot("dataset").resolve(DATA)
     prepared = prepare(choice, SEEDS)
     spec = TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
     dtype = torch.float64 if spec.precision == "fp64" else torch.float32
     feed = Feed(prepared, choice.options["augment"], SEEDS, dtype=dtype)
     write = (lambda state: None) if folder is None else (lambda state: checkpoint.write(folder, state))
-    built: Model = slot("model").build(model, prepared.info)
+    built: Model = slot("model").build(MODEL, prepared.info)
     built.initialise(0)
     return Training(built.to(dtype), feed, spec, SEEDS, prepared.info.task, write=write)
 
