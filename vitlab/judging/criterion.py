@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.judging.cells import Remarks, shortlist
-from vitlab.judging.words import (
+from vitlab.judging.cells import (
     BELOW_1_PERCENT,
     COUNTED,
     ERRORS,
@@ -18,6 +17,8 @@ from vitlab.judging.words import (
     QUALIFIERS,
     REVERSALS,
     SHARES,
+    Remarks,
+    shortlist,
     words,
 )
 from vitlab.plan.values import own_metric

@@ -13,11 +13,10 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.cells import Remarks, shortlist
+from vitlab.judging.cells import Remarks, shortlist, words
 from vitlab.judging.criterion import MAX_IMAGES, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
 from vitlab.judging.files import Columns, Table, read_table, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
-from vitlab.judging.words import words
 from vitlab.plan.values import Arm, Looks, MetricFacts, Plan
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content

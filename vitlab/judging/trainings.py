@@ -10,9 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.errors import nearest
-from vitlab.judging.cells import EXACT, MAX_LISTED, Remarks, names_of, shortlist, texts, values
+from vitlab.judging.cells import (
+    DIVERGED,
+    ENDED,
+    EXACT,
+    FLAGS,
+    LOST,
+    MAX_LISTED,
+    STATISTICS,
+    UNENDED,
+    Remarks,
+    names_of,
+    role_of,
+    shortlist,
+    texts,
+    values,
+)
 from vitlab.judging.files import Columns, Table
-from vitlab.judging.words import DIVERGED, ENDED, FLAGS, LOST, STATISTICS, UNENDED, role_of
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:

@@ -38,16 +38,13 @@ class Culprit:
         return _place(self.frames[-1])
 
     def __str__(self) -> str:
-        lines = []
-        for number, frame in enumerate(self.frames):
-            if SHOWN_FRAMES <= number < len(self.frames) - SHOWN_FRAMES:
-                if number == SHOWN_FRAMES:
-                    lines.append(f"  ... {len(self.frames) - 2 * SHOWN_FRAMES} more calls")
-                continue
-            lines.append(f"  {_place(frame)}, in {frame.name}")
-            if frame.line:
-                lines.append(f"    {frame.line}")
-        return "\n".join(lines)
+        calls = [
+            f"  {_place(frame)}, in {frame.name}" + (f"\n    {frame.line}" if frame.line else "")
+            for frame in self.frames
+        ]
+        if (hidden := len(calls) - 2 * SHOWN_FRAMES) > 0:
+            calls[SHOWN_FRAMES:-SHOWN_FRAMES] = [f"  ... {hidden} more calls"]
+        return "\n".join(calls)
 
 
 def culprit(error: BaseException) -> Culprit | None:
