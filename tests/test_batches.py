@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from vitlab import noise
+from vitlab.data import batches
 from vitlab.data import prepare as room
+from vitlab.data.augment import pixels
 from vitlab.data.prepare import Feed, Normalize, prepare
 from vitlab.registry import slot
 
@@ -191,3 +193,56 @@ def test_batches_on_gpu_equal_cpu() -> None:
         assert torch.equal(one.id_B, other.id_B.cpu())
         off = ((one.x_BCHW - other.x_BCHW.cpu()).abs() > 1e-4).float().mean()
         assert off < 0.01, "a level apart where rounding decides"
+
+
+# -- several trials on a GPU ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": "half"}])
+@pytest.mark.parametrize("choice", [*EVERYTHING, "rand_augment_timm"], ids=str)
+def test_trials_augmented_together_have_their_own_images(choice, options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU computes an operation for the images alone that it was drawn for; here it computes it for all, as a GPU."""
+    for module in (batches, pixels):
+        monkeypatch.setattr(module, "PICKING_DEVICES", ())
+    calls: list[int] = []
+    kind = slot("augment").find(choice if isinstance(choice, str) else choice["type"])[0]
+    own = kind.__call__
+    monkeypatch.setattr(kind, "__call__", lambda self, x, key, ids: calls.append(len(x)) or own(self, x, key, ids))
+
+    def feeds() -> list[Feed]:
+        return [feed([choice], {**SEEDS, "order": 3 + i, "augment": 5 * i}, **options) for i in range(3)]
+
+    alone, together = feeds(), feeds()
+    batches.augment_together(together)
+    for step in (0, 7):
+        calls.clear()
+        expected = [one.batch(step, 16) for one in alone]
+        assert calls == [16] * 3
+        calls.clear()
+        for one, other in zip(expected, (one.batch(step, 16) for one in together), strict=True):
+            torch.testing.assert_close(other.x_BCHW, one.x_BCHW, rtol=0, atol=2e-6)
+            assert torch.equal(other.id_B, one.id_B) and torch.equal(other.y_B, one.y_B)
+        assert calls == [48]
+    assert len({batch.x_BCHW.sum().item() for batch in expected}) == 3
+
+
+def test_trials_of_other_augmentations_are_augmented_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PICKING_DEVICES", ())
+    some = [feed(["flip"]), feed(["flip", "erasing"])]
+    batches.augment_together(some)
+    assert [one._peers for one in some] == [(some[0],), (some[1],)]
+
+
+def test_masks_of_trials_are_augmented_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (batches, pixels):
+        monkeypatch.setattr(module, "PICKING_DEVICES", ())
+    scenes = {"type": "digit_scenes", "image_size": 16, "train_images": 40, "test_images": 16}
+
+    def feeds() -> list[Feed]:
+        augment = ["flip", "crop", "rand_augment"]
+        return [Feed(prepare(scenes, SEEDS), augment, {**SEEDS, "augment": i}, "cpu") for i in range(2)]
+
+    alone, together = feeds(), feeds()
+    batches.augment_together(together)
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one.batch(1, 8).y_B, other.batch(1, 8).y_B)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.base import Dropout, DropPath, name_draws
+from vitlab.components.base import Dropout, DropPath, name_draws, path_layers, path_scales
 
 
 def model() -> nn.Sequential:
@@ -80,3 +81,50 @@ def test_dropout_keys_follow_module_path() -> None:
 def test_model_without_named_draws_raises() -> None:
     with noise.drawing(draws(torch.arange(2))), pytest.raises(RuntimeError, match="name_draws"):
         Dropout(0.5)(torch.ones(2, 3))
+
+
+# -- draws of a step at once ------------------------------------------------------------------------------------------
+
+
+def lowbias32(x: np.ndarray) -> np.ndarray:
+    """Apply the published finaliser to unsigned words of 64 bits, modulo 2^32."""
+    x ^= x >> 16
+    x = x * 0x7FEB352D & 0xFFFFFFFF
+    x ^= x >> 15
+    x = x * 0x846CA68B & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+def uniform(key: int, place: int, sample_B: np.ndarray) -> np.ndarray:
+    """Compute the draw of a layer for each sample as documented in :mod:`vitlab.noise`, in unsigned words."""
+    low, high = (np.array([key >> shift & 0xFFFFFFFF], np.uint64) for shift in (0, 32))
+    low = lowbias32(low + np.uint64(place * 0x9E3779B9 & 0xFFFFFFFF) & np.uint64(0xFFFFFFFF))
+    high = lowbias32(high ^ low)
+    row_B = lowbias32(sample_B & np.uint64(0xFFFFFFFF) ^ low)
+    row_B = lowbias32(row_B ^ sample_B >> np.uint64(32) ^ high)
+    return (lowbias32(lowbias32(row_B.copy()) ^ row_B) >> np.uint64(8)) / 2**24
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_paths_drawn_together_are_those_of_each_layer(dtype: torch.dtype) -> None:
+    shares = [0.0, 0.1, 0.3, 2 * 0.1 / 11, 0.7, 1 / 3]
+    net = nn.Sequential(*[nn.Sequential(DropPath(p)) for p in shares])
+    name_draws(net)
+    samples, key = torch.tensor([3, 900, 17, 4, 5, 2**40 + 3, 7, 8]), -12345678901234567
+    layers = path_layers(net)
+    assert [layer.p for layer in layers] == shares[1:]
+    like = torch.zeros(0, dtype=dtype if dtype == torch.float64 else torch.float32)
+    others, scales_LB = path_scales(layers, [7, key], [samples.flip(0), samples], like)
+    assert not torch.equal(others, scales_LB.flip(1))
+    for row, layer in enumerate(layers):
+        assert layer.place is not None and layer.row == row
+        draw_B = uniform(key, layer.place, samples.numpy().astype(np.uint64))
+        kept_B = draw_B.astype(np.float32) >= np.float32(layer.p)
+        assert (scales_LB[row] != 0).tolist() == kept_B.tolist()
+        x = torch.randn(8, 3, 4).to(dtype)
+        with noise.drawing(draws(samples, drop_path=key)):
+            alone = layer(x)
+        with noise.drawing(draws(samples, drop_path=key)._replace(scale_LB=scales_LB)):
+            together = layer(x)
+        assert torch.equal(together, alone) and together.dtype == dtype
+        torch.testing.assert_close(together[kept_B], x[kept_B] / (1 - layer.p))

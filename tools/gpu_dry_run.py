@@ -9,6 +9,10 @@ GPU only:
    (``FakeTensorMode``) on a device that exists in Python alone, where ``.item()``, a branch on a value, an operation
    over two devices and a copy to the host raise.
 
+At depth 12 the step is counted with drop path and without; all layers draw together, so that drop path may launch
+:data:`MOST_OF_DROP_PATH` times the kernels at most.  Sixteen trials with augmentations are augmented together, and may
+launch :data:`MOST_OF_TOGETHER` times the kernels of one.
+
 Optimizers are checked in the second way only: torch itself breaks the graph in every ``Optimizer.step``.  Objectives
 with modules of their own are not tried, since fake parameters cannot be moved twice.
 
@@ -24,7 +28,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -52,6 +56,11 @@ MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "dro
 IMAGES = {"type": "synthetic", "image_size": 8, "train_images": 64, "test_images": 16, "num_classes": 3}
 SCENES = {"type": "digit_scenes", "image_size": 16, "train_images": 64, "test_images": 16}
 TRAIN = {"steps": 4, "batch_size": 8, "evaluations": 1}
+DEPTH = 12
+MOST_OF_DROP_PATH = 1.15  #: kernels of a step with drop path, relative to one without
+TOGETHER = 16  #: trials whose augmentation is counted
+MOST_OF_TOGETHER = 3.0  #: kernels of a step of these trials, relative to a step of one of them
+AUGMENTED = {**IMAGES, "channels": 3, "augment": ["flip", "crop", "rand_augment"]}
 PARTS = ("patch", "position", "block", "attention", "mlp", "norm", "head")
 FURTHER = {"patch: resnet": {"patch_size": 1}, "head: distilled": {"prefix": ["class", "distillation"]}}
 """Arm to further options of its model."""
@@ -261,12 +270,12 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def step_of(arm: Arm, engine: str) -> Watch | str:
-    """Return the counts of the second step of an arm, or what is wrong."""
+def step_of(arm: Arm, engine: str, count: int = 2) -> Watch | str:
+    """Return the counts of the second step of an arm, of ``count`` trials if together, or what is wrong."""
     reads_back = arm.name in READ_BACKS
     try:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        count = 1 if engine == "loop" else 2
+        count = 1 if engine == "loop" else count
         trainings = [arm.training(seed, fake_device(mode, reads_back)) for seed in range(count)]
         with fake_device(mode, reads_back):
             running: Engine = slot("engine").get(engine)(trainings)
@@ -278,6 +287,30 @@ def step_of(arm: Arm, engine: str) -> Watch | str:
     if reads_back and not watch.reads:
         return "nothing is read back; remove the arm from READ_BACKS"
     return watch
+
+
+def at_depth(arm: Arm, engine: str) -> tuple[str, bool]:
+    """Return a line on a deep step of an arm, and whether it is within the limit."""
+    options = {"depth": DEPTH, "drop": 0.0}
+    without, with_drop_path = (
+        step_of(replace(arm, model={**arm.model, **options, "drop_path": share}), engine) for share in (0.0, 0.1)
+    )
+    if isinstance(without, str) or isinstance(with_drop_path, str):
+        return f"depth {DEPTH}: {without if isinstance(without, str) else with_drop_path}", False
+    ratio, syncs = with_drop_path.kernels / without.kernels, with_drop_path.reads
+    line = f"depth {DEPTH}: {with_drop_path.kernels} kernels, drop path x {ratio:.2f}, {syncs} host syncs"
+    return line, ratio <= MOST_OF_DROP_PATH
+
+
+def together() -> tuple[str, bool]:
+    """Return a line on augmented trials of one shape, and whether they are within the limit."""
+    arm = Arm("together", {"depth": DEPTH, "drop": 0.0, "drop_path": 0.0}, {}, AUGMENTED)
+    one, all_of_them = step_of(arm, "loop"), step_of(arm, "vmap", TOGETHER)
+    if isinstance(one, str) or isinstance(all_of_them, str):
+        return f"{TOGETHER} trials: {one if isinstance(one, str) else all_of_them}", False
+    ratio = all_of_them.kernels / one.kernels
+    line = f"{TOGETHER} trials with {', '.join(AUGMENTED['augment'])}: {all_of_them.kernels} kernels"
+    return f"{line}, x {ratio:.2f} of one trial's {one.kernels}", ratio <= MOST_OF_TOGETHER
 
 
 @contextmanager
@@ -353,8 +386,13 @@ def main(arguments: Sequence[str]) -> int:
             if row is None:
                 print(f"{arm.name:32} {engine:6} not supported by this engine")
                 continue
-            failures += row.failed
-            print(row, flush=True)
+            line, is_within = at_depth(arm, engine)
+            failures += row.failed or not is_within
+            print(row, f"{'':32} {engine:6} {line}{'' if is_within else '  TOO MANY'}", sep="\n", flush=True)
+    if not patterns:
+        line, is_within = together()
+        failures += not is_within
+        print(f"{line}{'' if is_within else '  TOO MANY'}")
     print(f"{failures} failures")
     return 1 if failures else 0
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 Key = int | Tensor
-"""64 bits: a Python int, or an int64 tensor without axes (under vmap: one per member)."""
+"""64 bits: a Python int, or an int64 tensor: without axes (under vmap: one per member), or as :func:`bits` says."""
 
 
 def key(seed: int, *coordinates: int | str) -> int:
@@ -57,7 +57,7 @@ def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
     """Return 32 random bits for each sample and draw, int32 (B, N).
 
     Args:
-        k: key of the draw.
+        k: key of the draw; an int64 tensor (B,) has a key for each sample, and others broadcast with the samples.
         sample_B: integer identities of the samples, independent of their place in a batch.
         n: draws per sample.
     """
@@ -67,7 +67,7 @@ def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
     row_B = _mix(sample_B.int() ^ low)
     row_B = _mix(row_B ^ (sample_B >> 32).int() ^ high)
     draw_N = torch.arange(n, dtype=torch.int32, device=sample_B.device) * _signed(0x9E3779B9)
-    return _mix(_mix(row_B[:, None] + draw_N) ^ row_B[:, None])
+    return _mix(_mix(row_B[..., None] + draw_N) ^ row_B[..., None])
 
 
 def uniform(k: Key, sample_B: Tensor, n: int) -> Tensor:
@@ -115,6 +115,9 @@ class Draws(NamedTuple):
     drop_path: Key
     sample_B: Tensor
     step: Key  #: of draws that all samples of a step share
+    scale_LB: Tensor | tuple[()] = ()
+    """Factors of the residual branches of L layers with drop path, drawn together; empty if each layer draws its own.
+    On a GPU, a layer's own hash is 50 kernels."""
 
 
 _scope: list[Draws] = []

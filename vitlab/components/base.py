@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -94,9 +94,6 @@ class _Drop(nn.Module):
             )
         return noise.uniform(noise.fold(getattr(draws, stream), self.place), draws.sample_B, count)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p:g}"
-
 
 class Dropout(_Drop):
     """Zero each value with probability ``p``, and scale the rest by 1 / (1 - p).
@@ -120,21 +117,54 @@ class Dropout(_Drop):
 class DropPath(_Drop):
     """Drop the whole residual branch of a sample with probability ``p``, and scale the others by 1 / (1 - p).
 
-    Draws are keyed as in :class:`Dropout`.
+    Draws are keyed as in :class:`Dropout`.  A training draws them for all layers together, by :func:`path_scales`.
 
     Reference: arXiv:1603.09382 (stochastic depth), per sample.
     """
+
+    row: int | None = None  #: of this layer in the factors of a step; set by :func:`path_layers`
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
         if not self.training or self.p == 0:
             return x
         shape = (x.shape[0], *(1,) * (x.ndim - 1))
+        draws = noise.current()
+        if draws is not None and self.row is not None and len(draws.scale_LB):
+            return x * cast(Tensor, draws.scale_LB)[self.row].to(x.dtype).view(shape)
         draw_B1 = self.draws("drop_path", 1)
         if draw_B1 is None:
             return x * F.dropout(x.new_ones(shape), self.p)
         # The mask is scaled, not the branch: one number per sample.
         return x * ((draw_B1 >= self.p).view(shape).to(x.dtype) / (1 - self.p))
+
+
+def path_layers(model: nn.Module) -> list[DropPath]:
+    """Return the layers of a model that drop paths, and set the row of each."""
+    layers = [one for one in model.modules() if isinstance(one, DropPath) and one.p > 0 and one.place is not None]
+    for row, layer in enumerate(layers):
+        layer.row = row
+    return layers
+
+
+def path_scales(
+    layers: Sequence[DropPath], keys: Sequence[noise.Key], samples: Sequence[Tensor], like: Tensor
+) -> Tensor:
+    """Return the factors of the residual branches of layers in several trials, (K, L, B): 0, or 1 / (1 - p) if kept.
+
+    Args:
+        layers: see :func:`path_layers`.
+        keys: of the stream ``drop_path``, one for each trial.
+        samples: identities of the samples of each trial, (B,); the draws are made on their device.
+        like: a tensor of the dtype and the device of the factors.
+    """
+    keys_KL1 = torch.tensor([[[noise.fold(k, cast(int, layer.place))] for layer in layers] for k in keys])
+    p_L1 = torch.tensor([[layer.p] for layer in layers], dtype=torch.float64)
+    sample_K1B = torch.stack(list(samples))[:, None]
+    draw_KLB = noise.uniform(keys_KL1.to(sample_K1B.device), sample_K1B, 1)[..., 0]
+    # Rounded as a layer rounds its own probability.
+    kept_KLB = (draw_KLB >= p_L1.to(draw_KLB)).to(like.dtype)
+    return noise.to_device(kept_KLB / (1 - p_L1).to(kept_KLB), like.device)
 
 
 class PatchDrop(_Drop):

@@ -15,11 +15,15 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.augment.base import Augment
+from vitlab.data.augment.pixels import PICKING_DEVICES
 from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest, iter_images
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.splits import Prepared, Subset
 from vitlab.registry import slot
 from vitlab.spec import Choice
+
+Request = tuple[int, int, int, "tuple[range, ...] | None", int]
+"""The arguments of :meth:`Feed.batch`."""
 
 
 class Batch(NamedTuple):
@@ -32,6 +36,12 @@ class Batch(NamedTuple):
     id_B: Tensor
     """int64, identities for keyed draws: the image's in the low 32 bits, the index of its repeat in the epoch above."""
     epoch: int  #: from 0; 0 for batches of an evaluation
+    host_id_B: Tensor | None = None  #: ``id_B`` on the host, where draws launch no kernels; None if it is not known
+
+
+def samples_of(batch: Batch) -> Tensor:
+    """Return the identities of a batch's images, on the host if they are known there."""
+    return batch.id_B if batch.host_id_B is None else batch.host_id_B
 
 
 class Feed:
@@ -65,7 +75,11 @@ class Feed:
             "test": prepared.test.to(self.device),
         }
         self.test_sets = prepared.test_sets
+        self._id_N = prepared.train.id_N  # on the host, where batches are chosen
+        self._choices = list(augment)
         self._augments: list[Augment] = [slot("augment").build(choice) for choice in augment]
+        self._peers: Sequence[Feed] = (self,)
+        self._ready: dict[Request, Batch] = {}
         self._seeds = seeds
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
         self._orders: dict[int, Tensor] = {}
@@ -106,29 +120,27 @@ class Feed:
             rows: ranges of positions in the batch, concatenated; all by default.
             views: consecutive copies of each image of the batch, augmented differently, in addition to its size.
         """
-        train, part = self._subsets["train"], (batch_size, repeats, None if rows is None else tuple(rows), views)
-        epoch, position_B, id_B = self._select(step, *part)
+        request = step, batch_size, repeats, None if rows is None else tuple(rows), views
+        if request not in self._ready:
+            for feed, batch in zip(self._peers, _augmented(self._peers, request), strict=True):
+                feed._ready = {request: batch}
+        return self._ready.pop(request)
 
-        def request(at: int) -> ReadRequest:
-            epoch, position_B, id_B = self._select(at, *part)
+    def _read(self, request: Request) -> Batch:
+        """Return a training batch before its augmentation, as bytes."""
+        train = self._subsets["train"]
+        epoch, position_B, host_id_B = self._select(*request)
+        place_B = noise.to_device(position_B, train.row_N.device)
+
+        def read_request(at: int) -> ReadRequest:
+            epoch, position_B, id_B = self._select(at, *request[1:])
             return ReadRequest(train.row_N[position_B], id_B, self._crop_request(epoch))
 
         if self._prefetcher is None:
-            x_BCHW = train.at(position_B)
+            x_BCHW = train.at(place_B)
         else:
-            x_BCHW = self._prefetcher.take(step, part, request)
-        y_B = self._to_device(train.y_N[position_B])
-        id_B = self._to_device(id_B)
-        # Augmentations of pixels come first in any case, since erasing covers with the mean of normalised images.
-        for normalized in (False, True):
-            if normalized:
-                x_BCHW = self._normalize(x_BCHW)
-            for index, augmentation in enumerate(self._augments):
-                if augmentation.normalized == normalized and not augmentation.of_picture:
-                    key = self._augment_key(epoch, index)
-                    x_BCHW = augmentation(x_BCHW, key, id_B)
-                    y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim > 1 else y_B
-        return Batch(x_BCHW, _labels(y_B), id_B, epoch)
+            x_BCHW = self._prefetcher.take(request[0], request[1:], read_request)
+        return Batch(x_BCHW, self._to_device(train.y_N[place_B]), self._to_device(host_id_B), epoch, host_id_B)
 
     def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Yield all images of a split in order, not augmented; the last batch may be smaller.
@@ -150,22 +162,22 @@ class Feed:
     def _select(
         self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int
     ) -> tuple[int, Tensor, Tensor]:
-        """Return the epoch of a step, and the positions and identities of the images in its batch."""
+        """Return the epoch of a step, and the positions and identities of the images in its batch, on the host."""
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
-        order_N, train = self._epoch_order(epoch), self._subsets["train"]
+        order_N = self._epoch_order(epoch)
         begin = place * batch_size
         stop = begin + self.batch_images(batch_size)
         if repeats == 1:
             position_B = order_N[begin:stop]
-            id_B = train.id_N[position_B]
+            id_B = self._id_N[position_B]
         else:
-            slot_B = torch.arange(begin, stop, device=order_N.device)
+            slot_B = torch.arange(begin, stop)
             position_B = order_N[slot_B // repeats]
-            id_B = train.id_N[position_B] + (slot_B % repeats << 32)  # another identity, so another augmentation
+            id_B = self._id_N[position_B] + (slot_B % repeats << 32)  # another identity, so another augmentation
         if rows is not None and list(rows) != [range(stop - begin)]:
             position_B, id_B = (torch.cat([all_B[r.start : r.stop] for r in rows]) for all_B in (position_B, id_B))
         if views > 1:
-            view_B = torch.arange(views, device=id_B.device).repeat(len(id_B))
+            view_B = torch.arange(views).repeat(len(id_B))
             position_B, id_B = position_B.repeat_interleave(views), id_B.repeat_interleave(views) + (view_B << 32)
         return epoch, position_B, id_B
 
@@ -189,10 +201,50 @@ class Feed:
         if epoch not in self._orders:
             key = noise.key(self._seeds["order"], "order", epoch)
             # Batches are requested for the next steps, too, which may be in the next epoch; others are not kept.
-            order_N = noise.permutation(key, self.count()).to(self._subsets["train"].row_N.device)
+            order_N = noise.permutation(key, self.count())
             self._orders = {near: self._orders[near] for near in (epoch - 1, epoch + 1) if near in self._orders}
             self._orders[epoch] = order_N
         return self._orders[epoch]
+
+
+def augment_together(feeds: Sequence[Feed]) -> None:
+    """Let feeds whose batches are asked for at the same steps augment them by one call, if they are on a GPU.
+
+    One call for all trials launches as many kernels as a call for one.  On a CPU, where an operation is computed for
+    the images that it was drawn for, nothing changes.
+    """
+    first = feeds[0]
+    joint = first.device.type not in PICKING_DEVICES and all(feed._choices == first._choices for feed in feeds)
+    for feed in feeds:
+        feed._peers = feeds if joint else (feed,)
+
+
+def _augmented(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
+    """Return the batches of feeds of equal augmentations and normalisation."""
+    batches = [feed._read(request) for feed in feeds]
+    first, several = feeds[0], len(feeds) > 1
+    x_BCHW, y_B, id_B = (
+        torch.cat(each) if several else each[0]
+        for each in zip(*((batch.x_BCHW, batch.y_B, batch.id_B) for batch in batches), strict=True)
+    )
+    # Augmentations of pixels come first in any case, since erasing covers with the mean of normalised images.
+    for normalized in (False, True):
+        if normalized:
+            x_BCHW = first._normalize(x_BCHW)
+        for index, augmentation in enumerate(first._augments):
+            if augmentation.normalized == normalized and not augmentation.of_picture:
+                keys = [feed._augment_key(batch.epoch, index) for feed, batch in zip(feeds, batches, strict=True)]
+                key = _key_of_each(keys, id_B) if several else keys[0]
+                x_BCHW = augmentation(x_BCHW, key, id_B)
+                y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim > 1 else y_B
+    parts = zip(batches, x_BCHW.chunk(len(feeds)), _labels(y_B).chunk(len(feeds)), strict=True)
+    return [batch._replace(x_BCHW=x, y_B=y) for batch, x, y in parts]
+
+
+def _key_of_each(keys: Sequence[noise.Key], id_B: Tensor) -> Tensor:
+    """Return the key of each image, (B,), of equally many images for each key."""
+    keys_K = noise.tensor_of(keys, id_B.device)
+    return keys_K[:, None].expand(-1, len(id_B) // len(keys)).flatten()
 
 
 class Normalize:

@@ -82,7 +82,7 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
 
     def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
         dropout, drop_path, step = noise.tensor_of([draws.dropout, draws.drop_path, draws.step], device).unbind()
-        return compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B, step))
+        return compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B, step, draws.scale_LB))
 
     return compute_loss
 

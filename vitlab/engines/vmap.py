@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from vitlab import noise
-from vitlab.components.base import Part
+from vitlab.components.base import Part, path_scales
+from vitlab.data.batches import augment_together, samples_of
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import State
 from vitlab.training.evaluation import EvaluationResult, MetricAccumulator, Split, evaluation_batches
@@ -46,6 +47,7 @@ class Vmap(Engine):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
+        augment_together([training.feed for training in trainings])
         with self._falling_back():
             self._stack_weights()
 
@@ -102,6 +104,9 @@ class Vmap(Engine):
             sample_B=torch.stack([batch.id_B for batch, _ in stacked]),
             step=noise.tensor_of([draws.step for _, draws in stacked], first.feed.device),
         )
+        if first.path_layers:
+            keys, samples = zip(*((draws.drop_path, samples_of(batch)) for batch, draws in stacked), strict=True)
+            draws = draws._replace(scale_LB=path_scales(first.path_layers, keys, samples, x_KBCHW))
         loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
         weight_K = torch.ones_like(loss.total)
         if not first.parts.whole:

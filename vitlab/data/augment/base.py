@@ -52,7 +52,9 @@ class Augment(ABC):
 
         Args:
             x_BCHW: uint8; float of any range where :attr:`normalized`.  Not modified.
-            key: derived from the seed, the epoch and the position in the study's list of augmentations.
+            key: derived from the seed, the epoch and the position in the study's list of augmentations.  For trials
+                that a GPU trains together, it is a tensor with a key for each image, (B,), as the functions of
+                :mod:`vitlab.noise` take it.
             id_B: int64 identities of the images.
         """
 

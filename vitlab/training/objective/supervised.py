@@ -50,9 +50,10 @@ class Supervised(Objective):
             return super().batch(step, rows)
         spec, feed = self.setup.spec, self.setup.feed
         ranges = self.mixing.rows(rows, feed.batch_images(spec.batch_size))
-        x_BCHW, y_B, id_B, epoch = self.mixing(feed.batch(step, spec.batch_size, spec.repeats, ranges), step)
+        x_BCHW, y_B, id_B, epoch, host_id_B = self.mixing(feed.batch(step, spec.batch_size, spec.repeats, ranges), step)
         # The partners were needed for mixing alone.
-        return Batch(x_BCHW[: len(rows)], y_B[: len(rows)], id_B[: len(rows)], epoch)
+        own = slice(len(rows))
+        return Batch(x_BCHW[own], y_B[own], id_B[own], epoch, None if host_id_B is None else host_id_B[own])
 
     def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
         """Return the loss on labels, and on the teacher if there is one."""
