@@ -32,9 +32,11 @@ from vitlab.engines.batch_last_support import incompatibility
 from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.plan.engine_choice import (
+    MAX_GPU_VALUES,
     MAX_PRODUCTS,
     MAX_TOGETHER,
     MAX_VALUES,
+    MIN_COMPILED_STEPS,
     batch_key,
     engine_of,
     group_trials,
@@ -424,7 +426,7 @@ def results(items: list[tuple[Trial, TrialFolder]]) -> list[TrialResult]:
     return outcomes  # type: ignore[return-value]
 
 
-SETTINGS = Settings(device="cpu", keep="last", every_s=0.0)
+SETTINGS = Settings(device="cpu", every_s=0.0)
 
 
 def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> None:
@@ -661,7 +663,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
 
 def test_engine_is_function_of_trial() -> None:
     def engine(engine_name: str, work: Work | None, **train: Any) -> str:
-        return engine_of(trial(0, **train), engine_name, lambda _: work)
+        return engine_of(trial(0, **train), engine_name, lambda _: work).engine
 
     most = MAX_VALUES // TRAIN["batch_size"]
     assert [engine("auto", Work(values)) for values in (most, most + 1)] == ["vmap", "loop"]
@@ -680,6 +682,32 @@ def test_engine_is_function_of_trial() -> None:
         "batch_last",
     ]
     assert engine("batch_last", Work(1, 1), ema={"decay": 0.9}) == "loop"
+
+
+def test_engine_on_gpu_is_cohort_of_models_too_small_for_it() -> None:
+    def engine(values: int | None, **train: Any) -> str:
+        work = None if values is None else Work(values, 1)
+        choice = engine_of(trial(0, **train), "auto", lambda _: work, device="cuda")
+        assert train.get("ema") or values is None or f"{values * TRAIN['batch_size']:,} values" in choice.reason
+        return choice.engine
+
+    most = MAX_GPU_VALUES // TRAIN["batch_size"]
+    assert most > MAX_VALUES // TRAIN["batch_size"]
+    assert [engine(values) for values in (1, most, most + 1, None)] == ["vmap", "vmap", "loop", "loop"]
+    long = {"steps": MIN_COMPILED_STEPS}
+    assert engine(1, **long) == engine(most, **long) == "compiled_vmap"
+    assert engine(1, steps=MIN_COMPILED_STEPS - 1) == engine(1, **long, precision="fp64") == "vmap"
+    images = MIN_COMPILED_STEPS * TRAIN["batch_size"]
+    assert engine(1, steps=None, images=images) == "compiled_vmap"
+    assert engine(1, steps=None, epochs=1000) == "vmap", "a plan does not know the steps of an epoch"
+    assert engine(1, ema={"decay": 0.9}) == "loop"
+    planned = [Planned("a", seed, trial(seed, **long)) for seed in range(40)]
+    groups = group_trials(planned, 1, "auto", lambda _: Work(1, 1), device="cuda")
+    assert [(name, len(group)) for name, group in groups] == [
+        ("compiled_vmap", 13),
+        ("compiled_vmap", 13),
+        ("compiled_vmap", 14),
+    ]
 
 
 @pytest.mark.parametrize(

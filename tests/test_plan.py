@@ -659,9 +659,9 @@ def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     def little(_: Trial) -> Work:
         return Work(1)
 
-    assert engine_of(base, "measured", little, probes) == engine_of(faster, "measured", little, probes) == "loop"
-    assert engine_of(shallow, "measured", little, probes) == "vmap", "by the rule, where nothing was measured"
-    assert engine_of(base, "auto", little, probes) == "vmap"
+    assert {engine_of(one, "measured", little, probes).engine for one in (base, faster)} == {"loop"}
+    assert engine_of(shallow, "measured", little, probes).engine == "vmap", "by the rule, where nothing was measured"
+    assert engine_of(base, "auto", little, probes).engine == "vmap"
 
 
 def test_further_test_images_do_not_hide_another_split() -> None:

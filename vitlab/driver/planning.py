@@ -12,7 +12,7 @@ from vitlab import registry
 from vitlab.driver import trust
 from vitlab.driver.session import Session
 from vitlab.errors import DataError, SpecError, VitlabError
-from vitlab.executors.machine import notes_on_device
+from vitlab.executors.machine import device_of, notes_on_device
 from vitlab.plan.engine_choice import without_benchmark
 from vitlab.plan.plan_file import read_decisions
 from vitlab.plan.tune import decide
@@ -79,7 +79,8 @@ def plan_study(
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
     surroundings = Surroundings(_file_modules(study, loaded), versions)
-    plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings)
+    device = "cpu" if study is None else device_of(study.run)
+    plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings, device)
     assert study is not None
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work

@@ -23,6 +23,8 @@ from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from vitlab.spec import RunSpec
+
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -66,6 +68,11 @@ def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     if shutil.which("nvidia-smi") is None:  # as in containers with the devices but without the tools
         return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
     return _listed(_nvidia_smi("-L"))
+
+
+def device_of(run: RunSpec) -> str:
+    """Return the type of device that trials will have, ``cpu`` or ``cuda``; ``auto`` looks at this machine alone."""
+    return "cuda" if run.device == "cuda" or (run.device == "auto" and gpus()) else "cpu"
 
 
 def gpu_memory() -> dict[str, int]:

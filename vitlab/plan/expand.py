@@ -6,7 +6,7 @@ All mistakes of the file are collected in one pass and raised together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from vitlab import errors
@@ -17,7 +17,7 @@ from vitlab.identity.trial import Trial, key_of
 from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, parse_rules, trained_alike, trial_of
 from vitlab.plan.design import as_component, name_of
-from vitlab.plan.engine_choice import engine_of
+from vitlab.plan.engine_choice import EngineChoice, engine_of
 from vitlab.plan.notes import notes_on_components, notes_on_files
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
@@ -39,6 +39,7 @@ def make_plan(
     count: match.CountCost,
     decisions: Decisions = UNDECIDED,
     surroundings: Surroundings = NOTHING,
+    device: str = "cpu",
 ) -> Plan:
     """Plan a study.
 
@@ -50,6 +51,7 @@ def make_plan(
         count: returns the cost of a model; called only if arms are matched.
         decisions: decisions of earlier runs: tunings, engine benchmarks, and looks.
         surroundings: component files and pinned versions, which are part of every trial's code.
+        device: type of device that trials will have, ``cpu`` or ``cuda``, on which the choice of an engine depends.
 
     Raises:
         SpecError: with every mistake of the file.
@@ -93,6 +95,9 @@ def make_plan(
     problems += [document.problem(place, sentence) for place, sentence in faults]
     if resolved_base is None:
         raise SpecError(problems)
+    if study.match is not None and value_at(plain, ("train", "stop_early")) is not None:
+        sentence = "match compares arms of equal cost, and stop_early ends trainings before; remove one of the two"
+        problems.append(document.problem(("match",), sentence))
     if study.match is None and sound:
         for arm in arms.values():
             problems += context.apply_rules(arm)
@@ -112,7 +117,7 @@ def make_plan(
         sentence = f"{name} adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
         raise SpecError([document.problem(("seeds", name), sentence)])
     notes += [f"'{name}' is in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
-    return _plan(context, arms, baselines, tuning, prerequisites, notes, decisions)
+    return _plan(context, arms, baselines, tuning, prerequisites, notes, decisions, device)
 
 
 def _resolved_arms(
@@ -154,10 +159,19 @@ def _resolved_arms(
         # A mistake that several values of a list share is reported once, at the list.
         problems.append(context.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
     problems += _same_names(arms, context.document)
-    for arm, sentence in trained_alike(arms.values()):
+    for arm, sentence in (*trained_alike(arms.values()), *_several_rules(arms.values())):
         place = next(iter(arm.changes.places.values()), ("design",))
         problems.append(context.document.problem(place, sentence))
     return arms, trials, repeated, metrics_resolved
+
+
+def _several_rules(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
+    """Yield the first arm whose trainings stop early by another rule than the arms before, with a sentence."""
+    first = next(iter(arms), None)
+    for arm in arms:
+        if first is not None and arm.trial.spec.train.stop_early != first.trial.spec.train.stop_early:
+            yield arm, f"it stops early by another rule than '{first.name}'; write one train.stop_early, in base"
+            return
 
 
 def _plan(
@@ -168,6 +182,7 @@ def _plan(
     prerequisites: dict[str, Trial],
     notes: list[str],
     decisions: Decisions,
+    device: str,
 ) -> Plan:
     study = context.study
     seeds = study.seeds
@@ -209,9 +224,11 @@ def _plan(
                 arm.skip,
                 arm.note,
                 arm.trial.info.classes,
-                _engine(arm, study.run.effective_engine, first[arm.name], decisions.benchmarks)
-                if arm.name in first
-                else "",
+                *(
+                    _engine(arm, study.run.effective_engine, first[arm.name], decisions.benchmarks, device)
+                    if arm.name in first
+                    else ()
+                ),
             )
             for key, arm in arms.items()
         ),
@@ -259,7 +276,9 @@ def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     return Trial(resolved.spec, streams, resolved.origins, resolved.info.content)
 
 
-def _engine(arm: ResolvedArm, chosen: str, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
+def _engine(
+    arm: ResolvedArm, chosen: str, trial: Trial, probes: Mapping[str, EngineBenchmark], device: str
+) -> EngineChoice:
     """Return the engine of an arm, given one of its trials."""
     model = arm.trial.model
 
@@ -267,7 +286,7 @@ def _engine(arm: ResolvedArm, chosen: str, trial: Trial, probes: Mapping[str, En
         result: Work | None = model.component.work(arm.trial.info, model.options)
         return result
 
-    return engine_of(trial, chosen, work, probes)
+    return engine_of(trial, chosen, work, probes, device)
 
 
 def _same_names(arms: Mapping[str, ResolvedArm], document: Document) -> list[Problem]:

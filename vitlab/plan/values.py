@@ -50,6 +50,7 @@ class Arm:
     note: str = ""  #: result of matching, and its relative difference
     classes: int | None = None  #: number of classes of its data, from which the chance level follows
     engine: str = ""  #: see :func:`vitlab.plan.engine_choice.engine_of`; empty if it is not run
+    engine_reason: str = ""  #: why a rule chose it; empty if none did
 
 
 @dataclass(frozen=True)
