@@ -535,3 +535,28 @@ def test_accuracy_of_each_class_equals_recall_of_scikit_learn(labels: tuple[str,
     present = target_N != 1
     few = metrics["per_class_accuracy"].parts(metrics["per_class_accuracy"].rows(logits_NK[present], target_N[present]))
     assert list(few) == [names[0], names[2]], "a class without images has no accuracy"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_f1_and_auroc_equal_scikit_learn(seed: int) -> None:
+    from sklearn.metrics import f1_score, roc_auc_score
+
+    g = torch.Generator().manual_seed(seed)
+    target_N = torch.randint(5, (60,), generator=g)
+    logits_NK = torch.randn(60, 5, generator=g, dtype=torch.float64).mul(3).round() / 2  # with ties
+    logits_NK[torch.arange(60), target_N] += 1
+    f1, auroc = (metric.build(name) for name in ("f1", "auroc"))
+
+    def value(one: Metric, keep_N: torch.Tensor) -> float:
+        parts = [one.rows(logits_NK[part], target_N[part]) for part in keep_N.nonzero()[:, 0].split(17)]
+        return one.value(torch.cat(parts))
+
+    for keep_N in (torch.ones(60, dtype=torch.bool), target_N != 2):
+        labels, logits = target_N[keep_N], logits_NK[keep_N]
+        assert value(f1, keep_N) == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"), abs=1e-12)
+        probabilities = logits.softmax(1)
+        areas = [roc_auc_score(labels == label, probabilities[:, label]) for label in labels.unique()]
+        assert value(auroc, keep_N) == pytest.approx(np.mean(areas), abs=1e-12)
+    everything = roc_auc_score(target_N, logits_NK.softmax(1), multi_class="ovr", average="macro")
+    assert value(auroc, torch.ones(60, dtype=torch.bool)) == pytest.approx(everything, abs=1e-12)
+    assert value(auroc, target_N == 1) == 0.5, "one class alone has no other to be told from"

@@ -3,6 +3,7 @@
 contract.py       the contract
 predictions.py    loss, accuracy, top_k, balanced_accuracy, per_class_accuracy, ece, brier; pixel_accuracy, miou,
                   miou_foreground
+one_against_rest.py  f1, auroc
 features.py       effective_rank, knn
 test_sets.py      mce, shifted_accuracy, real_accuracy
 reported.py       the metrics of a trial
