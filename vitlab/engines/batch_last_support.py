@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
     """Return the reason why a model is not supported, in one sentence; None if it is."""
     if device.type != "cpu":
         return f"engine batch_last runs on CPUs only, and this is {device.type}"
-    if precision not in ("fp32", "fp64"):
+    if precision not in ("fp32", "tf32", "fp64"):
         return f"engine batch_last does not support precision {precision}"
     if not isinstance(model, ViT) or not all(inherits(ViT, name, model) for name in SUPPORTED_METHODS):
         return f"a {type(model).__name__} is not supported by engine batch_last"
@@ -80,7 +80,7 @@ def tokens_read(model: ViT) -> int | None:
     head, last, layer = model.head, cast(PreNorm, model.blocks[-1]), len(model.blocks)
     if type(head) not in (LinearHead, MLPHead, Distilled) or not head.reads:
         return None
-    if any(name in vars(head) or not _is_own(type(head), name, getattr(type(head), name)) for name in POOLING):
+    if any(name in vars(head) for name in POOLING):
         return None
     parts = [
         last.ls1,
@@ -122,17 +122,5 @@ def does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
 
 def _is_altered(module: nn.Module) -> bool:
     """Return True if the module's forward pass is altered from outside of its class: a replaced method, or a hook."""
-    cls = type(module)
-    replaced = [
-        name for name in SUPPORTED_METHODS if (method := getattr(cls, name, None)) and not _is_own(cls, name, method)
-    ]
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return bool(replaced) or any(hooks) or any(name in vars(module) for name in SUPPORTED_METHODS)
-
-
-def _is_own(cls: type, name: str, method: Any) -> bool:
-    """Return True if a method was written in the body of the class that has it."""
-    owner = next(base for base in cls.__mro__ if name in vars(base))
-    if owner is nn.Module:
-        return True
-    return (method.__module__, method.__qualname__) == (owner.__module__, f"{owner.__qualname__}.{name}")
+    return any(hooks) or any(name in vars(module) for name in SUPPORTED_METHODS)

@@ -7,17 +7,17 @@ Reference: Polyak and Juditsky, Acceleration of stochastic approximation by aver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from vitlab.models.contract import Model, State
 from vitlab.spec.trial import Ema
+from vitlab.training.optim import WeightAverage
 
 
-class Average:
+class Average(WeightAverage):
     """The average of a model's weights, which starts as a copy of them."""
 
     def __init__(self, model: Model, how: Ema) -> None:
@@ -37,16 +37,9 @@ class Average:
         """Update the average with the weights after a step, counted from 1."""
         move(self._averaged, self._current, 1 - self.share(step))
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Give the model the averaged weights inside the block, and its own again afterwards."""
-        # Copies, because an average and back again would round.
-        own = {name: value.detach().clone() for name, value in self._current.items()}
-        self.replace()
-        try:
-            yield
-        finally:
-            _copy(own, self._current)
+    def own(self) -> list[Tensor]:
+        """Return the weights and buffers of the model."""
+        return list(self._current.values())
 
     def replace(self) -> None:
         """Give the model the averaged weights."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -34,22 +34,42 @@ Beta = Probability
 Small = Positive
 
 
-class WeightAverage(Protocol):
+class WeightAverage(ABC):
     """Averaged weights of a model, which are evaluated and stored in place of its own."""
 
-    def update(self, step: int) -> None:
-        """Update the average after a step, counted from 1."""
+    @abstractmethod
+    def own(self) -> Sequence[Tensor]:
+        """Return the tensors of the model that :meth:`replace` changes."""
 
-    def applied(self) -> AbstractContextManager[None]:
-        """Give the model the averaged weights inside the block, and its own again afterwards, bit for bit."""
-
+    @abstractmethod
     def replace(self) -> None:
         """Give the model the averaged weights."""
 
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the model the averaged weights inside the block, and its own again afterwards, bit for bit."""
+        # Copies, because an average and back again would round, and so make results depend on evaluations.
+        before = [value.detach().clone() for value in self.own()]
+        self.replace()
+        try:
+            yield
+        finally:
+            self.resume()
+            with torch.no_grad():
+                for value, own in zip(self.own(), before, strict=True):
+                    value.copy_(own)
+
+    def resume(self) -> None:  # noqa: B027  # most have nothing to do
+        """Prepare for the next step, before the model gets its own weights again."""
+
+    def update(self, step: int) -> None:  # noqa: B027  # an optimizer may update its state itself
+        """Update the average after a step, counted from 1."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the tensors of the average that are in no other state of the training."""
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027  # as above
         """Restore what :meth:`state_dict` returned."""
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -176,8 +175,8 @@ class ScheduleFree(Optimizer):
         return OptimizerAverage(built)
 
 
-class OptimizerAverage:
-    """The averaged weights of an optimizer with the methods ``train`` and ``eval``.
+class OptimizerAverage(WeightAverage):
+    """The averaged weights of an optimizer with the methods ``train`` and ``eval``, which updates them itself.
 
     Args:
         built: The optimizer, in its training mode.
@@ -186,31 +185,14 @@ class OptimizerAverage:
     def __init__(self, built: Any) -> None:
         self.built = built
 
-    def update(self, step: int) -> None:
-        """Do nothing: the optimizer updates its state itself."""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Give the model the averaged weights inside the block, and its own again afterwards."""
-        # The way back by the optimizer's own train() would round, and so make results depend on evaluations.
-        parameters = [p for group in self.built.param_groups for p in group["params"]]
-        own = [p.detach().clone() for p in parameters]
-        self.replace()
-        try:
-            yield
-        finally:
-            self.built.train()
-            with torch.no_grad():
-                for p, value in zip(parameters, own, strict=True):
-                    p.copy_(value)
+    def own(self) -> list[Tensor]:
+        """Return the parameters of the optimizer."""
+        return [p for group in self.built.param_groups for p in group["params"]]
 
     def replace(self) -> None:
         """Give the model the averaged weights."""
         self.built.eval()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return nothing: the state of the average is the optimizer's."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
+    def resume(self) -> None:
+        """Set the optimizer to its training mode."""
+        self.built.train()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class Schedule(ABC):
     """Contract: ``factor(step, steps)`` multiplies the learning rate of a step."""
+
+    needs_end: ClassVar[bool] = True
+    """Whether the rates are meant for a training of the planned length, so that none may stop early."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
@@ -48,9 +51,23 @@ class _Warm(Schedule):
         return 1.0
 
 
+@dataclass(kw_only=True)
+class _Falling(_Warm):
+    """A warm-up, then a fall from 1 to ``final`` along ``course``."""
+
+    final: Share = 0.0
+
+    def after(self, progress: float) -> float:
+        return self.final + (1 - self.final) * self.course(progress)
+
+    @abstractmethod
+    def course(self, progress: float) -> float:
+        """Return the height of the course, from 1 to 0."""
+
+
 @schedule.register("cosine")
 @dataclass(kw_only=True)
-class Cosine(_Warm):
+class Cosine(_Falling):
     """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts.
 
     Args:
@@ -58,16 +75,14 @@ class Cosine(_Warm):
         final: factor towards which it then falls.
     """
 
-    final: Share = 0.0
-
-    def after(self, progress: float) -> float:
-        """Return the factor along half a cosine, from 1 to ``final``."""
-        return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+    def course(self, progress: float) -> float:
+        """Return half a cosine."""
+        return (1 + math.cos(math.pi * progress)) / 2
 
 
 @schedule.register("linear")
 @dataclass(kw_only=True)
-class LinearSchedule(_Warm):
+class LinearSchedule(_Falling):
     """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929.
 
     Args:
@@ -75,11 +90,9 @@ class LinearSchedule(_Warm):
         final: factor towards which it then falls.
     """
 
-    final: Share = 0.0
-
-    def after(self, progress: float) -> float:
-        """Return the factor along a line, from 1 to ``final``."""
-        return self.final + (1 - self.final) * (1 - progress)
+    def course(self, progress: float) -> float:
+        """Return a line."""
+        return 1 - progress
 
 
 @schedule.register("constant")
@@ -91,10 +104,12 @@ class Constant(_Warm):
         warmup: share of the run in which the rate rises.
     """
 
+    needs_end = False
+
 
 @schedule.register("polynomial")
 @dataclass(kw_only=True)
-class Polynomial(_Warm):
+class Polynomial(_Falling):
     """A power of the remaining share of the run, from 1 to ``final``; 1 is a line.  Reference: arXiv:1606.00915.
 
     Args:
@@ -104,11 +119,10 @@ class Polynomial(_Warm):
     """
 
     power: Positive = 0.9
-    final: Share = 0.0
 
-    def after(self, progress: float) -> float:
-        """Return the factor at a power of the remaining share."""
-        return self.final + (1 - self.final) * math.pow(1 - progress, self.power)
+    def course(self, progress: float) -> float:
+        """Return a power of the remaining share."""
+        return math.pow(1 - progress, self.power)
 
 
 @schedule.register("step")
