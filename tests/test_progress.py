@@ -199,3 +199,40 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     assert "25 %" in row and "val/accuracy 0.25" in row and "━" in row
     assert "2 of 40 trials" in drawn and "starting" in drawn and " more" in drawn and " left" in drawn
     assert max(drawn.count(f"none s{seed} ") for seed in range(30, 40)) == 0, "it fits the terminal"
+
+
+def test_one_line_for_a_failure_that_many_trials_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 4, "none": [None] * 4})
+    view = progress.PlainLines()
+    view.on_plan(plan, plan.trials, store)
+    for number, planned in enumerate(plan.trials):
+        view.on_end(planned, progress.Ending.FAILED, "no disk" if number == 2 else "the data is gone\nTraceback")
+        view.tick()
+    view.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "the data is gone" in line] == [line for line in lines if "baseline s0" in line][
+        :1
+    ]
+    assert len([line for line in lines if "no disk" in line]) == 1
+    assert lines[-1] == "6 more trials failed for the same reason as baseline s0."
+    assert len(lines) == 4 and not any("Traceback" in line for line in lines)
+
+
+def test_a_cold_start_is_told_within_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 2})
+    view = progress.PlainLines()
+    view.on_plan(plan, plan.trials, store)
+    view.on_start(plan.trials[0])
+    told = []
+    for now in (101.0, 106.0, 120.0, 140.0, 170.0):
+        if now == 140.0:
+            append(store, plan.trials[0], 0, "start", attempt=1, step=0)
+        view.tick()
+        told.append(capsys.readouterr().err.splitlines()[-1:])
+    assert "baseline" in told[0][0] or "to train" in told[0][0]
+    assert "starting processes and reading data" in told[1][0]
+    assert told[2] == told[3] == [] and "running" in told[4][0]

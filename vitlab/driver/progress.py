@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from vitlab.store.result import Ending
 
 REFRESH_S = 0.5
 SILENCE_S = 60.0  #: time without a line after which a plain line tells the remaining time
+FIRST_SILENCE_S = 5.0  #: the same before the first such line, while processes start and data is read
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 SPEED_S = 24 * 3600.0  #: the remaining time follows from the speed over this time
 MAX_ARMS = 4  #: maximum number of arms that a line names
@@ -99,6 +101,7 @@ class _Display(Watch):
         self._moved = 0.0  #: when the bar of all trials moved last
         self._running: dict[str, tuple[TaskID, TrialProgress]] = {}
         self._first_with: dict[str, str] = {}  #: sentence of a failure to the first trial that it ended
+        self._alike: Counter[str] = Counter()  #: first trial to the number of later ones that failed for its reason
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         self._plan, self._store = plan, store
@@ -146,12 +149,21 @@ class _Display(Watch):
         return f"{_duration(max(0.0, seconds - (self._bars.get_time() - self._moved)))} left"
 
     def _ending_of(self, planned: Planned, ending: Ending, detail: str) -> str:
-        """Return a line for an ending; a sentence that an earlier trial ended with is not repeated."""
+        """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
         name, sentence = trial_name(planned), detail.partition("\n")[0]
         first = self._first_with.setdefault(sentence, name)
         if not sentence:
             return f"{name} {ending}"
+        if first != name and ending == Ending.FAILED:  # one line for a failure that many trials share
+            self._alike[first] += 1
+            return ""
         return f"{name} {ending}: {sentence}" if first == name else f"{name} {ending}, for the same reason as {first}"
+
+    def close(self) -> None:
+        """Say how many trials failed for the same reason as an earlier one."""
+        for first, number in self._alike.items():
+            self.say(f"{count(number, 'more trial')} failed for the same reason as {first}.")
+        self._alike.clear()
 
 
 class PlainLines(_Display):
@@ -161,6 +173,7 @@ class PlainLines(_Display):
         super().__init__()
         self._ended: list[Planned] = []
         self._printed = 0.0
+        self._silence_s = FIRST_SILENCE_S
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start counting."""
@@ -175,14 +188,17 @@ class PlainLines(_Display):
             return
         self._flush()
         super().on_end(planned, ending, detail)
-        self._print(self._ending_of(planned, ending, detail))
+        if line := self._ending_of(planned, ending, detail):
+            self._print(line)
 
     def tick(self) -> None:
         """Print the line of the trials that have ended since the last call, or one after a silence."""
         self._update()
         self._flush()
-        if time.monotonic() - self._printed > SILENCE_S and self._done < self._total:
-            self._print("running")
+        if time.monotonic() - self._printed > self._silence_s and self._done < self._total:
+            self._silence_s = SILENCE_S
+            has_started = self._done or any(progress.has_started for _, progress in self._running.values())
+            self._print("running" if has_started else "starting processes and reading data")
 
     def say(self, sentence: str) -> None:
         """Print the sentence to stderr."""
@@ -192,6 +208,7 @@ class PlainLines(_Display):
     def close(self) -> None:
         """Print what has not been printed yet."""
         self._flush()
+        super().close()
 
     def _flush(self) -> None:
         ended, self._ended = self._ended, []
@@ -222,8 +239,8 @@ class _Board(_Display):
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         super().on_end(planned, ending, detail)
-        if ending != Ending.DONE:
-            self.say(self._ending_of(planned, ending, detail))
+        if ending != Ending.DONE and (line := self._ending_of(planned, ending, detail)):
+            self.say(line)
 
     def tick(self) -> None:
         """Redraw the bars when they are due."""
@@ -249,6 +266,7 @@ class LiveView(_Board):
     def close(self) -> None:
         """Remove the bars."""
         self._bars.stop()
+        super().close()
 
     def _show(self) -> None:
         self._bars.start()
@@ -275,6 +293,7 @@ class NotebookView(_Board):
         self._update()
         self._draw()
         self._handle = None
+        super().close()
 
     def _show(self) -> None:
         # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.
