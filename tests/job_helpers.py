@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.plan.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Keep, Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import TrialResult
 
@@ -32,7 +32,8 @@ def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
         code="c0de",
     )
     return Job(
-        (JobTrial(f"{key}/s0", Store(root).trial(key, "c0de").path, trial),), Settings(device="cpu", keep="none")
+        (JobTrial(f"{key}/s0", Store(root).trial(key, "c0de").path, trial),),
+        Settings(device="cpu", keep=Keep(last=False)),
     )
 
 

@@ -21,7 +21,7 @@ from vitlab.executors.local import Local
 from vitlab.lab import Answer
 from vitlab.plan.values import Planned, Trial
 from vitlab.spec import Choice, RunSpec, TrainSpec, TrialSpec
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Keep, Store, TrialFolder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,7 +101,7 @@ def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytes
         )
         trial = Trial(spec=spec, seeds={}, origins=(), data=None, key=name, code="c0de")
         folder = Store(tmp_path).trial(name, "c0de").path
-        jobs.append(Job((JobTrial(name, folder, trial),), Settings(device="cuda", keep="none")))
+        jobs.append(Job((JobTrial(name, folder, trial),), Settings(device="cuda", keep=Keep(last=False))))
     planned = {item.folder: Planned(item.name, 0, item.trials[0].trial) for item in jobs}
     ear = Ear()
     schedule = Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), jobs)

@@ -31,7 +31,7 @@ from vitlab.runner.circumstances import kernels_of_first_pass
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.result import Outcome
 from vitlab.training.features import evaluate_features
 from vitlab.training.loop import Training
@@ -309,7 +309,7 @@ def test_parts_that_need_labels_are_refused(changes: dict[str, Any], message: st
 def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> Any:
     resolved = TrialSpec.model_validate(spec)
     what = Trial(resolved, SEEDS, (), data_info(resolved.data).content, needs, key=key, code=code_of(resolved, needs))
-    result = run_trial(what, folder, replace(Settings(deterministic=False), keep="last"))
+    result = run_trial(what, folder, replace(Settings(deterministic=False), keep=Keep()))
     assert result is not None and result.status == "done"
     return result
 

@@ -21,6 +21,9 @@ from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
 from vitlab.plan.engine_choice import engine_of
 from vitlab.registry import slot
+from vitlab.runner.circumstances import cuda_settings
+from vitlab.runner.job import Settings
+from vitlab.runner.run import torch_settings
 from vitlab.spec import RunSpec
 from vitlab.training.memory import recompute_blocks
 from vitlab.training.optim import decay_groups
@@ -88,7 +91,7 @@ def test_fp16_resumes_scale_and_skipped_steps() -> None:
     assert result is not None and expected is not None and result.history == expected.history
     assert [point.metrics["train/skipped_steps"] for point in result.history] == [2, 1]
     assert supported_engine("vmap", training(0, **FP16))[1] is Loop
-    assert engine_of(trial(0, precision="fp16"), "auto", lambda _: None) == "loop"
+    assert engine_of(trial(0, precision="fp16"), "auto", lambda _: None).engine == "loop"
 
 
 # -- activation checkpointing -----------------------------------------------------------------------------------------
@@ -176,3 +179,26 @@ def test_checkpointing_is_refused_without_blocks_and_with_other_engines() -> Non
     with pytest.raises(ValidationError, match="engine vmap stores all activations"):
         RunSpec.model_validate({"activation_checkpointing": "blocks", "engine": "vmap"})
     assert RunSpec.model_validate({"activation_checkpointing": "blocks"}).effective_engine == "loop"
+
+
+# -- tf32 -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_products_and_convolutions_have_precision_of_trial(precision: str, allowed: bool) -> None:
+    parts = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [part.allow_tf32 for part in parts]
+    with torch_settings(Settings(), torch.device("cpu"), trial(0, precision=precision)):
+        assert [part.allow_tf32 for part in parts] == [allowed] * 2
+        recorded = cuda_settings()
+    assert [part.allow_tf32 for part in parts] == before
+    name = "tf32" if allowed else "fp32"
+    assert recorded["matmul"] == recorded["cudnn"] == name and "math" in str(recorded["sdpa"])
+
+
+def test_tf32_is_fp32_on_cpu() -> None:
+    wide, narrow = training(0), training(0, precision="tf32")
+    train([wide])
+    train([narrow])
+    assert same(state_of(wide), state_of(narrow))
+    assert supported_engine("batch_last", training(0, precision="tf32"))[0] == "batch_last"

@@ -33,7 +33,7 @@ from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.files import read_json
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import TrialResult
 from vitlab.training import checkpoint
@@ -547,7 +547,7 @@ def test_transform_prepares_images_for_model(folder: Any) -> None:
 
 
 def test_weights_are_kept_only_if_configured(folder: Any) -> None:
-    result = done(run_trial(trial(), folder("t"), Settings(keep="none")))
+    result = done(run_trial(trial(), folder("t"), Settings(keep=Keep(last=False))))
     assert result.outcome.weights and not folder("t").weights.exists()
     with pytest.raises(WeightsError, match="kept no weights"):
         load_model(folder("t"))

@@ -19,6 +19,7 @@ from vitlab.cli.options import (
     study_options,
 )
 from vitlab.errors import UserError, count
+from vitlab.executors.machine import device_of
 from vitlab.report.formats import fitted_table
 from vitlab.report.phrasing import Column, compact
 
@@ -97,11 +98,17 @@ def command(
         return
     sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
     sentences += _describe_tuning(plan.tuning, cached)
+    sentences += _describe_engines(plan, device_of(study.run))
     if study.run.engine == "measured":
         sentences += _describe_benchmarks(plan)
     if costs:
         sentences.append(_describe_costs(plan, costs, device_tflops))
-    _print(plan, cached, costs, [*sentences, _describe_trials(plan, cached)])
+    _print(
+        plan,
+        cached,
+        costs,
+        [*sentences, _describe_trials(plan, cached), *_describe_time(plan, store, cached)],
+    )
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
@@ -262,6 +269,37 @@ def _describe_trials(plan: Plan, cached: Set[tuple[str, int]]) -> str:
         waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
     trials = count(len(plan.trials), "trial")
     return f"{trials}, {done} of them trained already{waiting}; metric {plan.analysis.metric}."
+
+
+def _describe_time(plan: Plan, store: Store, cached: Set[tuple[str, int]]) -> Iterator[str]:
+    """Yield how long the missing trials will train, by earlier trainings of their arms, also under other code."""
+    from vitlab.report.phrasing import duration
+
+    earlier: dict[str, list[float]] = {}
+    for item in plan.trials:
+        results = [folder.result() for folder in store.codes(item.trial.key)]
+        earlier.setdefault(item.arm, []).extend(result.circumstances.wall_s for result in results if result is not None)
+    missing = Counter(item.arm for item in plan.trials if (item.arm, item.seed) not in cached)
+    known = {arm: earlier[arm] for arm in missing if earlier[arm]}
+    if known:
+        low, high = (duration(sum(missing[arm] * end(some) for arm, some in known.items())) for end in (min, max))
+        unknown = [arm for arm in missing if arm not in known]
+        beside = f", without {'; '.join(unknown)}, which had none" if unknown else ""
+        yield (
+            f"The missing trainings add up to {low} to {high} on one worker, by the shortest and the longest earlier "
+            f"training of their arms{beside}."
+        )
+
+
+def _describe_engines(plan: Plan, device: str) -> Iterator[str]:
+    """Yield a sentence for each engine that a rule chose, with the device and the reason."""
+    arms: dict[tuple[str, str], list[str]] = {}
+    for arm in plan.arms:
+        if arm.engine_reason:
+            arms.setdefault((arm.engine, arm.engine_reason), []).append(arm.name)
+    for (engine, reason), names in arms.items():
+        shown = "" if len(arms) == 1 else f" for {'; '.join(names)}"
+        yield f"Engine {engine} on {device}{shown}: {reason}."
 
 
 def _describe_benchmarks(plan: Plan) -> Iterator[str]:

@@ -35,7 +35,7 @@ from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial
 from vitlab.store.files import mapping, read_json, write_json
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.result import Ending
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training, peak_memory
@@ -271,7 +271,7 @@ def _job(trials: Sequence[Trial], folders: Sequence[Path], session: Session) -> 
         threads=run.threads,
         device=run.device,
         deterministic=run.deterministic,
-        keep="none",
+        keep=Keep(last=False),
         plugins=session.plugin_files,
     )
     items = zip(folders, trials, strict=True)

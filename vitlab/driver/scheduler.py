@@ -18,13 +18,14 @@ from vitlab import registry
 from vitlab.driver.session import Session, Watch, name_of
 from vitlab.driver.stages import distinct, with_prerequisites
 from vitlab.errors import Interrupted, Refused, TrialFailed, count
-from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, trial_endings
+from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, trial_endings
 from vitlab.geometry import Work
 from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import engine_of, group_trials
-from vitlab.plan.values import EngineBenchmark, Plan, Planned
+from vitlab.plan.values import Plan, Planned
+from vitlab.spec import Analysis, RunSpec
 from vitlab.store.files import hold
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Keep, Store, TrialFolder
 from vitlab.store.locks import Busy, is_locked, owner, process
 from vitlab.store.result import Ending
 
@@ -68,7 +69,7 @@ def train_missing(
     session.watch.on_plan(stage, todo, session.store)
     try:
         if todo:
-            Schedule.of(todo, session, stage.probes).complete()
+            Schedule.of(todo, session, stage).complete()
     finally:
         session.watch.close()
     return {name_of(planned.trial): _outcome(session.folder(planned.trial)) for planned in (*todo, *failed_before)}
@@ -113,25 +114,22 @@ class Schedule:
         self._tracked_at = -TRACK_EVERY_S
 
     @classmethod
-    def of(cls, todo: Sequence[Planned], session: Session, probes: Mapping[str, EngineBenchmark] = {}) -> Schedule:
-        """Return the schedule of trials, after looking for jobs that an earlier driver has left.
-
-        ``probes`` are the engine benchmarks of the plan, see :func:`vitlab.plan.engine_choice.engine_of`.
-        """
+    def of(cls, todo: Sequence[Planned], session: Session, plan: Plan) -> Schedule:
+        """Return the schedule of trials of a plan, after looking for jobs that an earlier driver has left."""
         run = session.run
         executor: Executor = registry.slot("executor").build(run.executor, run)
         needed = {name for planned in todo for name in planned.trial.needs.values()}
 
         def job(engine: str, group: Sequence[Planned]) -> Job:
-            return _job(engine, group, session, is_needed=not needed.isdisjoint(name_of(item.trial) for item in group))
+            is_needed = not needed.isdisjoint(name_of(item.trial) for item in group)
+            return _job(engine, group, session, _keep(run, plan.analysis, is_needed=is_needed))
 
         planned = {session.folder(item.trial).path: item for item in todo}
-        running = executor.reattach(
-            [job(engine_of(item.trial, run.effective_engine, _work, probes), [item]) for item in todo]
-        )
+        rule = run.effective_engine, _work, plan.probes, machine.device_of(run)
+        running = executor.reattach([job(engine_of(item.trial, *rule).engine, [item]) for item in todo])
         elsewhere = {folder for job in running for folder in job.folders}
         rest = [item for folder, item in planned.items() if folder not in elsewhere]
-        waiting = [job(*group) for group in group_trials(rest, executor.slots, run.effective_engine, _work, probes)]
+        waiting = [job(*group) for group in group_trials(rest, executor.slots, *rule)]
         return cls(executor, planned, session, waiting, running)
 
     def complete(self) -> None:
@@ -330,8 +328,15 @@ def _work(trial: Trial) -> Work | None:
     return work
 
 
-def _job(engine: str, group: Sequence[Planned], session: Session, *, is_needed: bool) -> Job:
-    """Return the job of trials; the weights of those that other trials need are kept, whatever the study says."""
+def _keep(run: RunSpec, analysis: Analysis, *, is_needed: bool) -> Keep:
+    """Return the weights to keep; those of trials that other trials need are kept, whatever the study says."""
+    which, every = run.keep.which, run.keep.every
+    best = (analysis.metric.replace("test/", "val/"), analysis.goal) if which == "best" else None
+    return Keep(is_needed or which != "none", every or 0, best)
+
+
+def _job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) -> Job:
+    """Return the job of trials."""
     run = session.run
     return Job(
         tuple(JobTrial(f"{item.arm}/s{item.seed}", session.folder(item.trial).path, item.trial) for item in group),
@@ -339,7 +344,7 @@ def _job(engine: str, group: Sequence[Planned], session: Session, *, is_needed: 
             threads=run.threads,
             device=run.device,
             deterministic=run.deterministic,
-            keep="last" if is_needed else run.keep,
+            keep=keep,
             plugins=session.plugin_files,
             processes=run.resources.together,
             micro_batch_size=run.micro_batch_size,

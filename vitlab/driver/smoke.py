@@ -50,7 +50,7 @@ def smoke(
     if repeated := len(plan.trials) - len(distinct):
         verb, left_out = ("has", "is") if repeated == 1 else ("have", "are")
         session.watch.say(f"{count(repeated, 'trial')} {verb} the same components as another and {left_out} left out.")
-    schedule = Schedule.of(to_train, session)
+    schedule = Schedule.of(to_train, session, plan)
     try:
         schedule.complete()
     finally:
@@ -73,7 +73,11 @@ def _components(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...
 
 def _two_steps(tree: Any, place: str = "") -> dict[str, object]:
     """Return the changes that shorten a trial and the trials whose weights it starts from to two steps."""
-    changes: dict[str, object] = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
+    changes: dict[str, object] = {
+        f"{place}train.steps": 2,
+        f"{place}train.evaluations": 1,
+        f"{place}train.stop_early": None,
+    }
     data = tree.get("data") if isinstance(tree, Mapping) else None
     corrupted = data.get("corrupted") if isinstance(data, Mapping) else None
     if corrupted:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from vitlab.registry import Slot
-from vitlab.store.result import Outcome
+from vitlab.store.result import Measurement, Outcome
 from vitlab.training.evaluation import EvaluationResult, Split
 from vitlab.training.loop import Diverged, Training
 
@@ -125,8 +125,8 @@ def train(
     """Train models in place.
 
     The trainings may differ in whatever does not affect shapes, such as seeds and learning rates.  They share the
-    validation and test images, the length and the evaluations.  After a resume they may be at different steps; those
-    behind are trained first.  With ``spec.ema`` a model holds the averaged weights afterwards.
+    validation and test images, the length and the evaluations; each may stop early.  After a resume they may be at
+    different steps; those behind are trained first.  With ``spec.ema`` a model holds the averaged weights afterwards.
 
     Args:
         trainings: The trainings.  A training is saved when it is stopped, at an evaluation if more than
@@ -168,20 +168,35 @@ def train(
         if last and time.monotonic() - saved_at > worth_s:
             _save(due)
         latest = _engine_of(due, engine, latest)
-        for training, evaluations in zip(due, latest.evaluate(splits_of(last, first.feed.test_sets)), strict=True):
-            try:
-                measurement, predictions = training.measure(evaluations)
-            except Diverged as error:
-                outcomes[training] = training.diverge(error)
-                active.remove(training)
-                continue
-            training.emit(measurement)
-            if last:
-                outcomes[training] = training.finish(predictions)
+        measured = _measure(due, latest.evaluate(splits_of(last, first.feed.test_sets)), outcomes)
+        ending = list(measured) if last else [training for training in measured if training.stops_early()]
+        if ending and not last:
+            latest = _engine_of(ending, engine, latest)
+            tests = splits_of(True, first.feed.test_sets)[1:]
+            measured |= _measure(ending, latest.evaluate(tests), outcomes)
+        for training, measurement in measured.items():
+            if training not in outcomes:
+                training.emit(measurement)
+                if training in ending:
+                    outcomes[training] = training.finish()
+        active = [training for training in active if training not in outcomes]
         if not last and time.monotonic() - saved_at > worth_s:
             _save(active)
             saved_at = time.monotonic()
     return [outcomes.get(training) for training in trainings]
+
+
+def _measure(
+    trainings: Sequence[Training], evaluations: Sequence[Iterable[EvaluationResult]], outcomes: dict[Training, Outcome]
+) -> dict[Training, Measurement]:
+    """Return the measurements of trainings; those that have diverged get an outcome instead."""
+    measured: dict[Training, Measurement] = {}
+    for training, own in zip(trainings, evaluations, strict=True):
+        try:
+            measured[training] = training.measure(own)
+        except Diverged as error:
+            outcomes[training] = training.diverge(error)
+    return measured
 
 
 def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:

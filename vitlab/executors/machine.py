@@ -71,8 +71,10 @@ def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def device_of(run: RunSpec) -> str:
-    """Return the type of device that trials will have, ``cpu`` or ``cuda``; ``auto`` looks at this machine alone."""
-    return "cuda" if run.device == "cuda" or (run.device == "auto" and gpus()) else "cpu"
+    """Return the type of device that trials will have, such as ``cuda``; ``auto`` looks at this machine alone."""
+    if run.device != "auto":
+        return run.device
+    return "cuda" if gpus() else "cpu"
 
 
 def gpu_memory() -> dict[str, int]:

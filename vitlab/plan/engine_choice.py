@@ -71,8 +71,8 @@ def engine_of(
        has an objective that is not vectorised over trials, uses ``loop`` instead of an engine for several trials.
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
     4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers
-       (:data:`MAX_GPU_VALUES` on a GPU), or if the model does not declare its work; otherwise rule 5 or 6 applies.
-    5. On a GPU, the engine is ``compiled_vmap`` from :data:`MIN_COMPILED_STEPS` steps on, unless the length is in
+       (:data:`MAX_GPU_VALUES` on CUDA), or if the model does not declare its work; otherwise rule 5 or 6 applies.
+    5. On CUDA, the engine is ``compiled_vmap`` from :data:`MIN_COMPILED_STEPS` steps on, unless the length is in
        epochs, whose steps a plan does not know, and ``vmap`` otherwise.
     6. On a CPU, it is ``batch_last`` in fp32 and fp64 if the objective is the default one and a head forms at most
        :data:`MAX_PRODUCTS` query-key products, and ``vmap`` if there are more or the model does not declare them.
@@ -81,7 +81,7 @@ def engine_of(
     ``loop``, where a training is not supported (:func:`vitlab.engines.supported_engine`), and writes the reason to the
     journal.
 
-    The engine therefore depends on the trial, ``run.engine``, plan.json and the type of device, ``cpu`` or ``cuda``,
+    The engine therefore depends on the trial, ``run.engine``, plan.json and the type of device, such as ``cuda``,
     and not on added seeds.  Nothing else is chosen: the number of threads is ``run.threads``, nothing else is compiled,
     and the kernel of ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
@@ -95,17 +95,17 @@ def engine_of(
     work = works(trial)
     if work is None:
         return EngineChoice("loop", "the model does not declare its work")
-    values, most = work.values * train.batch_size, MAX_VALUES if device == "cpu" else MAX_GPU_VALUES
+    values, most = work.values * train.batch_size, MAX_GPU_VALUES if device == "cuda" else MAX_VALUES
     size = f"a batch has {values:,} values between two layers"
     if values > most:
         return EngineChoice("loop", f"{size}, and trials of up to {most:,} gain from being trained together")
-    if device != "cpu":
+    if device == "cuda":
         steps = train.steps or (train.images or 0) // train.batch_size
         if steps >= MIN_COMPILED_STEPS and train.precision != "fp64":
             return EngineChoice("compiled_vmap", f"{size}, too few for a GPU, and {steps:,} steps are worth compiling")
         return EngineChoice("vmap", f"{size}, too few for a GPU")
     is_supervised = _objective(trial) is slot("objective").get("vitlab:supervised")
-    precise = train.precision in ("fp32", "tf32", "fp64") and is_supervised
+    precise = device == "cpu" and train.precision in ("fp32", "tf32", "fp64") and is_supervised
     if precise and work.products is not None and work.products <= MAX_PRODUCTS:
         return EngineChoice("batch_last", f"{size}, and a head has {work.products:,} products of tokens, both few")
     return EngineChoice("vmap", f"{size}, few enough to train trials together")

@@ -160,6 +160,14 @@ def mistakes(
     """
     if complete:
         yield from _unreported(study, reported, trials)
+        validation = study.analysis.metric.replace("test/", "val/")
+        if (
+            study.run.keep.which == "best"
+            and reported
+            and not (validation.startswith("val/") and _is_reported(validation, reported))
+        ):
+            sentence = f"best is by a metric of validation, and no trial reports {validation} there; write keep: last"
+            yield ("run", "keep"), sentence
     yield from _amounts(study, document, reported)
 
 

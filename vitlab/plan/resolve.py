@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
+from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
 from vitlab.identity.trial import digests_of, identity_of
@@ -158,6 +158,7 @@ class Resolver:
         self._check_model(draft)
         self._check_optimizer(draft)
         self._resolve_metrics(draft)
+        self._check_early_stop(draft)
         self._resolve_sources(draft)
         self._check_sources(draft)
         if draft.faults:
@@ -266,6 +267,28 @@ class Resolver:
             put(draft.identity, METRICS, sorted((choice.hashed for choice in draft.metrics), key=json.dumps))
         else:
             value_at(draft.identity, METRICS[:-1]).pop(METRICS[-1], None)
+
+    def _check_early_stop(self, draft: _Draft) -> None:
+        """Check that a training that stops early needs no known end, and reports the metric that stops it."""
+        train, place = draft.section("train"), ("train", "stop_early")
+        rule = None if train is None else train.get("stop_early")
+        if not isinstance(rule, Mapping):
+            return
+        for path in (("train", "schedule"), OBJECTIVE):
+            choice = None if path not in draft.parts else draft.parts[path].choice
+            if choice is not None and choice.component.needs_end:
+                remedy = "write schedule: constant" if path[1] == "schedule" else "remove stop_early"
+                name = f"{path[1]} '{choice.type.rpartition(':')[2]}'"
+                sentence = f"{name} is a course over the planned length, whose end such a training does not reach"
+                draft.refuse((place, f"stop_early: {sentence}; {remedy}"))
+        if draft.info is None or draft.objective is None:
+            return
+        chosen = [metric.choice for metric in draft.metrics]
+        reported = slot_package("metric").metrics_of(draft.info, chosen, draft.objective.standard_metrics(draft.info))
+        names = [name for name, metric in reported.items() if "val" in metric.splits]
+        if rule["metric"] not in names:
+            found = f"no metric of validation is called '{rule['metric']}'.{nearest(rule['metric'], names)}"
+            draft.refuse(((*place, "metric"), f"{found} Reported: {', '.join(names)}"))
 
     def _resolve_sources(self, draft: _Draft) -> None:
         """Resolve the teacher and the initial weights.

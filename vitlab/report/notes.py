@@ -35,7 +35,10 @@ MAX_GAP_SCORE = 3.0  #: normal seeds have a larger one in 1 % of studies
 MAX_LISTED = 12  #: notes of one kind, and arms of one note, that are listed one by one
 RATE = "train.optimizer.lr"
 PREREQUISITES = {"init_from": "pre-training"}  #: in notes; other roles have their names
-NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size")
+NUMERICS = (
+    *("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size"),
+    *("matmul", "cudnn", "cudnn_benchmark", "sdpa"),
+)
 """Settings that affect the last bits and should not differ within a comparison."""
 
 
@@ -57,6 +60,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *_first_of([_loss_of(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]),
         *_repeated_trials(results.frame),
         *_prerequisites(plan),
+        *_early_stops(results.trials),
         *_mixed_numerics(plan, trials),
         *_best_of_training(plan),
         *_exploratory(plan),
@@ -106,6 +110,18 @@ def _progress(trials: Sequence[StoredTrial]) -> list[str]:
     if not counts["running"] + counts["missing"]:
         return []
     return [f"Preliminary: of {count(len(trials), 'trial')}, {states(counts)}."]
+
+
+def _early_stops(trials: Sequence[StoredTrial]) -> list[str]:
+    """Return a note on how long arms were trained, if their trainings stop early."""
+    steps: defaultdict[str, list[int]] = defaultdict(list)
+    for item in trials:
+        if item.planned.trial.spec.train.stop_early is not None and item.result is not None:
+            steps[item.planned.arm].append(item.result.outcome.steps)
+    if not steps:
+        return []
+    arms = ", ".join(f"{arm} {min(some):,} to {max(some):,}" for arm, some in steps.items())
+    return [f"train.stop_early: trainings ended after different numbers of steps, and cost as much: {arms}."]
 
 
 def _loss_of(item: StoredTrial) -> str:

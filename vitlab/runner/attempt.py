@@ -25,7 +25,15 @@ from vitlab.identity.trial import Trial
 from vitlab.models.contract import digest
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.tracebacks import sentence_with_place
-from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, matrix_rate, size_of, utilisation, versions
+from vitlab.runner.circumstances import (
+    attention_of,
+    cuda_settings,
+    kernels_of_first_pass,
+    matrix_rate,
+    size_of,
+    utilisation,
+    versions,
+)
 from vitlab.runner.job import Settings
 from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_model
 from vitlab.store.damage import Damaged
@@ -37,7 +45,7 @@ from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
-from vitlab.training.loop import Training, peak_memory
+from vitlab.training.loop import Training, index_of_best, peak_memory
 from vitlab.training.memory import MicroBatches, recompute_blocks
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
@@ -113,8 +121,17 @@ class Attempt:
             recompute_blocks(model)
         distillation = distillation_of(trial, self.folder, prepared, self.device)
         parts = MicroBatches(self.settings.micro_batch_size, self.peers)
-        training = Training(
-            model, feed, spec, trial.seeds, prepared.info.task, distillation, parts, emit=self.log, write=self.save
+        training = self.training = Training(
+            model,
+            feed,
+            spec,
+            trial.seeds,
+            prepared.info.task,
+            distillation,
+            parts,
+            emit=self.log,
+            write=self.save,
+            on_step=self.on_step,
         )
         if training.objective.labels and not trial.spec.model.options.get("patch_drop"):
             self.step_macs = self.size[1]
@@ -192,10 +209,15 @@ class Attempt:
             return None, f"{error}; started from the beginning"
         if content is None:
             return None, ""
+        state, keep = content["training"], self.settings.keep
+        if not state["history"]:
+            keep = keep._replace(best=None)
+        if not all(file.exists() for file in self.folder.kept_weights(keep, state["step"])):
+            return None, "weights that run.keep asks for now were not kept so far; started from the beginning"
         self.before_s = content["wall_s"]
         engines = content["engine"]
         self.engine = engines if self.engine in engines.split("+") else f"{engines}+{self.engine}"
-        return content["training"], ""
+        return state, ""
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of the training."""
@@ -213,6 +235,24 @@ class Attempt:
                 images=measurement.images,
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.rate)},
             )
+        best, history = self.settings.keep.best, self.training.history
+        if best is not None and index_of_best(history, *best) == len(history) - 1:
+            self.keep("best")
+
+    def on_step(self, step: int) -> None:
+        """Keep the weights after a step if ``run.keep`` says so."""
+        every = self.settings.keep.every
+        if every and step % every == 0:
+            self.keep(f"step-{step}")
+
+    def keep(self, name: str) -> None:
+        """Write the weights that are evaluated at this moment, beside the last ones."""
+        began = time.perf_counter()
+        self.folder.require()
+        with self.training.averaged():
+            file = self.folder.path / f"weights-{name}.safetensors"
+            write_weights(file, self.training.model.state_dict(), self.input_spec)
+        self.training.exclude_time(time.perf_counter() - began)
 
     def write_files(self, training: Training, outcome: Outcome, circumstances: Circumstances) -> TrialResult:
         """Write the predictions, the weights and the end of the journal, and return the result."""
@@ -223,7 +263,7 @@ class Attempt:
             state = training.model.state_dict()
             outcome = replace(outcome, weights=digest(state))
             write_predictions(self.folder.predictions, training.predictions, self.input_spec.info.labels)
-            if self.settings.keep == "last":
+            if self.settings.keep.last:
                 write_weights(self.folder.weights, state, self.input_spec)
         self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
         return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure)
@@ -252,6 +292,7 @@ class Attempt:
             "deterministic": self.settings.deterministic,
             "evaluation_batch": EVALUATION_BATCH,
             "processes": self.peers.count,
+            **(cuda_settings() if self.device.type == "cuda" else {}),
             **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
             **({} if (how := self.settings.activation_checkpointing) == "none" else {"activation_checkpointing": how}),
         }

@@ -105,6 +105,17 @@ def versions() -> Mapping[str, str]:
     return installed
 
 
+def cuda_settings() -> dict[str, object]:
+    """Return the settings of this process by which CUDA chooses the kernels of products, convolutions and attention."""
+    kernels = ("flash", "mem_efficient", "cudnn", "math")
+    return {
+        "matmul": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32",
+        "cudnn": "tf32" if torch.backends.cudnn.allow_tf32 else "fp32",
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "sdpa": "+".join(name for name in kernels if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()),
+    }
+
+
 MATRIX_SIZE = {"cpu": 512, "cuda": 4096, "mps": 4096}
 """Rows and columns of the matrices, by device type."""
 TIMED_PRODUCTS = 4

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlab.identity.trial import Trial
+from vitlab.store.folders import LAST, Keep
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Settings:
     threads: int = 1
     device: str = "auto"  #: auto, cpu, cuda or mps
     deterministic: bool = True
-    keep: str = "last"  #: trained weights to keep: none or last
+    keep: Keep = LAST  #: trained weights to keep
     plugins: tuple[str, ...] = ()  #: files of components to load first
     every_s: float = 60.0  #: longest time between two checkpoints
     processes: int = 1  #: processes per trial, each with its share of every batch

@@ -107,6 +107,19 @@ class Abort(Frozen):
     """Number of trials that must have ended, in any way, before the share is checked."""
 
 
+Which = Literal["none", "last", "best"]
+
+
+class Weights(Frozen):
+    """Trained weights that stay as files in a trial's folder.  ``best`` is short for ``{which: best}``."""
+
+    which: Which = "last"
+    """None; the last ones; best: the last ones, and those of the evaluation with the best value of ``analysis.metric``
+    on validation."""
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between further ones; by default there are none."""
+
+
 class RunSpec(Frozen):
     """Execution of trials.  On one kind of machine, no option here changes a result by more than rounding."""
 
@@ -130,8 +143,8 @@ class RunSpec(Frozen):
     """loop: each trial by itself; compiled: the same by torch.compile, which takes a minute or more per trial before
     its first step and is meant for GPUs and long trainings; vmap: trials of one shape together; batch_last: the same
     with the batch as the last axis, for small ViTs on a CPU; compiled_vmap: vmap by torch.compile, for many seeds of a
-    small model on a GPU; auto: loop, vmap or batch_last by the size of the model; measured: the fastest of these in a
-    benchmark of each shape of the study, which is stored in plan.json."""
+    small model on a GPU; auto: one of these by the size of the model and the type of device; measured: the fastest of
+    loop, vmap and batch_last in a benchmark of each shape of the study, which is stored in plan.json."""
     deterministic: bool = True
     """On CUDA, request deterministic kernels."""
     timeout: Annotated[float, Field(gt=0)] | None = None
@@ -147,8 +160,14 @@ class RunSpec(Frozen):
     """Action if a trial runs out of memory on a GPU that it has alone."""
     abort_study: Abort | None = None
     """Share of failed trials at which the study is aborted."""
-    keep: Literal["none", "last"] = "last"
-    """Trained weights stored as an artifact of the trial."""
+    keep: Annotated[
+        Weights,
+        BeforeValidator(
+            lambda value: {"which": value} if isinstance(value, str) else value, json_schema_input_type=Which | Weights
+        ),
+    ] = Weights()
+    """Trained weights that stay after a trial: none, last, best, or {every: N}, the last ones and those after every N
+    steps."""
     explain: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Test images explained for the first seed of every arm."""
     tracker: Annotated[Choice, of_slot("tracker")] = Choice("mlflow")
@@ -164,7 +183,7 @@ class RunSpec(Frozen):
 
     @model_validator(mode="after")
     def _weights_to_explain(self) -> RunSpec:
-        if self.explain and self.keep == "none":
+        if self.explain and self.keep.which == "none":
             raise conflict("explain needs stored weights; write keep: last", "explain", "keep")
         return self
 

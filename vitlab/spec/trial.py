@@ -52,6 +52,19 @@ class Ema(Frozen):
     training.  1: the mean of all steps.  0: no warmup, the share is ``decay`` from the first step, as in DeiT."""
 
 
+class StopEarly(Frozen):
+    """The end of a training that validation shows no more progress of.
+
+    The training ends after the evaluation by which ``patience`` evaluations in a row have found no better value.  Its
+    weights and its test metrics are those of that moment, not of the best one.
+    """
+
+    patience: Annotated[int, Field(ge=1)]
+    """Evaluations on validation without a better value, see ``evaluations``."""
+    metric: str = "loss"
+    """Metric of validation by name, of those that the trial reports; better is what the metric declares."""
+
+
 class TrainSpec(Frozen):
     """Training of a trial.  Exactly one of ``epochs``, ``steps`` and ``images`` sets its length."""
 
@@ -82,12 +95,27 @@ class TrainSpec(Frozen):
     """Ratio of the learning rate of a layer to the rate of the layer above; the head has the optimizer's rate."""
     clip_grad: Annotated[float, Field(gt=0)] | None = None
     """Largest global norm of the gradient."""
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
-    """bf16 and fp16 are autocast over fp32 weights; fp16 scales the loss, and skips steps whose gradients overflow."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
+    """tf32 rounds the factors of products and convolutions to 10 bits on GPUs, which is several times faster, and is
+    fp32 on CPUs; bf16 and fp16 are autocast over fp32 weights; fp16 scales the loss, and skips steps whose gradients
+    overflow."""
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Number of evaluations on validation, evenly spaced, the last at the end."""
     metrics: tuple[Annotated[Choice, of_slot("metric")], ...] = ()
     """Metrics beside those that every trial of the task reports."""
+    stop_early: StopEarly | None = None
+    """Rule by which trainings end before their length, the same for all arms; with a constant schedule alone."""
+
+    @model_validator(mode="after")
+    def _evaluated_often_enough(self) -> Self:
+        if self.stop_early is not None and self.stop_early.patience >= self.evaluations:
+            raise conflict(
+                f"stop_early.patience {self.stop_early.patience} is never used up by {self.evaluations} evaluations; "
+                "set more evaluations",
+                "stop_early",
+                "evaluations",
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

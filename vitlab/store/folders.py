@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitlab.errors import UserError
 from vitlab.spec.tree import adapter, parsed
@@ -44,6 +44,16 @@ from vitlab.store.files import (
 from vitlab.store.locks import Busy, is_locked, require
 from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResult
 
+
+class Keep(NamedTuple):
+    """The weights that stay after a trial, as ``run.keep`` says."""
+
+    last: bool = True
+    every: int = 0  #: steps between further ones; 0 for none
+    best: tuple[str, str] | None = None  #: metric and goal, ``max`` or ``min``, of the best ones; None for none
+
+
+LAST = Keep()
 OUT = Path("vitlab-runs")
 """Default output folder."""
 
@@ -91,10 +101,19 @@ class TrialFolder:
         """Return True if the trial has a result."""
         return self.result() is not None
 
-    def kept_result(self, keep: str) -> TrialResult | None:
+    def kept_weights(self, keep: Keep, steps: int) -> list[Path]:
+        """Return the files of weights, beside the last ones, that a training of so many steps leaves."""
+        names = ["best"] if keep.best is not None else []
+        names += [f"step-{step}" for step in range(keep.every, steps + 1, keep.every)] if keep.every else []
+        return [self.path / f"weights-{name}.safetensors" for name in names]
+
+    def kept_result(self, keep: Keep) -> TrialResult | None:
         """Return the result; None if there is none, or if ``run.keep`` asks for weights and they are missing."""
         result = self.result()
-        is_kept = result is None or keep == "none" or result.status != Ending.DONE or self.has_weights()
+        if result is None or not keep.last or result.status != Ending.DONE:
+            return result
+        kept = self.kept_weights(keep, result.outcome.steps)
+        is_kept = self.has_weights() and all(read_stored(file, check_weights) is not None for file in kept)
         return result if is_kept else None
 
     def has_weights(self) -> bool:
@@ -118,7 +137,8 @@ class TrialFolder:
 
     def finish(self, result: TrialResult) -> None:
         """Write the result last, after all other files of the trial are synced to the disk."""
-        fsync_all([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
+        files = (self.spec, self.weights, self.predictions, *self.path.glob("weights-*.safetensors"))
+        fsync_all([file for file in files if file.exists()])
         self.require()
         write_json(self.path / "result.json", result.to_json())
         self.clear_failure()
@@ -234,7 +254,7 @@ class TrialFolder:
             set_aside(self.checkpoint)
         cut_torn_line(self.path / "events.jsonl")
         names = (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
-        unfinished = tuple(f".{name}." for name in names)
+        unfinished = (".weights-", *(f".{name}." for name in names))
         for name in os.listdir(self.path) if self.path.is_dir() else ():
             if name.startswith(unfinished):
                 remove(self.path / name)
@@ -269,6 +289,10 @@ class Store:
         """Return the folder of a trial under a digest of the code."""
         return TrialFolder(self.root / "trials" / key / code)
 
+    def codes(self, key: str) -> list[TrialFolder]:
+        """Return the folders of a trial under all digests of the code."""
+        return list(map(TrialFolder, _folders(self.root / "trials" / key))) if key else []
+
     def study(self, name: str) -> Path:
         """Return the path of a study's folder."""
         return self.root / "studies" / name
@@ -287,7 +311,7 @@ class Store:
     def trials(self) -> Iterator[TrialFolder]:
         """Yield the folders of all trials, in order; files such as .DS_Store are left out, and no link is followed."""
         for key in _folders(self.root / "trials"):
-            yield from map(TrialFolder, _folders(key))
+            yield from self.codes(key.name)
 
     def leftovers(self) -> list[Path]:
         """Return the files that nothing reads: abandoned temporary files, and damaged files that were set aside."""

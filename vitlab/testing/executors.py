@@ -21,7 +21,7 @@ from vitlab.executors import contract_jobs as jobs
 from vitlab.identity.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Keep, Store, TrialFolder
 from vitlab.store.locks import is_alive, kill
 from vitlab.store.result import Ending
 from vitlab.testing.assertions import about
@@ -53,7 +53,7 @@ def check_executor(choice: ResolvedChoice) -> None:
         work = {
             name: Job(
                 (JobTrial(name, Store(Path(folder)).trial(trial.key, trial.code).path, trial),),
-                Settings(device="cpu", keep="none"),
+                Settings(device="cpu", keep=Keep(last=False)),
             )
             for name, trial in zip(("train", "raise", "kill", "stop"), trials, strict=True)
         }

@@ -72,7 +72,7 @@ class MlflowTracker(Replay):
         super().__init__(plan, store, run)
         self.address = locate(uri, store.root)
         self._models = select_models(self.trials, model_seed) if models == "arms" else []
-        if models == "arms" and run.keep == "none":
+        if models == "arms" and run.keep.which == "none":
             raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
         seeds = {item.planned.seed for item in self.trials if item.kind == "trial"}
         if models == "arms" and model_seed is not None and seeds and model_seed not in seeds:

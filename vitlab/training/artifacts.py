@@ -105,7 +105,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
     try:
         state, metadata = unpack(file)
         text = metadata[_HEADER]
-        if metadata.get(_DIGEST, _sha256(text)) != _sha256(text):  # files of earlier versions have no digest
+        if metadata[_DIGEST] != _sha256(text):
             raise ValueError("its header is damaged")
         header = json.loads(text)
         info: dict[str, Any] = {

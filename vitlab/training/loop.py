@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from vitlab import noise
+from vitlab.components.base import path_layers, path_scales
+from vitlab.data.batches import samples_of
 from vitlab.data.prepare import Batch, Feed
-from vitlab.errors import UserError
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
 from vitlab.registry import optional_module, slot
@@ -63,6 +64,13 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
     return max(1, round(spec.images / feed.batch_images(spec.batch_size)))
 
 
+def index_of_best(history: Sequence[Measurement], metric: str, goal: str) -> int:
+    """Return the index of the first measurement with the best value of a metric; the first one if none is finite."""
+    sign = 1 if goal == "max" else -1
+    values = [sign * moment.metrics.get(metric, math.nan) for moment in history]
+    return max(range(len(values)), key=lambda at: values[at] if math.isfinite(values[at]) else -math.inf)
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere; 0 if it is unknown."""
     if device.type == "cuda":
@@ -93,6 +101,7 @@ class Training:
         parts: How the batch of a step is split; by default it is not.
         emit: Called with every measurement, including ``system/*``.
         write: Called with every state that is to be saved.
+        on_step: Called after every step with its number, counted from 1.
     """
 
     def __init__(
@@ -107,6 +116,7 @@ class Training:
         *,
         emit: Callable[[Measurement], None] = lambda measurement: None,
         write: Callable[[State], None] = lambda state: None,
+        on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.model = model.train()
         self.feed = feed
@@ -116,6 +126,7 @@ class Training:
         self.parts = parts if parts is not None else MicroBatches()
         self.emit = emit
         self.write = write
+        self.on_step = on_step
         self.steps = steps_of(spec, feed)
 
         # The objective decides what is trained: the model, or a module that holds it beside parts of its own.
@@ -125,17 +136,13 @@ class Training:
         if self.module is not model:
             self.module.train()
         self.parts.require(self.module, self.batch_images)
-        if self.objective.whole_batch and not self.parts.whole:
-            raise UserError(
-                f"objective '{self.objective.name}' needs the images of a step in one piece; remove "
-                "run.micro_batch_size, and set run.resources so that one process trains a trial"
-            )
 
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
         self.optimizer = optimizer.build(self._groups(optimizer))
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.path_layers = path_layers(self.module)
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
         if spec.ema is not None:
@@ -149,7 +156,8 @@ class Training:
 
         self.step = 0
         self.history: list[Measurement] = []  #: without ``system/*``
-        self.predictions: Mapping[str, Columns] = {}  #: of the last evaluation, by split
+        self.predictions: dict[str, Columns] = {}  #: of the last measurement, by split
+        self._system: dict[str, float] = {}
         self.failure = ""  #: one sentence naming the step with a non-finite loss; empty if it did not diverge
         # Losses since the last measurement stay on the device: reading one would wait for the step to be computed.
         self.losses: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -209,6 +217,9 @@ class Training:
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
         compute_loss = self.compiled_loss or self.compute_loss
+        if self.path_layers:
+            scale_1LB = path_scales(self.path_layers, [draws.drop_path], [samples_of(batch)], batch.x_BCHW)
+            draws = draws._replace(scale_LB=scale_1LB[0])
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
         # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
         weight = 1.0 if self.parts.whole else self.objective.weight(batch.y_B)
@@ -250,6 +261,7 @@ class Training:
         self.objective.after_step(self.step)
         if self.average is not None:
             self.average.update(self.step)
+        self.on_step(self.step)
 
     def evaluate(self, split: Split) -> EvaluationResult:
         """Evaluate a split with the weights that the training will end with."""
@@ -270,8 +282,18 @@ class Training:
         """Return the metrics of a split by name."""
         return self.test_set_metrics.get(split, self.metrics)
 
-    def measure(self, evaluations: Iterable[EvaluationResult]) -> tuple[Measurement, dict[str, Columns]]:
-        """Close the interval since the last measurement and return its metrics and predictions.
+    def stops_early(self) -> bool:
+        """Return whether the rule ``train.stop_early`` ends the training after its last measurement."""
+        rule = self.spec.stop_early
+        if rule is None:
+            return False
+        goal = {**self.metrics, **self.feature_metrics}[rule.metric].goal
+        return len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal) >= rule.patience
+
+    def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
+        """Close the interval since the last measurement and return its metrics.
+
+        A second measurement of a step adds further splits to the first one.
 
         Args:
             evaluations: The evaluations of this step.  It is consumed after the training time of the interval is taken.
@@ -280,7 +302,7 @@ class Training:
             Diverged: If a training or evaluation loss is not finite.
         """
         metrics: dict[str, float] = {}
-        predictions: dict[str, Columns] = {}
+        adds = bool(self.history) and self.last_measured_step == self.step
         # Nothing was trained before the first measurement of a training of 0 steps.
         if self.losses:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
@@ -290,8 +312,13 @@ class Training:
             self.losses.clear()
             if self.scaling is not None:
                 metrics["train/skipped_steps"] = self.scaling.take_skipped()
-        # Taken before the evaluations run, which are no training.
-        speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
+        if adds:
+            metrics |= self.history.pop().metrics
+        else:
+            # Taken before the evaluations run, which are no training.
+            speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
+            self._system = {"system/images_per_s": speed}
+            self.predictions = {}
         by_kind: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
         for split, values_by_name, columns in evaluations:
             if split in self.feed.test_sets:
@@ -300,14 +327,14 @@ class Training:
             if not torch.tensor(values_by_name["loss"]).isfinite():
                 raise Diverged(f"the loss on {split} is not finite after step {self.step}")
             metrics |= {f"{split}/{name}": value for name, value in values_by_name.items()}
-            predictions[split] = columns
+            self.predictions[split] = columns
         metrics |= {f"test/{name}": value for name, value in values_of_test_sets(by_kind).items()}
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
         self.history.append(measurement)
         self._interval_began, self._interval_images = time.perf_counter(), self.images
-        system = {"system/images_per_s": speed, "system/memory_bytes": float(peak_memory(self.feed.device))}
-        return Measurement(self.step, epoch, self.images, {**metrics, **system}), predictions
+        self._system["system/memory_bytes"] = float(peak_memory(self.feed.device))
+        return Measurement(self.step, epoch, self.images, {**metrics, **self._system})
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated."""
@@ -353,12 +380,11 @@ class Training:
             self.scaling.load_state_dict(state["scaling"])
         self._interval_began, self._interval_images = time.perf_counter(), self.images
 
-    def finish(self, predictions: Mapping[str, Columns]) -> Outcome:
+    def finish(self) -> Outcome:
         """Return the outcome, but for the digest of the weights, and give the model the weights that were evaluated."""
         # Stored and evaluated weights are then the same.
         if self.average is not None:
             self.average.replace()
-        self.predictions = predictions
         return Outcome(self.history[-1].metrics, tuple(self.history), "", self.step, self.images)
 
     def diverge(self, why: Diverged) -> Outcome:

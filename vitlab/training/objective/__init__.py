@@ -60,6 +60,7 @@ class Objective(ABC):
     whole_batch: ClassVar[bool] = False  #: whether it needs the images of a step in one piece
     unread: ClassVar[tuple[str, ...]] = ()
     """Paths of options that it never reads, such as ``train.loss``; arms that differ in these alone are refused."""
+    needs_end: ClassVar[bool] = False  #: whether it follows the planned length, so that no training may stop early
     module: Model
     """The trained module: the model itself, or a module that holds it as ``model`` beside the objective's own parts.
     It is in checkpoints; only the model's own weights are stored."""

@@ -73,6 +73,7 @@ class DINO(Objective):
         *(f"model.head.{name}" for name in ("type", "drop", "representation_size", "weights")),
     )
     whole_batch = True
+    needs_end = True  # of the course of the teacher's momentum
 
     def __init__(
         self,

@@ -1,0 +1,233 @@
+"""Tests of trainings that stop early, and of the weights that stay after a training."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from job_helpers import run_together, run_trial
+from safetensors.torch import load_file
+
+import vitlab
+from vitlab.driver.planning import plan_study
+from vitlab.errors import SpecError
+from vitlab.plan.values import Trial
+from vitlab.runner.job import Settings
+from vitlab.spec import STREAMS, TrialSpec
+from vitlab.store.folders import Keep, TrialFolder
+from vitlab.store.result import Measurement, Outcome, TrialResult
+from vitlab.training.loop import index_of_best
+
+DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
+TRAIN = {
+    "steps": 60,
+    "batch_size": 16,
+    "evaluations": 20,
+    "optimizer": {"type": "adamw", "lr": 0.03},
+    "schedule": "constant",
+}
+RULE = {"patience": 3, "metric": "accuracy"}
+
+
+def trial(seed: int = 0, **train: Any) -> Trial:
+    spec = TrialSpec.model_validate({"data": DATA, "model": MODEL, "train": {**TRAIN, **train}})
+    return Trial(spec, {**dict.fromkeys(STREAMS, seed), "split": 0}, (), None, key=f"key{seed}")
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    countdown = iter(range(steps))
+    return lambda: next(countdown, None) is None
+
+
+def outcome(result: TrialResult | Exception | None) -> Outcome:
+    assert isinstance(result, TrialResult) and result.status == "done"
+    return result.outcome
+
+
+def last_step(full: Outcome, patience: int, metric: str, sign: int) -> int:
+    """Return the step at which a rule ends a training, given what it would measure without the rule."""
+    best, waited = -math.inf, 0
+    for moment in full.history:
+        value = sign * moment.metrics[f"val/{metric}"]
+        best, waited = (value, 0) if value > best else (best, waited + 1)
+        if waited == patience:
+            return moment.step
+    return full.steps
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("accuracy", 1), ("loss", -1)])
+def test_training_stops_after_evaluations_without_better_value(metric: str, sign: int, tmp_path: Path) -> None:
+    full = outcome(run_trial(trial(), TrialFolder(tmp_path / "full"), Settings()))
+    for patience in (1, 3):
+        rule = {"patience": patience, "metric": metric}
+        stopped = outcome(run_trial(trial(stop_early=rule), TrialFolder(tmp_path / f"{patience}"), Settings()))
+        expected = last_step(full, patience, metric, sign)
+        assert stopped.steps == stopped.history[-1].step == expected and stopped.images == 16 * expected
+        *before, end = stopped.history
+        assert before == list(full.history[: len(before)]), "the rule changes no step before"
+        until = outcome(
+            run_trial(
+                trial(steps=expected, evaluations=len(stopped.history)),
+                TrialFolder(tmp_path / f"u{patience}"),
+                Settings(),
+            )
+        )
+        assert stopped.metrics == end.metrics == until.metrics and stopped.weights == until.weights
+        assert {name for name in stopped.metrics if name.startswith("test/")} >= {"test/loss", "test/accuracy"}
+
+
+@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
+def test_trials_together_stop_as_alone(engine: str, tmp_path: Path) -> None:
+    def outcomes(seeds: Sequence[int], name: str) -> list[Outcome]:
+        work = [(trial(seed, stop_early=RULE), TrialFolder(tmp_path / f"{name}{seed}")) for seed in seeds]
+        run_together(work, Settings(engine=engine))
+        return [outcome(folder.result()) for _, folder in work]
+
+    alone = [outcomes([seed], "alone")[0] for seed in range(3)]
+    assert outcomes(range(3), "together") == alone
+    assert len({one.steps for one in alone}) > 1, "they stop at different steps"
+
+
+def test_resumed_training_stops_and_keeps_weights_as_uninterrupted(tmp_path: Path) -> None:
+    settings = Settings(keep=Keep(every=7, best=("val/accuracy", "max")))
+    what = trial(stop_early=RULE, ema={"decay": 0.9})
+    straight = TrialFolder(tmp_path / "straight")
+    expected = outcome(run_trial(what, straight, settings))
+    assert expected.steps < TRAIN["steps"]
+    files = {file.name: file.read_bytes() for file in straight.path.glob("*.safetensors")}
+    steps = range(7, expected.steps + 1, 7)
+    assert set(files) == {
+        "weights.safetensors",
+        "weights-best.safetensors",
+        *(f"weights-step-{n}.safetensors" for n in steps),
+    }
+    stopped = TrialFolder(tmp_path / "stopped")
+    for pieces in (5, 4, 8):
+        assert run_trial(what, stopped, settings, stop=stop_after(pieces)) is None
+    assert outcome(run_trial(what, stopped, settings)) == expected
+    assert {file.name: file.read_bytes() for file in stopped.path.glob("*.safetensors")} == files
+    assert stopped.kept_result(settings.keep) is not None
+    (stopped.path / "weights-best.safetensors").unlink()
+    assert stopped.kept_result(settings.keep) is None and stopped.kept_result(Keep()) is not None
+
+
+def test_kept_weights_are_those_of_their_moment(tmp_path: Path) -> None:
+    where, settings = TrialFolder(tmp_path / "t"), Settings(keep=Keep(every=6, best=("val/loss", "min")))
+    result = outcome(run_trial(trial(), where, settings))
+    losses = [moment.metrics["val/loss"] for moment in result.history]
+    best = result.history[losses.index(min(losses))].step
+    assert 6 < best < 60
+    for name, step in (("best", best), ("step-6", 6)):
+        until = TrialFolder(tmp_path / f"until{step}")
+        outcome(run_trial(trial(steps=step, evaluations=1), until, Settings()))
+        kept, expected = (load_file(file) for file in (where.path / f"weights-{name}.safetensors", until.weights))
+        assert all(torch.equal(kept[key], expected[key]) for key in kept.keys() | expected.keys())
+
+
+def test_checkpoint_without_weights_to_keep_starts_again(tmp_path: Path) -> None:
+    where, keep = TrialFolder(tmp_path / "t"), Keep(best=("val/loss", "min"))
+    assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
+    outcome(run_trial(trial(), where, Settings(keep=keep)))
+    start = [event.body for event in where.events()[0] if event.kind == "start"][-1]
+    assert start["step"] == 0 and "run.keep" in start["note"] and where.kept_result(keep) is not None
+
+
+def test_best_is_first_of_equal_values_and_finite() -> None:
+    def history(*values: float) -> list[Measurement]:
+        return [Measurement(at, 0.0, 0, {"val/x": value}) for at, value in enumerate(values)]
+
+    assert index_of_best(history(1, 3, 3, 2), "val/x", "max") == 1
+    assert index_of_best(history(math.nan, 3, -math.inf, 2), "val/x", "min") == 3
+    assert index_of_best(history(math.nan, math.nan), "val/x", "min") == 0
+
+
+# -- in a study -------------------------------------------------------------------------------------------------------
+
+
+def study(tmp_path: Path, **changes: Any) -> Path:
+    content: dict[str, Any] = {
+        "study": "stopping",
+        "base": {"data": DATA, "model": {**MODEL, "position": "learned"}, "train": {**TRAIN, "stop_early": RULE}},
+        "design": {"one_at_a_time": {"model.position": ["none"]}},
+        "seeds": 2,
+        "run": {"executor": "inline", "tracker": "none", "keep": "best"},
+    }
+    for path, value in changes.items():
+        *sections, name = path.split("__")
+        place = content
+        for section in sections:
+            place = place[section]
+        place[name] = value
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def test_rule_is_part_of_key_unless_there_is_none(tmp_path: Path) -> None:
+    def keys(**changes: Any) -> set[str]:
+        return {item.trial.key for item in plan_study(study(tmp_path, **changes))[1].trials}
+
+    ruled, absent, empty = keys(), keys(base__train=TRAIN), keys(base__train={**TRAIN, "stop_early": None})
+    assert absent == empty and not ruled & absent
+    assert not ruled & keys(base__train={**TRAIN, "stop_early": {**RULE, "patience": 4}})
+    assert ruled == keys(run__keep="none"), "what is kept changes no trial"
+
+
+MISTAKES = {
+    "schedule 'cosine' is a course over the planned length": {
+        "base__train": {**TRAIN, "schedule": "cosine", "stop_early": RULE}
+    },
+    "no metric of validation is called 'acuracy'. Did you mean 'accuracy'?": {
+        "base__train": {**TRAIN, "stop_early": {"patience": 3, "metric": "acuracy"}}
+    },
+    "stop_early.patience 20 is never used up by 20 evaluations": {
+        "base__train": {**TRAIN, "stop_early": {"patience": 20}}
+    },
+    "match compares arms of equal cost": {"match": {"quantity": "params", "knob": "model.dim", "tolerance": 0.5}},
+    "it stops early by another rule than": {"design": {"one_at_a_time": {"train.stop_early.patience": [2]}}},
+    "best is by a metric of validation": {"analysis": {"metric": "train/loss"}},
+    "objective 'dino' is a course over the planned length": {
+        "base__train": {**TRAIN, "objective": "dino", "stop_early": {"patience": 3}},
+        "base__data": {**DATA, "augment": ["flip"]},
+        "analysis": {"metric": "val/loss"},
+    },
+}
+
+
+@pytest.mark.parametrize("sentence", MISTAKES)
+def test_contradictions_are_refused(sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=re.escape(sentence)) as error:
+        plan_study(study(tmp_path, **MISTAKES[sentence]))
+    assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("keep", "sentence"),
+    [
+        ("bset", "run.keep.which: found 'bset'; allowed: none, last, best. Did you mean 'best'?"),
+        ({"every": 0}, "run.keep.every must be greater than or equal to 1; found 0"),
+        ({"evry": 2}, "unknown key 'evry'. Did you mean 'every'?"),
+    ],
+)
+def test_unknown_choice_of_weights_names_what_is_allowed(keep: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        plan_study(study(tmp_path, run__keep=keep))
+    assert len(error.value.problems) == 1 and sentence in str(error.value)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_report_says_how_long_arms_were_trained(tmp_path: Path) -> None:
+    answer = vitlab.run(study(tmp_path), out=tmp_path / "out")
+    rows = answer.results()
+    notes = [note for note in answer.compare().notes if note.startswith("train.stop_early")]
+    steps = rows.groupby("arm")["steps"].agg(["min", "max"])
+    assert len(notes) == 1 and all(f"{arm} {low:,} to {high:,}" in notes[0] for arm, low, high in steps.itertuples())
+    assert steps["min"].min() < TRAIN["steps"]
+    assert len(list((tmp_path / "out").rglob("weights-best.safetensors"))) == 4
