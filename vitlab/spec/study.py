@@ -34,7 +34,7 @@ BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 
 
 class Rule(Frozen):
-    """A condition on every arm, as an expression over its values: ``model.dim % model.heads == 0``."""
+    """A condition on every arm that can be built, over its values: ``model.depth * model.dim <= 256``."""
 
     require: str
     """Condition on the values of an arm, such as ``model.dim % 2 == 0``."""
