@@ -43,6 +43,8 @@ def open_standard_streams() -> None:
             descriptor = os.open(os.devnull, flags)  # the lowest that is free, and so that of the stream
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
+        if sys.platform == "win32":  # pipes have a code page, which lacks signs of the reports
+            getattr(sys, name).reconfigure(encoding="utf-8")
 
 
 if __name__ == "__main__":
