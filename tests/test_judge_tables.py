@@ -484,10 +484,13 @@ def test_chance_is_given_or_follows_from_the_classes(tmp_path: Path) -> None:
 
 
 def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
-    text = refusal(tmp_path, "arm,seed,acc\n,0,0.5\na,,0.6\na,1,x\n", alpha=0.9, block="data", goal="up", looks=[3, 2])
+    text = refusal(
+        tmp_path, "arm,seed,acc\n,0,0.5\na,,0.6\na,1,x\n", alpha=0.9, over_blocks="all", goal="up", looks=[3, 2]
+    )
     for part in (
         "--alpha 0.9",
-        "block is not judged yet; judge the rows of one block at a time",
+        "--over-blocks all: allowed are difference and relative",
+        "--over-blocks needs --block",
         "--goal up: allowed are max and min",
         "--looks 3, 2: growing numbers of seeds",
         "'x' in row 3 of column 'acc' is not a number",

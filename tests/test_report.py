@@ -502,7 +502,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     first = registration.with_registration(plan, None, lambda key, code: False)
     assert first.registered == {
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "bonferroni"},
-        **{"variance": "shared", "alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4]},
+        **{"variance": "shared", "over_blocks": None, "alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4]},
         "family": [[arm, "baseline"] for arm in list(POSITIONS)[1:]],
         "arms": {},
         "looks": [],
@@ -589,7 +589,19 @@ def test_plans_of_earlier_and_this_version_are_compatible(tmp_path):
     plan = registration.with_registration(plan, None, lambda key, code: False)
     data = plan.to_json()
     # An earlier version reads arms and looks by exactly these names, and ignores other values of a plan.
-    fields = {"name", "values", "baseline", "aliases", "skip", "note", "classes", "engine"}
+    fields = {
+        "name",
+        "values",
+        "baseline",
+        "aliases",
+        "skip",
+        "note",
+        "classes",
+        "engine",
+        "engine_reason",
+        "block",
+        "is_control",
+    }
     assert {*data["arms"][0]} == fields and Plan.from_json(data) == plan
     old = {name: value for name, value in data.items() if name != "identities"}
     old["registered"] = {name: old["registered"][name] for name in old["registered"] if name not in ("arms", "known")}

@@ -11,6 +11,7 @@ exceed 5 % and three standard errors where their rate is claimed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from tables import ALPHA, markdown, percent, standard_error
 from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge
+from vitlab.comparison.blocks import OverBlocks, judge_blocks
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics_appendix.md"
@@ -366,6 +368,59 @@ def tuned_studies(
     return values, {size: Choices(variance[size], df[size]) for size in sizes}
 
 
+def of_blocks(studies: int, seed: int) -> tuple[str, bool]:
+    """Return false alarms, intervals and predictions over blocks whose differences and spreads vary."""
+    rows, valid = [], True
+    for blocks, n, m in ((3, 3, 1), (3, 3, 4), (5, 3, 1), (5, 3, 4), (5, 8, 4), (10, 3, 4)):
+        for between, apart in itertools.product((0.0, 0.5, 2.0), (1.0, 10.0)):
+            draws = np.random.default_rng([seed, 23, blocks, n, m, int(10 * between), int(apart)])
+            outcome, effects = over_blocks(draws, (studies, m, blocks, n), between, apart)
+            contrasts = outcome.contrasts
+            alarms = (outcome.verdict >= VERDICTS.index(Verdict.BETTER)).any(axis=1).mean()
+            holds = ((contrasts.low <= 0) & (contrasts.high >= 0)).all(axis=1)[np.isfinite(contrasts.low).all(axis=1)]
+            noise = draws.standard_normal(studies) * apart ** draws.random(studies) * math.sqrt(2 / n)
+            new = effects[:, 0, blocks]
+            measured = [(outcome.new_low[:, 0] <= one) & (one <= outcome.new_high[:, 0]) for one in (new + noise, new)]
+            shares = [alarms, holds.mean(), *(one.mean() for one in measured)]
+            spread = "equal" if apart == 1 else f"1 to {apart:g}"
+            rows.append([str(blocks), str(n), str(m), f"{between:g}", spread, *map(percent, shares)])
+            valid &= alarms <= ALPHA + 3 * standard_error(studies)
+            print(" | ".join(rows[-1]), flush=True)
+    text = (
+        f"Studies over blocks in which no arm differs on average, in percent ({studies:,} studies a row, standard error of "
+        f"5 %: {100 * standard_error(studies):.1f}; Gaussian seeds). *Between* is the standard deviation of the true "
+        "differences between blocks, in standard deviations of a seed; seeds of the blocks scatter equally, or by 1 to 10 "
+        "times as much (uniform on a logarithmic scale). *Intervals* are studies in which all of them hold, *new block* those "
+        "in which the measured difference in a new block lies in its prediction interval, and *its truth* those in which the "
+        "true one does.\n\n"
+    )
+    heads = ["blocks", "seeds", "arms", "between", "spread of seeds", "alarms", "intervals", "new block", "its truth"]
+    return text + markdown(heads, rows), valid
+
+
+def over_blocks(
+    draws: np.random.Generator, shape: tuple[int, int, int, int], between: float, apart: float
+) -> tuple[OverBlocks, Floats]:
+    """Return studies judged over blocks, and the true differences in the blocks and in a new one (S, C, B + 1).
+
+    Args:
+        draws: the random numbers.
+        shape: studies, comparisons, blocks and seeds.
+        between: standard deviation of the true differences between blocks.
+        apart: largest standard deviation of the seeds of a block; the smallest is 1.
+    """
+    studies, m, blocks, n = shape
+    effects = between * draws.standard_normal((studies, m, blocks + 1))
+    values = draws.standard_normal((studies, blocks, m + 1, n)) * apart ** draws.random((studies, blocks, 1, 1))
+    values[:, :, 1:] += np.moveaxis(effects[:, :, :blocks], 1, 2)[..., None]
+    single = replace(Design.with_one_baseline(m), family=np.full(m, m * blocks))
+    contrasts = judge(values.reshape(-1, m + 1, n), single).contrasts
+    difference, se = (
+        np.moveaxis(one.reshape(studies, blocks, m), 1, 2) for one in (contrasts.difference, contrasts.se)
+    )
+    return judge_blocks(difference, se, Design.with_one_baseline(m)), effects
+
+
 def of_pool(studies: int, seed: int) -> tuple[str, bool]:
     """Return the table of the real values; it draws nothing."""
     from scipy import stats
@@ -399,6 +454,7 @@ SECTIONS: dict[str, tuple[str, Callable[[int, int], tuple[str, bool]]]] = {
     "detection": ("What is detected", of_detection),
     "tuning": ("Tuned arms", of_tuning),
     "splits": ("Seeds that hold out other images", splits.section),
+    "blocks": ("Several data sets", of_blocks),
     "gate": ("The regression gate", calibration.section),
     "pool": ("The real trainings", of_pool),
 }

@@ -29,6 +29,12 @@ Examples:
 @click.option("--metric", required=True, help="Column of the metric; of a table with a column per arm, its name.")
 @click.option("--arm", help="Column of the arms. Without it, every column is an arm and every row a seed.")
 @click.option("--seed", help="Column of the seeds, which pair the arms; by default the one that is called so.")
+@click.option("--block", help="Column of data sets, or of other conditions under which every arm is trained.")
+@click.option(
+    "--over-blocks",
+    type=click.Choice(["difference", "relative"]),
+    help="What is averaged over blocks: differences, or those relative to the baseline's error.",
+)
 @click.option("--baseline", help="Arm that the others are compared with; by default 'baseline', or else the first.")
 @click.option("--baselines", help="Column of the arm that each is compared with, in place of --baseline.")
 @click.option("--goal", type=click.Choice(["max", "min"]), help="Better direction, if the name does not tell it.")

@@ -54,6 +54,7 @@ class Design:
     The variance of the mean of n differences is then (1 / n + overlap) times theirs (corrected resampled t; Nadeau and
     Bengio (2003), Machine Learning 52, 239-281, equation 9).  NaN if it is not known, so that nothing can be tested.
     """
+    least_se: Floats | float = 0.0  #: least standard error of a paired difference (S, C)
     registered: Mask | bool = True  #: comparisons that share with registered ones alone (C)
     reach: float = math.inf  #: largest difference that the bounds of the metric allow
 
@@ -165,7 +166,7 @@ def judge(
     _, sound, _ = moments(np.where(arms_SCN | baselines_SCN, math.nan, d_SCN))
     flagged = arms_SCN, np.where(collapsed_SC > 0, sound, math.nan)
     complete = contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
-    verdict_SC = _verdicts(complete, design)
+    verdict_SC = verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
         return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs), *flagged)
     chance_A = np.full(values_SAN.shape[1], math.nan) if chance_A is None else chance_A
@@ -228,7 +229,7 @@ def contrasts(
     if design.variance == "shared":
         variance, weight, shared = share_variances(variance, (test == PAIRED) & (n >= MIN_SEEDS), d_SCN, design)
     with np.errstate(divide="ignore", invalid="ignore"):
-        se2, df = variance * (1 / n + overlap), (n - 1) * (1 + weight)
+        se2, df = np.maximum(variance * (1 / n + overlap), design.least_se**2), (n - 1) * (1 + weight)
         floor = design.quantum**2 / 12  # of a single value, by its rounding
         a, b = (np.maximum(s**2, floor) * (1 / size + overlap) for s, size in ((sd_x, n_x), (sd_y, n_y)))
         se2 = np.where(test == WELCH, a + b, se2)
@@ -300,7 +301,8 @@ def collapsed_pairs(values_SAN: Floats, design: Design) -> tuple[Mask, Mask]:
     return flags[:, :, 0], flags[:, :, 1]
 
 
-def _verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
+def verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
+    """Return the verdict of each comparison as its place in ``VERDICTS`` (S, C)."""
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
     with np.errstate(invalid="ignore"):
         claimed = contrasts.p_corrected <= design.alpha

@@ -32,15 +32,19 @@ class Family:
 
     sizes: Mapping[str, int]  #: arm to the number of comparisons that its own is corrected for
     later: frozenset[str]  #: arms whose comparison was added after the first run
+    controls: frozenset[str]  #: arms that are judged by themselves
     exploratory: Mapping[str, str]  #: arm to what of its comparison was decided after the first run
 
     @classmethod
     def of(cls, plan: Plan, compared: Mapping[str, str]) -> Family:
         """Return the family of a plan's comparisons, given arm to baseline."""
-        later = added_comparisons(plan) & compared.keys()
-        registered = len(compared) - len(later)
+        controls = {arm.name for arm in plan.arms if arm.is_control}
+        judged = compared.keys() - controls
+        later = added_comparisons(plan) & judged
+        registered = len(judged) - len(later)
         dropped = 0 if plan.registered is None else max(0, len(plan.registered["family"]) - registered)
-        sizes = {arm: dropped + (len(compared) if arm in later else registered) for arm in compared}
+        sizes = {arm: dropped + (len(judged) if arm in later else registered) for arm in judged}
+        sizes |= dict.fromkeys(controls, 1)
         causes = {arm: [*changes(plan)] for arm in compared}
         for cause, arms in (
             ("this comparison was added after the first run", later),
@@ -52,7 +56,9 @@ class Family:
             for arm, baseline in compared.items():
                 if altered in (arm, baseline):
                     causes[arm].append(f"arm '{altered}' was changed after results were seen")
-        return cls(sizes, frozenset(later), {arm: "; ".join(texts) for arm, texts in causes.items()})
+        return cls(
+            sizes, frozenset(later), frozenset(controls), {arm: "; ".join(texts) for arm, texts in causes.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class _Study:
             quantum=quantum,
             margin=analysis.margin,
             overlap=overlap_C2.max(axis=1),  # NaN if one of the two is not known
-            registered=np.array([arm not in family.later for arm in compared]),
+            registered=np.array([arm not in family.later | family.controls for arm in compared]),
             reach=math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0],
         )
 

@@ -200,7 +200,10 @@ def _table(name: str, source: str, runs: Sequence[Run], notes: list[str], named:
     ]
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
-    columns = {name: _column(frame, name, remarks) for name in filter(None, (named.arm, named.seed, named.baselines))}
+    columns = {
+        name: _column(frame, name, remarks)
+        for name in filter(None, (named.arm, named.seed, named.block, named.baselines))
+    }
     if named.arm is None:
         remarks.mistake(f"name the parameter or tag of the arm with --arm. {_varied(frame)}")
     metric = named.metric

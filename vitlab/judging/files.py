@@ -31,6 +31,7 @@ class Columns:
     metric: str
     arm: str | None = None  #: None if every column is an arm
     seed: str | None = None
+    block: str | None = None  #: of data sets, or of other conditions under which every arm is trained
     baselines: str | None = None  #: of the arm that each is compared with
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -17,13 +17,13 @@ from vitlab.judging.cells import Remarks, shortlist, words
 from vitlab.judging.criterion import MAX_IMAGES, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
 from vitlab.judging.files import Columns, Table, read_table, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
-from vitlab.plan.values import Arm, Looks, MetricFacts, Plan
+from vitlab.plan.values import Arm, Looks, MetricFacts, Plan, unlike_scales
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.notes import table_notes
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
-from vitlab.spec.choice import Goal
+from vitlab.spec.choice import Goal, OverBlocks
 from vitlab.statistics import sequential_levels
 from vitlab.store.result import Ending
 
@@ -87,6 +87,7 @@ def judge(
     chance: float | None = None,
     classes: int | None = None,
     looks: Sequence[int] | None = None,
+    over_blocks: OverBlocks | None = None,
 ) -> Judgement:
     """Compare the arms of results from elsewhere with one of them, as the report of a study does.
 
@@ -101,7 +102,7 @@ def judge(
         metric: the column of the metric; of a table with a column per arm, its name.
         arm: the column of the arms; without it, every column is an arm.
         seed: the column of the seeds, which pair the arms; by default the one that is called so.
-        block: the column of data sets or other blocks; not judged yet.
+        block: the column of data sets or of other blocks; arms are compared within each, and over all of them.
         baseline: the arm that the others are compared with; by default the one of this name, or else the first.
         baselines: the column of the arm that each is compared with, empty where there is none, in place of
             ``baseline``.
@@ -112,12 +113,14 @@ def judge(
         chance: what guesses reach, in units of the column; seeds without a value are judged with it.
         classes: number of classes, from which ``chance`` follows for accuracies and errors.
         looks: numbers of seeds at which results were looked at before more seeds were added, such as ``[3, 5, 10]``.
+        over_blocks: what is averaged over blocks: ``difference``, by default of shares and percents, or ``relative``
+            to the baseline's error.
 
     Raises:
         UserError: with a sentence for every mistake in the table and in the arguments.
     """
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
-    columns = Columns(metric, arm, seed, baselines)
+    columns = Columns(metric, arm, seed, block, baselines)
     other = "a column per arm" if arm is None else "--baseline"
     checks = {
         f"--goal {goal}: allowed are max and min": goal in (None, "max", "min"),
@@ -127,7 +130,10 @@ def judge(
         f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
             looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
         ),
-        "block is not judged yet; judge the rows of one block at a time": block is None,
+        f"--over-blocks {over_blocks}: allowed are difference and relative": over_blocks
+        in (None, *get_args(OverBlocks)),
+        "--over-blocks needs --block": over_blocks is None or block is not None,
+        "--looks: with --block, every arm needs its seeds in every block; remove it": looks is None or block is None,
         f"--baselines names a column, and cannot be combined with {other}; remove one": (
             baselines is None or (baseline is None and arm is not None)
         ),
@@ -157,19 +163,27 @@ def judge(
         remarks.of_options.append("--looks: looks are at seeds; name their column with --seed")
     elif looks and looks[-1] != seeds:
         remarks.of_options.append(f"--looks: the last look is at all seeds, {seeds}; found {looks[-1]}")
+    # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
+    column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
+    analysis = Analysis(metric=column, goal=direction or "max", alpha=alpha, over_blocks=over_blocks)
+    unit, bounds = "share", scale.bounds
+    if scale.whole is None:
+        unit, bounds = scale.unit, (None if trainings.frame["value"].min() < 0 else 0.0, None)
+    if block is not None and (fault := unlike_scales(analysis, unit, bounds)):
+        remarks.of_options.append(f"--over-blocks: {fault}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
     arms = trainings.frame["arm"].unique().tolist()
     reached = {} if chance is None else dict.fromkeys(arms, chance)
     facts = MetricFacts(direction or "max", scale.unit, scale.bounds, chance=reached)
-    # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
-    column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
+    blocks = trainings.blocks
+    against = dict.fromkeys(arm.removeprefix(f"{blocks[arm]}: ") for arm in compared.values())
     plan = Plan(
         study=table.name,
-        question=f"{table.name}: which arms differ from {' or '.join(dict.fromkeys(compared.values())) or arms[0]}?",
-        arms=tuple(Arm(name, {}, compared.get(name)) for name in arms),
+        question=f"{table.name}: which arms differ from {' or '.join(against) or arms[0]}?",
+        arms=tuple(Arm(name, {}, compared.get(name), block=blocks[name]) for name in arms),
         trials=(),
-        analysis=Analysis(metric=column, goal=facts.goal, margin=margin, alpha=alpha),
+        analysis=analysis.model_copy(update={"margin": margin}),
         metrics={column.rpartition("/")[2]: facts},
     )
     frame = _results(trainings.frame, column, compared)
@@ -200,14 +214,21 @@ def _table(results: pd.DataFrame | str | Path, columns: Columns) -> Table:
 
 def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -> Mapping[str, str]:
     """Return arm to the arm that it is compared with."""
-    arms = trainings.frame["arm"].unique().tolist()
+    arms, blocks = trainings.frame["arm"].unique().tolist(), trainings.blocks
     compared = trainings.baselines
     if compared is None:
+        names = {arm: arm.removeprefix(f"{block}: ") for arm, block in blocks.items()}
         if baseline is None:
-            baseline = "baseline" if "baseline" in arms else arms[0]
+            baseline = "baseline" if "baseline" in names.values() else names[arms[0]]
             if len(arms) > 1 and baseline != "baseline":
                 remarks.notes.append(f"Compared with '{baseline}', the first arm; --baseline names another.")
-        compared = {arm: baseline for arm in arms if arm != baseline}
+        compared = {
+            arm: f"{blocks[arm]}: {baseline}" if blocks[arm] else baseline for arm in arms if names[arm] != baseline
+        }
+        if baseline in names.values():
+            for block in dict.fromkeys(blocks[arm] for arm, name in compared.items() if name not in arms):
+                remarks.notes.append(f"Warning: nothing is compared in '{block}', which has no '{baseline}'.")
+            compared = {arm: name for arm, name in compared.items() if name in arms}
     for name in dict.fromkeys(compared.values()):
         if name not in arms:
             remarks.mistake(f"no arm '{name}'.{nearest(name, arms)} Arms: {shortlist(arms)}.")

@@ -49,15 +49,16 @@ class Trainings:
     """A row each: arm, seed (a number), name (the seed as written), value and status, indexed as in the table."""
     is_percent: bool  #: True if the cells say so
     is_paired: bool  #: False if nothing says which trainings of two arms have a seed in common
+    blocks: Mapping[str, str]  #: arm to its block, with which its name begins; the block is empty without a column
     baselines: Mapping[str, str] | None = None  #: arm to the arm that it is compared with, if a column says so
 
 
 def check_columns(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
     names = names_of(table.rows)
-    named = [columns.seed]
+    named = [columns.seed, columns.block]
     if columns.arm is not None:
-        named = [columns.arm, columns.seed, columns.baselines, columns.metric]
+        named = [columns.arm, *named, columns.baselines, columns.metric]
     remarks.mistake(*(_column_fault(name, names) for name in named if name is not None and names.count(name) != 1))
     if columns.arm is None and columns.metric in names:
         others = [name for name in names if name != columns.metric and role_of(name) is None]
@@ -72,7 +73,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
         UserError: if there are mistakes.
     """
     arm, metric, seed = columns.arm, columns.metric, columns.seed
-    roles = {name: role for name, role in _roles(table).items() if name not in (arm, metric)}
+    roles = {name: role for name, role in _roles(table).items() if name not in (arm, metric, columns.block)}
     if seed is None:
         candidates = [name for name, role in roles.items() if role == "seed"]
         if not candidates and arm is None:
@@ -83,7 +84,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
     labels = [name for name, role in roles.items() if role in ("seed", "index") or name == seed]
     table = _without_statistics(table, labels, remarks)
     if arm is None:
-        table, seed = _with_row_per_cell(table, remarks, metric, seed)
+        table, seed = _with_row_per_cell(table, remarks, metric, seed, columns.block)
         arm = ARM
     return _read(table, replace(columns, arm=arm, seed=seed), arm, remarks)
 
@@ -104,12 +105,14 @@ def _column_fault(name: str, columns: Sequence[str]) -> str:
     return f"no column '{name}'.{nearest(name, columns)} Columns: {shortlist(columns)}."
 
 
-def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | None) -> tuple[Table, str]:
+def _with_row_per_cell(
+    table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
+) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
     rows, columns = table.rows, names_of(table.rows)
     remarks.mistake(*(_column_fault(name, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.check()
-    roles = {name: role for name, role in _roles(table).items() if name != seed}
+    roles = {name: role for name, role in _roles(table).items() if name not in (seed, block)}
     if steps := [name for name, role in roles.items() if role == "step"]:
         remarks.mistake(f"column{'s' * (len(steps) > 1)} {shortlist(steps)}: rows are moments of trainings; {FINALS}")
     arms = [name for name, role in roles.items() if role is None]
@@ -121,7 +124,7 @@ def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | 
     remarks.check()
     if seed is None:  # columns may be of different lengths
         rows = rows.assign(**{ROW: np.arange(len(rows))})
-    long = rows.melt([seed or ROW], arms, ARM, metric)
+    long = rows.melt([seed or ROW, *([block] if block else [])], arms, ARM, metric)
     if seed is None:
         is_filled = texts(long[metric]) != ""
         long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
@@ -130,7 +133,7 @@ def _with_row_per_cell(table: Table, remarks: Remarks, metric: str, seed: str | 
 
 def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainings:
     """Return the trainings of a table with a row per training."""
-    rows, metric, seed = table.rows, columns.metric, columns.seed
+    rows, metric, seed, block = table.rows, columns.metric, columns.seed, columns.block
 
     def place(row: int) -> str:
         return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
@@ -140,14 +143,17 @@ def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainin
         remarks.mistake("without --arm every column is an arm: name the column of the arms if a row is a training")
     frame = rows[[]].assign(
         arm=texts(rows[arm]),
+        block="" if block is None else texts(rows[block]),
         name="" if seed is None else texts(rows[seed]),
         value=metric_values.numbers,
         status=metric_values.endings,
     )
-    for name, column in ((arm, "arm"), (seed, "name")):
+    for name, column in ((arm, "arm"), (seed, "name"), (block, "block")):
         if name is not None:
             remarks.mistake(*(f"{table.place(row)} has no '{name}'" for row in rows.index[frame[column] == ""]))
-    others = rows[[name for name in _roles(table) if name not in (arm, seed, metric)]]
+    if block is not None:
+        frame["arm"] = frame["block"] + ": " + frame["arm"]
+    others = rows[[name for name in _roles(table) if name not in (arm, seed, metric, block)]]
     for name in names_of(others):
         if role_of(name) == "status" or name.casefold() in LOST | DIVERGED:
             frame = _with_statuses(frame, others[name], table, remarks)
@@ -169,9 +175,13 @@ def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainin
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     compared = None
     if columns.baselines is not None:
-        compared = _baselines(frame["arm"], texts(rows[columns.baselines]), columns.baselines, remarks)
+        named = texts(rows[columns.baselines])
+        if block is not None:
+            named = named.where(named == "", texts(rows[block]) + ": " + named)
+        compared = _baselines(frame["arm"], named, columns.baselines, remarks)
     remarks.check()
-    return Trainings(table, frame, metric_values.is_percent, seed is not None, compared)
+    blocks = dict(zip(frame["arm"], frame["block"], strict=True))
+    return Trainings(table, frame, metric_values.is_percent, seed is not None, blocks, compared)
 
 
 def _without_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
@@ -254,7 +264,11 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
         varied = [name for name in names_of(others) if others.loc[group.index, name].astype(str).nunique() > 1]
         is_history = any(role_of(name) == "step" for name in varied)
-        remedy = FINALS if is_history else "keep one of them, or name a seed that differs between them"
+        remedy = (
+            FINALS
+            if is_history
+            else "keep one of them, or name a seed that differs between them, or their data set by --block"
+        )
         remarks.mistake(
             f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
             f"{table.places(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"

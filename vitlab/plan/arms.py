@@ -11,7 +11,7 @@ import ast
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitlab.errors import Path, Problem, nearest
@@ -24,6 +24,7 @@ from vitlab.registry import slot
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.choice import label
 from vitlab.spec.design import Changes
+from vitlab.spec.seeds import REPORTING_SEEDS
 from vitlab.spec.tree import NewTree, Tree, Values, value_at, with_value, without
 from vitlab.spec.trial import SOURCES
 
@@ -167,6 +168,20 @@ class ResolvedArm:
     off: float = 0.0  #: relative difference from the cost of its baseline
     note: str = ""
     pending: bool = False  #: whether its tuned values are still to be chosen
+    twin: str = ""  #: name of the arm that a control equals; empty if it is none
+    first_seed: int = 0  #: added to the seeds of the study
+
+
+CONTROL_SEEDS = 2 * REPORTING_SEEDS  #: seeds of controls are larger than those of arms and of tunings
+
+
+def controls_of(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
+    """Yield so many controls of an arm, which equal it but for their seeds."""
+    for place in range(number):
+        label = "control" if not place else f"control {place + 1}"
+        name = f"{arm.changes.block}: {label}" if arm.changes.block else label
+        first = CONTROL_SEEDS + place * REPORTING_SEEDS
+        yield replace(arm, name=name, key=f"{arm.key} {label}", aliases=[], solved={}, twin=arm.name, first_seed=first)
 
 
 Rules = list[tuple[int, ast.expr, str, str]]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from vitlab.errors import Path
 from vitlab.spec.choice import PARTS, TOGETHER
-from vitlab.spec.design import Changes
+from vitlab.spec.design import Changes, DesignFault, Zip, short_names
 from vitlab.spec.tree import NewTree, Values, copied, index_in, keys_of, value_at
 from vitlab.spec.trial import LENGTHS
 
@@ -26,9 +28,38 @@ def name_of(changes: Changes, short: Mapping[str, str], resolved: Values) -> str
     parts += [
         f"{short[path]}={text(as_component(value, value_at(resolved, keys_of(path))))}"
         for path, value in changes.values.items()
-        if not changes.label or path in changes.beside
+        if path not in changes.conditions and (not changes.label or path in changes.beside)
     ]
-    return ", ".join(parts) or "baseline"
+    name = ", ".join(parts) or "baseline"
+    return f"{changes.block}: {name}" if changes.block else name
+
+
+def in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
+    """Return the changes of every arm in every block; each is compared with an arm of its block.
+
+    Raises:
+        DesignFault: if the design sets a path of the blocks, or two blocks have one name.
+    """
+    paths = {key: key.removeprefix("base.") for key in blocks.levels}
+    short, crossed = short_names([*paths.values()]), {}
+    for key, path in paths.items():
+        if any(path in changes.values for changes in design):
+            raise DesignFault(("blocks", key), f"the design sets {path}, too; a block is the same for all of its arms")
+    for row in range(len(next(iter(blocks.levels.values())))):
+        values = {path: blocks.levels[key][row] for key, path in paths.items()}
+        places: dict[str, Path] = {path: ("blocks", key, row) for key, path in paths.items()}
+        name = ", ".join(
+            text(value) if isinstance(value, str | Mapping) else f"{short[path]}={text(value)}"
+            for path, value in values.items()
+        )
+        name = blocks.labels[row] if blocks.labels else name
+        if name in crossed:
+            raise DesignFault(next(iter(places.values())), f"two blocks are called '{name}'; name them by labels")
+        block = Changes(values, places, against=values)
+        crossed[name] = [
+            replace(changes.and_(block), beside=changes.beside, block=name, conditions=values) for changes in design
+        ]
+    return [changes for arms in crossed.values() for changes in arms]
 
 
 def as_component(value: Any, resolved: Any) -> Any:

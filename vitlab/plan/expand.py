@@ -15,8 +15,8 @@ from vitlab.geometry import DataInfo, Work
 from vitlab.identity.code import NOTHING, Surroundings, refresh
 from vitlab.identity.trial import Trial, key_of
 from vitlab.plan import match, metrics, tune
-from vitlab.plan.arms import PlanContext, ResolvedArm, parse_rules, trained_alike, trial_of
-from vitlab.plan.design import as_component, name_of
+from vitlab.plan.arms import PlanContext, ResolvedArm, controls_of, parse_rules, trained_alike, trial_of
+from vitlab.plan.design import as_component, in_blocks, name_of
 from vitlab.plan.engine_choice import EngineChoice, engine_of
 from vitlab.plan.notes import notes_on_components, notes_on_files
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
@@ -81,6 +81,8 @@ def make_plan(
     context = PlanContext(study, document, base, plain, base_faults, resolver, rules)
     try:
         design = changes_of(study.design)
+        if study.blocks is not None:
+            design = in_blocks(design, study.blocks)
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
     arms, trials, repeated, metrics_resolved = _resolved_arms(context, design, problems)
@@ -112,9 +114,11 @@ def make_plan(
     tuning = []
     if study.tune is not None:
         tuning = tune.plan(context, matcher, resolved_base, arms, decisions.tunings, prerequisites)
-    if len(study.seeds.looks) > 1 and not any(baselines.values()):
-        name = "until" if study.seeds.until else "escalate_to"
-        sentence = f"{name} adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
+    if len(study.seeds.looks) > 1 and (study.blocks or not any(baselines.values())):
+        name, what = "until" if study.seeds.until else "escalate_to", "compares nothing; remove it"
+        if study.blocks:
+            what = "judges over blocks, where every arm needs its seeds in every block; give their number by count"
+        sentence = f"{name} adds seeds to inconclusive comparisons, and this study {what}"
         raise SpecError([document.problem(("seeds", name), sentence)])
     notes += [f"'{name}' is in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
     return _plan(context, arms, baselines, tuning, prerequisites, notes, decisions, device)
@@ -158,10 +162,14 @@ def _resolved_arms(
     for (values, sentence), places in wrong.items():
         # A mistake that several values of a list share is reported once, at the list.
         problems.append(context.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
-    problems += _same_names(arms, context.document)
     for arm, sentence in (*trained_alike(arms.values()), *_several_rules(arms.values())):
         place = next(iter(arm.changes.places.values()), ("design",))
         problems.append(context.document.problem(place, sentence))
+    for arm in [arm for arm in arms.values() if arm.changes.values == arm.changes.conditions]:
+        arms |= {control.key: control for control in controls_of(arm, context.study.controls)}
+    blocks = list(dict.fromkeys(arm.changes.block for arm in arms.values()))
+    arms = dict(sorted(arms.items(), key=lambda item: blocks.index(item[1].changes.block)))
+    problems += _same_names(arms, context.document)
     return arms, trials, repeated, metrics_resolved
 
 
@@ -198,7 +206,8 @@ def _plan(
             if arm.pending:
                 pending.append(Planned(arm.name, seed, _keyless(arm.trial, seeds.streams(seed))))
             else:
-                planned.append(Planned(arm.name, seed, trial_of(arm.trial, seed, seeds, prerequisites)))
+                trial = trial_of(arm.trial, arm.first_seed + seed, seeds, prerequisites)
+                planned.append(Planned(arm.name, seed, trial))
     for item in planned:
         prerequisites.pop(item.trial.key, None)
     first = {item.arm: item.trial for item in reversed([*planned, *pending])}
@@ -227,8 +236,10 @@ def _plan(
                 *(
                     _engine(arm, study.run.effective_engine, first[arm.name], decisions.benchmarks, device)
                     if arm.name in first
-                    else ()
+                    else ("", "")
                 ),
+                arm.changes.block,
+                bool(arm.twin),
             )
             for key, arm in arms.items()
         ),
@@ -304,11 +315,15 @@ def _same_names(arms: Mapping[str, ResolvedArm], document: Document) -> list[Pro
 def _baselines(context: PlanContext, arms: Mapping[str, ResolvedArm]) -> dict[str, str | None]:
     """Return arm key to the name of the arm it is compared with; None for a baseline."""
     compare = context.study.analysis.compare
-    if compare == "none" or len(arms) == 1:
+    are_bases = all(arm.changes.values == arm.changes.conditions and not arm.twin for arm in arms.values())
+    if compare == "none" or len(arms) == 1 or are_bases:
         return {}
     place: Path = ("analysis", "compare")
     names: dict[str, str | None] = {}
     for key, arm in arms.items():
+        if arm.twin:
+            names[key] = arm.twin
+            continue
         against = {**arm.changes.values, **compare.to} if isinstance(compare, To) else arm.changes.against
         try:
             other = arms.get(key_of(context.at(against).identity))

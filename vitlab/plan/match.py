@@ -176,7 +176,7 @@ def solve(
             reference = by_name[above]
         alone = reference is arm
         is_baseline = alone and (key == base_key or arm.name in compared)
-        if arm.skip or reference.skip or is_baseline or arm.name in options.spare:
+        if arm.skip or reference.skip or is_baseline or arm.twin or arm.name in options.spare:
             continue
 
         def at(value: int | float, arm: ResolvedArm = arm) -> ResolvedTrial:

@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
 from vitlab.plan.resolve import ResolvedTrial
-from vitlab.plan.values import MetricFacts, own_metric
+from vitlab.plan.values import MetricFacts, own_metric, unlike_scales
 from vitlab.registry import slot, slot_package
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
@@ -169,6 +169,15 @@ def mistakes(
             sentence = f"best is by a metric of validation, and no trial reports {validation} there; write keep: last"
             yield ("run", "keep"), sentence
     yield from _amounts(study, document, reported)
+    own = own_metric(study.analysis.metric.partition("/")[2], reported)
+    if study.blocks is None:
+        fault = "there are no blocks to judge over; remove it" * (study.analysis.over_blocks is not None)
+    elif own is None:  # of a split without metrics but the loss, or reported as unknown
+        fault = unlike_scales(study.analysis, "number", (0.0, math.inf))
+    else:
+        fault = unlike_scales(study.analysis, unit_of(reported[own]), reported[own].bounds)
+    if fault:
+        yield ("analysis", "over_blocks"), fault
 
 
 def _unreported(

@@ -14,7 +14,7 @@ from typing import Any
 from vitlab.plan.values import Looks, Plan
 from vitlab.spec.tree import NewTree, Tree
 
-JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "alpha", "sides")
+JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "over_blocks", "alpha", "sides")
 
 
 def registration(plan: Plan) -> NewTree:
@@ -33,8 +33,12 @@ def registration(plan: Plan) -> NewTree:
 
 
 def family(plan: Plan) -> list[list[str]]:
-    """Return every comparison of a plan: an arm that runs, and its baseline."""
-    return [[arm.name, arm.baseline] for arm in plan.arms if arm.baseline is not None and not arm.skip]
+    """Return every comparison of a plan but of controls: an arm that runs, and its baseline."""
+    return [
+        [arm.name, arm.baseline]
+        for arm in plan.arms
+        if arm.baseline is not None and not arm.skip and not arm.is_control
+    ]
 
 
 def with_registration(plan: Plan, earlier: Tree | None, ended: Callable[[str, str], bool]) -> Plan:

@@ -139,7 +139,7 @@ def plan(
     all_arms = ResolvedArm(Changes(), "base", base, "")
     problems: list[Problem] = []
     tunings: dict[str, Tuning] = {}
-    for arm in [all_arms] if study.tune.per == "study" else runnable:
+    for arm in [all_arms] if study.tune.per == "study" else [arm for arm in runnable if not arm.twin]:
         key = key_without(arm.trial, study)
         name = None if arm is all_arms else arm.name
         earlier = decided.get(key)
@@ -154,7 +154,7 @@ def plan(
             tuning if rivals else replace(tuning, failure="no combination of the tuned values is possible")
         )
     for arm in runnable:
-        tuning = tunings[all_arms.name if study.tune.per == "study" else arm.name]
+        tuning = tunings[all_arms.name if study.tune.per == "study" else arm.twin or arm.name]
         if tuning.failure:
             arm.skip = tuning.failure
         elif tuning.winner is None:

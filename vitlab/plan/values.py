@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -38,6 +39,19 @@ def own_metric(name: str, names: Iterable[str]) -> str | None:
     return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
+def unlike_scales(analysis: Analysis, unit: Unit, bounds: tuple[float | None, float | None]) -> str:
+    """Return why differences of a metric cannot be averaged over blocks; empty if they can."""
+    metric, error_of_0 = analysis.metric, bounds[0] if analysis.goal == "min" else bounds[1]
+    if analysis.over_blocks is None and unit != "share":
+        return (
+            f"{metric} is no share, and its scale may differ from block to block; write over_blocks: difference, or "
+            "relative, by which each difference is divided by the baseline's error"
+        )
+    if analysis.over_blocks == "relative" and (error_of_0 is None or math.isinf(error_of_0)):
+        return f"nobody knows which {metric} has no error, to which differences are relative; write difference"
+    return ""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One condition of the study, replicated over seeds.  Arm names belong to the plan, never to trials."""
@@ -51,6 +65,13 @@ class Arm:
     classes: int | None = None  #: number of classes of its data, from which the chance level follows
     engine: str = ""  #: see :func:`vitlab.plan.engine_choice.engine_of`; empty if it is not run
     engine_reason: str = ""  #: why a rule chose it; empty if none did
+    block: str = ""  #: name of the block it is trained in, with which its own name begins
+    is_control: bool = False  #: whether it equals its baseline but for the seeds
+
+    @property
+    def name_in_block(self) -> str:
+        """Name without the block: arms of several blocks that have it are one arm."""
+        return self.name.removeprefix(f"{self.block}: ")
 
 
 @dataclass(frozen=True)

@@ -136,9 +136,8 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
     # A table of other programs need not have every column.
     table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
     table = table.reindex(columns=[*_Trial._fields, *COSTS]).astype(dict.fromkeys(("tested", *COSTS), "float64"))
-    of_arms = table.groupby("arm", sort=False).agg(COSTS).to_dict("index")
-    costs = {str(arm): row for arm, row in of_arms.items()}
-    arms: dict[str, list[_Trial]] = {arm: [] for arm in costs}
+    costs = table.groupby("arm", sort=False).agg(COSTS).to_dict("index")
+    arms: dict[str, list[_Trial]] = {str(arm): [] for arm in costs}
     for trial in map(_Trial._make, table[[*_Trial._fields]].itertuples(index=False, name=None)):
         arms[trial.arm].append(trial)
     compared = {arm: trials[0].baseline for arm, trials in arms.items() if isinstance(trials[0].baseline, str)}
@@ -199,7 +198,7 @@ def summary_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
 def _row(
     arm: str,
     trials: Sequence[_Trial],
-    costs: Mapping[str, float],
+    costs: Mapping[Any, float],
     results: StudyResults,
     comparisons: Mapping[str, ArmComparison],
 ) -> Row:

@@ -23,6 +23,7 @@ from vitlab.report.frame import prerequisites, rivals
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
 from vitlab.report.sections import Findings, Table, section, sections
+from vitlab.report.sections.blocks import answers
 from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
@@ -56,14 +57,14 @@ class Report:
 
     @classmethod
     def of(cls, findings: Findings, notes: Sequence[str]) -> Report:
-        """Return the report of some findings without sections, such as of two studies.
+        """Return the report of some findings, with the sections that are made from tables alone.
 
         Raises:
             UserError: if rows of a section would replace a value of the report in JSON.
         """
         plan, rows = findings.plan, findings.arms
-        empty: dict[str, Sequence[Any]] = {name: [] for name, part in sections().items() if part.row}
-        for name in sorted(empty.keys() & {"vitlab", *(field.name for field in fields(cls))}):
+        stored = {name: part.rows(findings) if part.of_table else [] for name, part in sections().items() if part.row}
+        for name in sorted(stored.keys() & {"vitlab", *(field.name for field in fields(cls))}):
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
         return cls(
             plan.study,
@@ -71,9 +72,9 @@ class Report:
             plan.analysis,
             plan.units,
             phrasing.overview(rows),
-            phrasing.answers(rows, plan.analysis, plan.units),
+            answers(stored["blocks"], plan.analysis, plan.units) or phrasing.answers(rows, plan.analysis, plan.units),
             rows,
-            empty,
+            stored,
             notes,
         )
 
@@ -116,7 +117,9 @@ class Report:
         return cls(
             **{name: doc[name] for name in names},
             analysis=Analysis.model_validate(doc["analysis"]),
-            sections={name: [part.row(**row) for row in doc[name]] for name, part in sections().items() if part.row},
+            sections={
+                name: [part.row(**row) for row in doc.get(name, ())] for name, part in sections().items() if part.row
+            },
             made=None if doc["made"] is None else Provenance(**doc["made"]),
             trials=doc.get("trials", ()),
             state=doc.get("state", ""),
@@ -144,7 +147,11 @@ class Content:
     def of(cls, results: StudyResults, arms: Sequence[Row], notes: Sequence[str]) -> Content:
         """Return the content of a comparison that belongs to no single study: answers, arms and notes."""
         findings = Findings(results, arms)
-        return cls(Report.of(findings, notes), findings)
+        report = Report.of(findings, notes)
+        more = [
+            line for name, rows in report.sections.items() for line in sections()[name].notes(rows, findings) if rows
+        ]
+        return cls(replace(report, notes=[*notes, *more]), findings)
 
     def figures(self) -> dict[str, tuple[Drawing, Drawing]]:
         """Return the figure of each section that has one, as wide as a page and as wide as a phone."""

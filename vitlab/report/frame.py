@@ -158,14 +158,17 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
 
 
 def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
-    """Return the smallest change of the metric of the analysis; 0 if it has none or it is not known."""
+    """Return the smallest change of the metric of the analysis; 0 if it has none, or arms differ in their images."""
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
     if facts is None or not facts.quantum:
         return 0.0 if facts is None else facts.smallest_change(None)
+    sizes: dict[str, int] = {}
     for item in trials:
-        if item.status == Ending.DONE and (table := read_predictions(item.folder, split, ["split"])) is not None:
-            return facts.smallest_change(table.num_rows)
-    return 0.0
+        data = repr(item.planned.trial.spec.data)
+        if item.status == Ending.DONE and data not in sizes:
+            table = read_predictions(item.folder, split, ["split"])
+            sizes |= {} if table is None else {data: table.num_rows}
+    return facts.smallest_change(next(iter(sizes.values()))) if len({*sizes.values()}) == 1 else 0.0
 
 
 def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:

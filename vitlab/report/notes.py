@@ -23,7 +23,16 @@ from vitlab.plan.registration import (
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column
-from vitlab.report.phrasing import Row, Scale, compared_rows, duration, percent, states
+from vitlab.report.phrasing import (
+    Row,
+    Scale,
+    compared_rows,
+    decimals_of_means_and_differences,
+    describe_comparison,
+    duration,
+    percent,
+    states,
+)
 from vitlab.report.study_results import StudyResults
 from vitlab.statistics import boschloo, gap_score, largest_hidden_rate, sd_interval
 from vitlab.store.result import Ending
@@ -65,6 +74,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *_best_of_training(plan),
         *_exploratory(plan),
         *_looks(plan, rows),
+        *_controls(plan, rows),
         *table_notes(results, rows),
         *_seeds(results),
         *_split_noise(plan, rows),
@@ -314,6 +324,19 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
     if len(sentences) == 1 and not any(row["awaited"] for row in compared.values()):
         sentences.append("The first look decided every comparison that can be judged.")
     return [" ".join(sentences)]
+
+
+def _controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """Return what each control did, which equals its baseline but for the seeds."""
+    scale, lines = Scale.of(plan.analysis.metric, plan.units), []
+    _, decimals = decimals_of_means_and_differences(rows, scale)
+    for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control):
+        outcome = "they are not told apart, as it should be"
+        if row["verdict"] in (Verdict.BETTER, Verdict.WORSE):
+            outcome = f"this is a false alarm, as {percent(plan.analysis.alpha)} of controls give by chance"
+        sentence = describe_comparison(row, row["n"], plan.analysis, scale, decimals)
+        lines.append(f"Control: {sentence} The two differ by their seeds alone: {outcome}.")
+    return _first_of(lines)
 
 
 def _shared_variance(plan: Plan, rows: Sequence[Row]) -> list[str]:

@@ -30,16 +30,18 @@ def page(content: Content) -> str:
     )
     report, analysis = content.report, content.report.analysis
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
-    kinds = [_kind(row["verdict"]) for row in report.arms if row["verdict"]]
+    verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in report.arms]
+    kinds = [_kind(verdict) for verdict in verdicts if verdict]
     answers = list(zip(report.answers, kinds or [""] * len(report.answers), strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
+    many = bool(report.overview) and len(answers) > phrasing.OVERVIEW_FROM
     parts = [_part(content, name, part) for name, part in sections().items()]
     text = environment.get_template("report.html.j2").render(
         report=report,
         # Of many answers, those with a verdict come first; the others are folded.
-        answers=claims if report.overview else answers,
+        answers=claims if many else answers,
         few=phrasing.OVERVIEW_FROM,
-        all_answers=answers if report.overview else [],
+        all_answers=answers if many else [],
         parts=[part for part in parts if part["table"] or part["figure"] or part["images"]],
         trials=_table(trial_columns(report.trials, report.units)),
         judged=f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",

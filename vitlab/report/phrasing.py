@@ -218,7 +218,7 @@ def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: 
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
-    sentence = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
+    sentence = f"{arm} is {distance(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {verdict}"
     if row["refused"]:
@@ -227,7 +227,7 @@ def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: 
         sentence += f", over the {count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
-    p = f"p {_equals(row['p_corrected'], analysis.alpha)}{_correction(row, analysis)}"
+    p = f"p {equals(row['p_corrected'], analysis.alpha)}{_correction(row, analysis)}"
     if row["test"] == "sign flip":
         sentence += _exact_clause(row, scale, decimals, p)
     elif row["difference_low"] is not None:
@@ -263,7 +263,7 @@ def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
         return f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
-        clause += f"; without them {_distance(row['sound_difference'], scale, decimals)}"
+        clause += f"; without them {distance(row['sound_difference'], scale, decimals)}"
     return f"{clause})"
 
 
@@ -275,10 +275,10 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
     level = f"{scale.number(row['chance'], scale.decimals_of([row['chance']], 1, 3))} {scale.unit}".rstrip()
-    clause = f"; with chance ({level}) in the place of {seeds}, {_distance(row['chance_difference'], scale, decimals)}"
+    clause = f"; with chance ({level}) in the place of {seeds}, {distance(row['chance_difference'], scale, decimals)}"
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
-    p = f"p {_equals(row['chance_p'], analysis.alpha)}"
+    p = f"p {equals(row['chance_p'], analysis.alpha)}"
     if row["chance_low"] is None:
         return f"{clause} ({p})"
     return f"{clause} ({interval_name(row, analysis)} {_ends(row, 'chance_', scale, decimals)}, {p})"
@@ -338,7 +338,8 @@ def _no_values(row: Row) -> str:
     return f"no trial of {row['arm']} can be judged{yet} ({states(row)})."
 
 
-def _distance(difference: float, scale: Scale, decimals: int) -> str:
+def distance(difference: float, scale: Scale, decimals: int) -> str:
+    """Format a difference as ``3.1 points below``, before the name of what it is from."""
     if difference == 0:
         return "level with"
     amount, direction = scale.amount(difference, decimals), "above" if difference > 0 else "below"
@@ -356,7 +357,8 @@ def _too_few_clause(row: Row) -> str:
     return "there are too few values, or none that differ,"
 
 
-def _equals(p: float | None, alpha: float) -> str:
+def equals(p: float | None, alpha: float) -> str:
+    """Format a p value after its name: ``= 0.034`` or ``< 0.001``."""
     text = p_value(p, alpha)
     return text if text.startswith("<") else f"= {text}"
 

@@ -19,6 +19,7 @@ from vitlab import statistics
 from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge
 from vitlab.errors import UserError, count
 from vitlab.plan.plan_file import read_plan
+from vitlab.plan.registration import family as family_of
 from vitlab.plan.values import Plan, Trial
 from vitlab.report import phrasing
 from vitlab.report.study_results import StudyResults
@@ -101,7 +102,7 @@ def forecast(plan: Plan, store: Store, half_width: float | None = None) -> Forec
     Raises:
         UserError: if the plan compares nothing, or no earlier trainings tell the spread.
     """
-    family = sum(arm.baseline is not None and not arm.skip for arm in plan.arms)
+    family = len(family_of(plan))
     if not family:
         raise UserError("the study compares nothing, so there is nothing to detect")
     own = {item.trial.key for item in _trials(plan)}

@@ -34,7 +34,13 @@ class _Side:
     def arms(self, baseline: _Side | None) -> list[Arm]:
         """Return the common arms, each compared with its counterpart of another side."""
         return [
-            replace(self.plan.arm(arm), name=self.name(arm), baseline=None if baseline is None else baseline.name(arm))
+            replace(
+                self.plan.arm(arm),
+                name=self.name(arm),
+                baseline=None if baseline is None else baseline.name(arm),
+                block="",
+                is_control=False,
+            )
             for arm in self.common
         ]
 

@@ -60,6 +60,7 @@ def is_unit(value: str) -> bool:
 
 UNITS = "share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -, such as images or ms"
 Goal = Literal["max", "min"]
+OverBlocks = Literal["difference", "relative"]
 Unit = str
 """``share``: of one, shown in percent; ``number``: shown without a unit; any other word is shown as the unit."""
 

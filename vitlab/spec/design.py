@@ -141,6 +141,8 @@ class Changes:
     label: str = ""  #: name from the document or the node
     against: Values = field(default_factory=dict)  #: values of the arm it is compared with
     beside: frozenset[str] = frozenset()  #: paths that the label does not cover
+    block: str = ""  #: name of the block
+    conditions: Values = field(default_factory=dict)  #: values of the block, which are among the others
 
     def and_(self, other: Changes) -> Changes:
         """Return the changes of both."""

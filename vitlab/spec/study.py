@@ -17,8 +17,8 @@ from pydantic import (
 )
 
 from vitlab.errors import Path, Problem, SpecError
-from vitlab.spec.choice import Amount, Frozen, Goal
-from vitlab.spec.design import Node
+from vitlab.spec.choice import Amount, Frozen, Goal, OverBlocks
+from vitlab.spec.design import Node, Zip
 from vitlab.spec.mistakes import collect, conflict
 from vitlab.spec.run import RunSpec
 from vitlab.spec.seeds import Seeds, SeedsOrNumber
@@ -79,6 +79,9 @@ class Analysis(Frozen):
     """Spread that a comparison rests on: shared with comparisons of the same baseline and seeds, or its own alone."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Family-wise error rate."""
+    over_blocks: OverBlocks | None = None
+    """What is averaged over blocks: differences, by default of metrics that are shares of one, or differences relative
+    to the baseline's error."""
     power_law: Literal["params", "macs", "images"] | None = None
     """Size over which the report fits a law of scaling to the error or the loss of arms that differ in numbers."""
 
@@ -198,6 +201,12 @@ class Study(Frozen):
     """Trial that all arms start from."""
     design: Node | None = None
     """Arms of the study; without a design, the base alone."""
+    blocks: Zip | None = None
+    """Conditions such as data sets, in each of which every arm is trained: ``{PATH: [v, ...]}``, of several paths row
+    by row, and names for the blocks under ``labels``."""
+    controls: Annotated[int, Field(ge=0, le=9)] = 0
+    """Arms that equal the base, trained by seeds of their own: they show how often arms that do not differ are told
+    apart."""
     where: tuple[Rule, ...] = ()
     """Conditions on every arm."""
     match: Match | None = None

@@ -83,6 +83,7 @@ class Section(Generic[RowT]):
     place: ClassVar[int] = 1000  #: sections are in the order of their places
     row: ClassVar[type[Any] | None] = None  #: dataclass of :meth:`rows`, of JSON values; None if none are stored
     in_terminal: ClassVar[bool] = True  #: whether a terminal shows the table
+    of_table: ClassVar[bool] = False  #: whether it is made from a table of other programs, too
 
     def inputs(self, plan: Plan, store: Store) -> object:
         """Return, as JSON values, the state of what is read beside results; a report of another state is outdated."""

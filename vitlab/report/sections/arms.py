@@ -207,14 +207,24 @@ def _figure(findings: Findings, width: float) -> Drawing | None:
             *((1, panels) if wide else (panels, 1)), sharey=True, squeeze=False
         ).ravel()
         for name, place in places.items():
-            _dots(of_means, place, [scale.factor * value for value in values[name].values()])
-        means = [_Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]
-        _draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
+            dots(of_means, place, [scale.factor * value for value in values[name].values()])
+        means = [Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]
+        draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
         title = scale.title + ", best" * (plan.analysis.at == "best")
         of_means.set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
         for axes in of_differences:
             axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
-            _draw_marks(axes, [_difference(places[row["arm"]], row) for row in compared], scale, [0.0])
+            marks = [
+                difference_mark(
+                    places[row["arm"]],
+                    row["difference"],
+                    row["difference_low"],
+                    row["difference_high"],
+                    row["verdict"],
+                )
+                for row in compared
+            ]
+            draw_marks(axes, marks, scale, [0.0])
             baselines = {row["baseline"] for row in compared}
             against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
             unit = f" ({scale.points})" if scale.points else ""
@@ -250,14 +260,14 @@ def _caption(plan: Plan, rows: Sequence[Row]) -> str:
     return f"{text}."
 
 
-def _dots(axes: Axes, y: float, values: Sequence[float]) -> None:
+def dots(axes: Axes, y: float, values: Sequence[float]) -> None:
     """Draw single seeds, alternately a little above and below their line."""
     places = [y + (0.13 * (-1) ** index if len(values) > 1 else 0.0) for index in range(len(values))]
     axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8)
 
 
 @dataclass(frozen=True)
-class _Mark:
+class Mark:
     """A value with its interval on the line ``y``."""
 
     y: float
@@ -268,14 +278,13 @@ class _Mark:
     fill: str
 
 
-def _difference(y: float, row: Row) -> _Mark:
-    # Other verdicts are hollow and grey, so that only claims catch the eye.
-    colour = {Verdict.BETTER: BETTER, Verdict.WORSE: WORSE}.get(row["verdict"])
-    fill, colour = colour or PAPER, colour or GREY
-    return _Mark(y, row["difference"], row["difference_low"], row["difference_high"], colour, fill)
+def difference_mark(y: float, value: float, low: float | None, high: float | None, verdict: str) -> Mark:
+    """Return the mark of a difference: filled and coloured for better or worse, so that only claims catch the eye."""
+    colour = {str(Verdict.BETTER): BETTER, str(Verdict.WORSE): WORSE}.get(verdict)
+    return Mark(y, value, low, high, colour or GREY, colour or PAPER)
 
 
-def _draw_marks(axes: Axes, marks: Sequence[_Mark], scale: Scale, points: Sequence[float]) -> None:
+def draw_marks(axes: Axes, marks: Sequence[Mark], scale: Scale, points: Sequence[float]) -> None:
     """Draw values with their intervals.
 
     An interval ends in an arrow where it is more than ``OUTLIER`` times as long as is typical of the others, and

@@ -85,7 +85,13 @@ def interactions(results: StudyResults) -> list[Interaction]:
     if reference is None:
         return []
     effects = []
-    for (i, first), (j, second) in itertools.combinations(enumerate(paths), 2):
+    # Values that are the same within a block are its own.
+    varied = [
+        (place, path)
+        for place, path in enumerate(paths)
+        if len({(arm.block, text(arm.values.get(path))) for arm in running}) > len({arm.block for arm in running})
+    ]
+    for (i, first), (j, second) in itertools.combinations(varied, 2):
         changed = [levels for levels in arms if levels[i] != reference[i] and levels[j] != reference[j]]
         for a, b in dict.fromkeys((levels[i], levels[j]) for levels in changed):
             squares = [_square(arms, levels, reference, i, j) for levels in changed if (levels[i], levels[j]) == (a, b)]

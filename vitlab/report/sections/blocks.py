@@ -1,0 +1,260 @@
+"""Blocks: every arm over all blocks of a study, such as data sets, beside its verdicts in single blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vitlab.comparison import Verdict
+from vitlab.comparison.arrays import VERDICTS, Design
+from vitlab.comparison.blocks import judge_blocks
+from vitlab.errors import count
+from vitlab.plan.palette import GREY, PAPER, RULE
+from vitlab.plan.values import Arm, Plan
+from vitlab.report.drawing import Drawing, new_figure, style, wrapped_labels, wrapped_line
+from vitlab.report.phrasing import Columns, Row, Scale, distance, equals, half_width, interval_name, p_value, percent
+from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
+from vitlab.report.sections.arms import Mark, difference_mark, dots, draw_marks
+from vitlab.spec import Analysis
+
+if TYPE_CHECKING:
+    from vitlab.report.document import Report
+
+HEDGES = {"preliminary": "awaited", "exploratory": "exploratory"}
+"""What an answer begins with, where a column of a comparison says so."""
+
+
+@dataclass(frozen=True)
+class ArmOverBlocks:
+    """An arm and its baseline over all blocks; numbers are None where there are too few blocks."""
+
+    arm: str
+    baseline: str
+    differences: Mapping[str, float | None]  #: by block, as they are averaged
+    ahead: int  #: blocks in which the arm has the better mean
+    behind: int
+    verdict: str
+    remark: str  #: why it is refused or not decided, or why the verdict is not final; may be empty
+    family: int
+    pairs: int  #: blocks that have a difference
+    difference: float | None
+    low: float | None
+    high: float | None
+    new_low: float | None  #: prediction interval of the difference in a new block, by as many seeds
+    new_high: float | None
+    p: float | None
+    p_corrected: float | None
+
+
+@section.register("blocks")
+class Blocks(Section[ArmOverBlocks]):
+    """Every arm over all blocks."""
+
+    heading = "Over blocks"
+    place = -10
+    row = ArmOverBlocks
+    of_table = True
+
+    def rows(self, findings: Findings) -> list[ArmOverBlocks]:
+        """Return a row for every arm that is compared in blocks."""
+        return over_blocks(findings.plan, findings.arms)
+
+    def notes(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> list[str]:
+        """Return which blocks an arm lacks, and what the two families are."""
+        lines = []
+        for row in rows:
+            if missing := [block for block, value in row.differences.items() if value is None]:
+                lines.append(
+                    f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
+                    f"over the {count(row.pairs, 'other block')}."
+                )
+        if rows:
+            single = sum(arm.baseline is not None and not arm.is_control for arm in findings.plan.arms)
+            lines.append(
+                f"There are two families: verdicts over blocks are corrected for {count(rows[0].family, 'arm')}, "
+                f"verdicts in single blocks for {count(single, 'comparison')}. Over blocks, a block counts as one "
+                "observation, and every block has the same weight: intervals are about blocks such as these."
+            )
+        return lines
+
+    def table(self, rows: Sequence[ArmOverBlocks], report: Report) -> Table:
+        """Return the table."""
+        analysis, column = report.analysis, Columns(rows)
+        scale = scale_of(analysis, report.units)
+        decimals = decimals_of(rows, scale)
+        columns = [
+            column("arm", lambda row: row.arm, right=False),
+            column("blocks", lambda row: str(row.pairs), rank=3),
+            column("ahead / behind", lambda row: f"{row.ahead} / {row.behind}", rank=2),
+            column(f"difference ({scale.points})", lambda row: scale.number(row.difference, decimals, sign=True)),
+            column(
+                interval_name({"family": max(row.family for row in rows)}, analysis),
+                lambda row: scale.interval(row.low, row.high, decimals),
+                rank=1,
+            ),
+            column(
+                f"in a new block ({percent(1 - analysis.alpha)})",
+                lambda row: scale.interval(row.new_low, row.new_high, decimals),
+                rank=2,
+            ),
+            column("p (adjusted)", lambda row: p_value(row.p_corrected, analysis.alpha)),
+            column("verdict", lambda row: row.verdict, right=False),
+        ]
+        what = "Mean difference from the baseline over blocks"
+        if analysis.over_blocks == "relative":
+            error = analysis.metric if analysis.goal == "min" else f"largest value less {analysis.metric}"
+            what += f", in each block divided by the baseline's error ({error})"
+        return Table(
+            columns,
+            f"{what}. A difference in a new block, measured by as many seeds, lies in the prediction interval, "
+            "which is of each arm by itself.",
+        )
+
+    def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings, width: float) -> Drawing | None:
+        """Draw every arm: its difference in each block, the mean, and both intervals."""
+        if not rows:
+            return None
+        plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 26)
+        scale, marks = scale_of(plan.analysis, plan.units), list[Mark]()
+        with style():
+            figure = new_figure(width, 0.95 + 0.42 * len(rows))
+            axes = figure.subplots()
+            axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
+            for place, row in enumerate(rows):
+                dots(axes, place, [scale.factor * value for value in row.differences.values() if value is not None])
+                if row.difference is not None:
+                    marks.append(Mark(place, row.difference, row.new_low, row.new_high, RULE, PAPER))
+                    marks.append(difference_mark(place, row.difference, row.low, row.high, row.verdict))
+            draw_marks(axes, marks, scale, [0.0])
+            axes.set_yticks(range(len(rows)), list(labels.values()))
+            axes.set_ylim(len(rows) - 0.4, -0.6)
+            axes.set_xlabel(wrapped_line(f"difference from {rows[0].baseline} ({scale.points})", 60))
+            axes.grid(axis="x")
+        interval = interval_name({"family": rows[0].family}, plan.analysis)
+        caption = (
+            f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale)."
+        )
+        return Drawing(figure, caption)
+
+
+def answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
+    """Return one sentence per arm."""
+    scale = scale_of(analysis, units)
+    return [_answer(row, analysis, scale, decimals_of(rows, scale)) for row in rows]
+
+
+def _answer(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    prefix = row.verdict if row.verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED) else ""
+    prefix = "".join(f"{part}: " for part in (prefix, row.remark) if part)
+    prefix += f"{'over' if prefix else 'Over'} {count(row.pairs, 'block')}, {row.arm}"
+    if row.difference is None:
+        return f"{prefix} has no difference from {row.baseline}."
+    sentence = f"{prefix} is {distance(row.difference, scale, decimals)} {row.baseline}"
+    if analysis.goal == "min" and row.verdict in (Verdict.BETTER, Verdict.WORSE):
+        sentence += f", which is {row.verdict}"
+    if row.verdict == Verdict.EQUIVALENT and analysis.margin is not None:
+        sentence += f", shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
+    if row.pairs == 1:
+        return f"{sentence}, and one block has no spread to judge that by."
+    p = f"p {equals(row.p_corrected, analysis.alpha)}"
+    if row.family > 1:
+        p += f", {'not ' * (analysis.correction == 'none')}corrected for {count(row.family, 'arm')}"
+    if row.low is None or row.high is None:
+        why = "two blocks give no useful interval" if row.pairs == 2 else "equal differences give no interval"
+        return f"{sentence}, ahead in {row.ahead} and behind in {row.behind} ({p}; {why})."
+    ends = [scale.end(end, decimals) for end in (row.low, row.high, row.new_low or 0.0, row.new_high or 0.0)]
+    return (
+        f"{sentence} ({interval_name({'family': row.family}, analysis)} {ends[0]} to {ends[1]}, {p}), ahead in "
+        f"{row.ahead} and behind in {row.behind}; a new block is predicted between {ends[2]} and {ends[3]} "
+        f"({percent(1 - analysis.alpha)})."
+    )
+
+
+def scale_of(analysis: Analysis, units: Mapping[str, str]) -> Scale:
+    """Return the scale of what is averaged over blocks."""
+    if analysis.over_blocks == "relative":
+        return Scale(analysis.metric, 100.0, "%", "% of the baseline's error")
+    scale = Scale.of(analysis.metric, units)
+    return scale if scale.points else Scale(analysis.metric, 1.0, "", f"in {analysis.metric}")
+
+
+def decimals_of(rows: Sequence[ArmOverBlocks], scale: Scale) -> int:
+    """Return the number of decimals of differences over blocks."""
+    return scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
+
+
+def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
+    """Return every compared arm over all blocks; none without blocks.
+
+    Args:
+        plan: the study.
+        rows: see :func:`vitlab.report.comparison.summary`.
+    """
+    by_name, analysis = {row["arm"]: row for row in rows}, plan.analysis
+    blocks = list(dict.fromkeys(arm.block for arm in plan.arms))
+    cells: dict[str, dict[str, Row]] = {}
+    arms: dict[str, Arm] = {}
+    for arm in plan.arms:
+        if arm.block and arm.baseline is not None and arm.name in by_name:
+            cells.setdefault(arm.name_in_block, {})[arm.block] = by_name[arm.name]
+            arms.setdefault(arm.name_in_block, arm)
+    if not cells:
+        return []
+    # Of two studies, one has the complete pairs, and one has chance in the place of lost seeds.
+    numbers_CBK = np.full((len(cells), len(blocks), 3), math.nan)
+    for place, block in np.ndindex(numbers_CBK.shape[:2]):
+        if row := [*cells.values()][place].get(blocks[block]):
+            names = "difference", "chance_difference" if row["broken"] else "difference", "difference_se"
+            numbers = np.array([row[name] for name in names], dtype=float)
+            numbers_CBK[place, block] = numbers / _unit(plan, by_name[row["baseline"]]["mean"])
+    both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
+    design = replace(
+        Design.with_one_baseline(len(cells)),
+        family=np.where(is_control, 1, (~is_control).sum()),
+        alpha=analysis.alpha,
+        correction=analysis.correction,
+        variance=analysis.variance,
+        sign=1 if analysis.goal == "max" else -1,
+        margin=None if analysis.over_blocks == "relative" else analysis.margin,
+        registered=~is_control,
+    )
+    result = judge_blocks(both_SCB, np.stack([numbers_CBK[:, :, 2]] * 2), design)
+    settled = (result.verdict[0] == result.verdict[1]) & (result.contrasts.pairs[0] == result.contrasts.pairs[1])
+    found = []
+    for place, (name, of_block) in enumerate(cells.items()):
+        contrast, differences_B = result.contrasts.of(0, place), both_SCB[0, place]
+        verdict = VERDICTS[result.verdict[0, place] if settled[place] else 0]
+        refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
+        lost = [] if settled[place] else ["seeds that diverged or failed may change this"]
+        hedges = [hedge for hedge, column in HEDGES.items() if any(row[column] for row in of_block.values())]
+        numbers_by_name = {end: getattr(contrast, end) for end in ("difference", "low", "high", "p", "p_corrected")}
+        numbers_by_name |= {end: getattr(result, end)[0, place].item() for end in ("new_low", "new_high")}
+        found.append(
+            ArmOverBlocks(
+                name,
+                plan.arm(str(arms[name].baseline)).name_in_block,
+                finite_or_none(dict(zip(blocks, differences_B.tolist(), strict=True))),
+                int((design.sign * differences_B > 0).sum()),
+                int((design.sign * differences_B < 0).sum()),
+                str(Verdict.REFUSED if refused else verdict),
+                "; ".join([*refused, *lost, *hedges]),
+                int(design.family[place]),
+                contrast.pairs,
+                **finite_or_none(numbers_by_name),
+            )
+        )
+    return found
+
+
+def _unit(plan: Plan, mean: float | None) -> float:
+    """Return what a difference is divided by, given the baseline's mean; NaN if it has no error to divide by."""
+    analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
+    if analysis.over_blocks != "relative":
+        return 1.0
+    largest = 0.0 if analysis.goal == "min" or facts is None else facts.bounds[1]
+    error = math.nan if mean is None or largest is None else abs(largest - mean)
+    return error or math.nan
