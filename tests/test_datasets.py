@@ -32,8 +32,8 @@ SEEDS = {"split": 0, "subset": 0}
 
 
 def test_listing_reads_every_builtin_from_source_text() -> None:
-    names = ["cifar10", "cifar100", "digit_scenes", "digits", "fashion_mnist", "image_folder", "mnist", "pets"]
-    names += ["synthetic", "voc_segmentation"]
+    names = ["cifar10", "cifar100", "digit_scenes", "digits", "fashion_mnist", "image_folder", "image_table", "mnist"]
+    names += ["pets", "synthetic", "voc_segmentation"]
     assert [entry.name for entry in listing("dataset") if entry.origin.source == BUILT_IN] == names
     assert set(names) <= set(slot("dataset").names())
 

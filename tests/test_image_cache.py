@@ -26,7 +26,8 @@ from vitlab import noise
 from vitlab.data import image_cache
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
-from vitlab.data.datasets.pictures import PictureFiles
+from vitlab.data.datasets.picture_set import PictureFiles
+from vitlab.data.datasets.pictures import EncodedPictures
 from vitlab.data.image_cache import Prefetcher, ReadRequest
 from vitlab.data.prepare import Batch, DataSource, Feed, data_info, prepare
 from vitlab.errors import DataError
@@ -268,7 +269,7 @@ def test_cache_of_pictures_changed_while_reading_is_discarded(
     """The picture is restored, so the content of the first identity is requested again."""
     shutil.copytree(root, tmp_path / "copy")
     path = tmp_path / "copy" / "train" / "dog" / "7.jpg"
-    content, image = path.read_bytes(), PictureFiles.image
+    content, image = path.read_bytes(), EncodedPictures.image
 
     def replaced(self: PictureFiles, index: int) -> torch.Tensor:
         if path.samefile(self.names[index]):
@@ -276,7 +277,7 @@ def test_cache_of_pictures_changed_while_reading_is_discarded(
         return image(self, index)
 
     with monkeypatch.context() as patched:
-        patched.setattr(PictureFiles, "image", replaced)
+        patched.setattr(EncodedPictures, "image", replaced)
         with pytest.raises(DataError, match="image_folder was changed while it was read: image_folder:"):
             feed(tmp_path / "copy", decoded, augment)
     assert not [file for file in cache.glob("decoded/*") if file.suffix != ".lock"]

@@ -560,3 +560,35 @@ def test_f1_and_auroc_equal_scikit_learn(seed: int) -> None:
     everything = roc_auc_score(target_N, logits_NK.softmax(1), multi_class="ovr", average="macro")
     assert value(auroc, torch.ones(60, dtype=torch.bool)) == pytest.approx(everything, abs=1e-12)
     assert value(auroc, target_N == 1) == 0.5, "one class alone has no other to be told from"
+
+
+@pytest.mark.parametrize("levels", [2, 1000])  # with 2, most scores are ties
+def test_metrics_of_several_labels_equal_scikit_learn(levels: int) -> None:
+    from sklearn.metrics import average_precision_score, f1_score
+
+    random = torch.Generator().manual_seed(0)
+    target_NK = (torch.rand(80, 4, generator=random) < 0.3).float()
+    logits_NK = torch.randint(-levels, levels, (80, 4), generator=random) / levels + 0.25 * target_NK
+    metrics = metrics_of(DataInfo(image=(8, 8), channels=3, classes=4, task="multilabel"))
+    assert list(metrics) == ["loss", "map", "micro_f1", "macro_f1"]
+    accumulator = MetricAccumulator(metrics)
+    for part in (slice(0, 33), slice(33, 80)):
+        accumulator.add({"": logits_NK[part]}, target_NK[part], torch.arange(80)[part])
+    result, predicted_NK = accumulator.result("val"), logits_NK > 0
+    decisions = torch.nn.functional.binary_cross_entropy_with_logits(logits_NK, target_NK, reduction="none")
+    assert result.metrics == pytest.approx(
+        {
+            "loss": float(decisions.mean()),
+            "map": average_precision_score(target_NK, logits_NK),
+            "micro_f1": f1_score(target_NK, predicted_NK, average="micro"),
+            "macro_f1": f1_score(target_NK, predicted_NK, average="macro"),
+        }
+    )
+    assert set(result.columns) == {"id", "loss"}, "an image has no single label"
+    torch.testing.assert_close(result.columns["loss"].float(), decisions.mean(1))
+    target_NK[:, 1], logits_NK[:, 1] = 0, -1
+    rest = torch.tensor([0, 2, 3])
+    for name, one in metrics.items():
+        if name not in ("loss", "micro_f1"):
+            few = one.value(one.rows(logits_NK[:, rest], target_NK[:, rest]))
+            assert one.value(one.rows(logits_NK, target_NK)) == pytest.approx(few), "a class that does not occur"

@@ -22,7 +22,8 @@ from vitlab.data import draws, image_cache
 from vitlab.data.datasets import class_folders
 from vitlab.data.datasets.base import Dataset, Images, Split
 from vitlab.data.datasets.folder import ImageFolder, read_real_labels
-from vitlab.data.datasets.pictures import Decoding, EncodedPictures, PictureFiles
+from vitlab.data.datasets.picture_set import PictureFiles
+from vitlab.data.datasets.pictures import Decoding, EncodedPictures
 from vitlab.data.prepare import DataSource, Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, SpecError
@@ -165,8 +166,8 @@ def test_all_unreadable_pictures_are_named_once_and_decoded_once(
     (root / "train/cat/empty.png").write_bytes(b"")
     (root / "test/cat/pointer.png").write_text("version https://git-lfs.github.com/spec/v1\n")
     decoded: list[int] = []
-    fault = PictureFiles.fault
-    monkeypatch.setattr(PictureFiles, "fault", lambda self, index: decoded.append(index) or fault(self, index))
+    fault = EncodedPictures.fault
+    monkeypatch.setattr(EncodedPictures, "fault", lambda self, index: decoded.append(index) or fault(self, index))
     messages = []
     for _ in range(2):
         with pytest.raises(SpecError) as caught:

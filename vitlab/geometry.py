@@ -14,8 +14,8 @@ from vitlab.errors import GeometryError
 Pair = tuple[int, int]
 """Height and width."""
 
-Task = Literal["classification", "segmentation"]
-"""Classification has a label for each image, segmentation one for each pixel."""
+Task = Literal["classification", "segmentation", "multilabel"]
+"""Classification has a label for each image, segmentation one for each pixel, multilabel any number for each image."""
 
 LARGEST_LISTED = 4096  #: largest divisor that error messages list, as a limit on the search
 

@@ -104,7 +104,7 @@ def command(
     folders = {image: target / folder_name(image.replace("test:", "test-")) for image in images}
     for name, place, title, model, transform, spec in models:
         labels = transform.input_spec.info.labels
-        head: Head = "trained"
+        head: Head = "multilabel" if transform.input_spec.info.task == "multilabel" else "trained"
         if objective := objective_without_labels(spec or {}):
             click.echo(f"{name} is explained without predictions: objective '{objective}' trains none", err=True)
             head = "untrained"

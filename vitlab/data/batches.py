@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     x_BCHW: Tensor  #: float, normalised
     y_B: Tensor
     """int64; (B, H, W) for segmentation, with :data:`IGNORED` where a pixel has no label; float (B, K) for mixed
-    images."""
+    images, and for images of several classes."""
     id_B: Tensor
     """int64, identities for keyed draws: the image's in the low 32 bits, the index of its repeat in the epoch above."""
     epoch: int  #: from 0; 0 for batches of an evaluation
@@ -236,7 +236,7 @@ def _augmented(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
                 keys = [feed._augment_key(batch.epoch, index) for feed, batch in zip(feeds, batches, strict=True)]
                 key = _key_of_each(keys, id_B) if several else keys[0]
                 x_BCHW = augmentation(x_BCHW, key, id_B)
-                y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim > 1 else y_B
+                y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim == 3 else y_B
     parts = zip(batches, x_BCHW.chunk(len(feeds)), _labels(y_B).chunk(len(feeds)), strict=True)
     return [batch._replace(x_BCHW=x, y_B=y) for batch, x, y in parts]
 
@@ -278,5 +278,7 @@ class Normalize:
 
 
 def _labels(y_B: Tensor) -> Tensor:
-    """Return int64 labels, with :data:`VOID` pixels of masks replaced by :data:`IGNORED`."""
+    """Return int64 labels, with :data:`VOID` replaced by :data:`IGNORED`; float if an image has several."""
+    if y_B.ndim == 2:
+        return y_B.float()
     return y_B if y_B.ndim == 1 else torch.where(y_B == VOID, IGNORED, y_B.long())

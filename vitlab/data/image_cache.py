@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from vitlab.data.augment.base import Boxes
 from vitlab.data.datasets import files
-from vitlab.data.datasets.pictures import Decoded, EncodedPictures, Interpolation, Pictures, check_memory
+from vitlab.data.datasets.pictures import Decoded, EncodedPictures, Interpolation, Pictures
 from vitlab.data.datasets.pictures import memory as memory
 from vitlab.data.pixels import resize, with_channels
 from vitlab.errors import DataError
@@ -38,8 +39,10 @@ CHUNK = 4
 """Images per task of a thread."""
 CHECKED_TOGETHER = 64
 """Pictures per task of a thread that checks them."""
+TIMED = 8
+"""Pictures that are decoded to learn how long it takes."""
 MAX_MEMORY_SHARE = 1 / 4
-"""Largest share of the machine's memory for a decoded set; every worker holds its own copy."""
+"""Largest share of the machine's memory for a decoded set."""
 FREE_SPACE_FACTOR = 2
 """Required free disk space, as a multiple of the size of the set to be written."""
 
@@ -197,6 +200,14 @@ def faults(pictures: EncodedPictures) -> list[tuple[int, str]]:
     return [(index, reason) for index, reason in enumerate(reasons) if reason]
 
 
+def seconds_each(pictures: Pictures) -> float:
+    """Return how long one core decodes a picture: the mean of some of them."""
+    chosen, began = range(0, len(pictures), -(-len(pictures) // TIMED)), time.perf_counter()
+    for index in chosen:
+        pictures.image(index)
+    return (time.perf_counter() - began) / len(chosen)
+
+
 def place(decoded: Decoded, required: int) -> Place:
     """Return the place for decoded pictures: the study's choice, or the default for ``auto``.
 
@@ -211,6 +222,15 @@ def place(decoded: Decoded, required: int) -> Place:
 def folder() -> Path:
     """Return the folder of decoded pictures, in the user's cache."""
     return files.cache() / "decoded"
+
+
+def has_room(required: int) -> bool:
+    """Return whether the folder of decoded pictures can be written to, and has room for a number of bytes."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        return os.access(folder(), os.W_OK) and shutil.disk_usage(folder()).free >= FREE_SPACE_FACTOR * required
+    except OSError:
+        return False
 
 
 def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], object]) -> np.ndarray:
@@ -242,20 +262,11 @@ def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], obje
     return x_MCHW
 
 
-def in_memory(images: StoredImages, what: str) -> np.ndarray:
-    """Return the images decoded into memory.
-
-    Raises:
-        DataError: if a picture cannot be read, or memory is too small.
-    """
-    check_memory(math.prod(images.shape), what)
-    return images.take(torch.arange(images.shape[0])).numpy()
-
-
 def _map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     """Return the images in a file; None if the file is missing or has another format or shape."""
     try:
-        x_MCHW = np.load(file, mmap_mode="r", allow_pickle=False)
+        # Copied where written to, as torch expects; nothing writes to it, so all processes share its pages.
+        x_MCHW = np.load(file, mmap_mode="c", allow_pickle=False)
     except (FileNotFoundError, ValueError, EOFError):
         return None
     valid = isinstance(x_MCHW, np.ndarray) and (x_MCHW.shape, x_MCHW.dtype) == (shape, np.uint8)

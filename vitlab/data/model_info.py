@@ -7,7 +7,7 @@ from dataclasses import replace
 from vitlab.data.augment.base import Augment
 from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, Dataset, constants_of
 from vitlab.errors import DataError
-from vitlab.geometry import DataInfo
+from vitlab.geometry import DataInfo, Task
 from vitlab.registry import ResolvedChoice, slot
 
 
@@ -19,8 +19,8 @@ def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     """
     options = resolved.options
     size, channels, classes = options["size"], options["channels"], options["classes"]
-    if info.task == "segmentation":
-        _check_labels_of_pixels(resolved)
+    if info.task != "classification":
+        _check_labels(resolved, info.task)
     _check_cuts(resolved)
     outside = [label for label in classes or () if label >= info.classes]
     if outside:
@@ -46,11 +46,6 @@ def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
 
 def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
     """Reject corrupted test images of data for which they are not defined."""
-    if info.task == "segmentation":
-        raise DataError(
-            f"'corrupted' measures the error of image classes, and {resolved.type} has a class at every pixel, which "
-            "corruptions such as glass_blur and elastic_transform move; remove 'corrupted'"
-        )
     if "frost" in (resolved.options["corrupted"].corruptions or ()) and not resolved.options.get("corrupted_root"):
         raise DataError(
             "corrupted: frost is a set of photographs, which vitlab does not have; set 'corrupted_root' to published "
@@ -65,12 +60,14 @@ def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
         )
 
 
-def _check_labels_of_pixels(resolved: ResolvedChoice) -> None:
-    """Reject options and augmentations that need labels of whole images."""
-    for option in ("classes", "per_class"):
+def _check_labels(resolved: ResolvedChoice, task: Task) -> None:
+    """Reject options that need one class an image, and augmentations of pixels that leave masks as they are."""
+    has = "a class at every pixel" if task == "segmentation" else "any number of classes an image"
+    for option in ("classes", "per_class", "corrupted"):
         if resolved.options[option]:
-            raise DataError(f"'{option}' selects images by class, and {resolved.type} has a class at every pixel")
-    for choice in resolved.options["augment"]:
+            does = "measures the error of" if option == "corrupted" else "selects"
+            raise DataError(f"'{option}' {does} images by class, and {resolved.type} has {has}; remove it")
+    for choice in resolved.options["augment"] if task == "segmentation" else ():
         change = slot("augment").resolve(choice)
         if change.component.masks is Augment.masks:
             raise DataError(

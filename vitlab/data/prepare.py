@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from vitlab.data import draws, image_cache
 from vitlab.data.batches import Batch, Feed, Normalize
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import SPLITS, Dataset, Images, constants_of
-from vitlab.data.datasets.pictures import EncodedPictures, Pictures
+from vitlab.data.datasets.pictures import EncodedPictures, Pictures, check_memory
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.model_info import model_info
 from vitlab.data.pixels import histograms, mean_and_std, statistics
@@ -95,12 +96,12 @@ class DataSource:
                 return []
             pictures, notes = self.pictures(), list(self.dataset.notes())
             if pictures:
-                self._check_pictures(pictures)
+                seconds = self._check_pictures(pictures)
                 notes += self._notes_on_validation()
             corrupted = self.options["corrupted"]
             if corrupted is not None and corrupted.corruptions is None and not self.options.get("corrupted_root"):
                 notes.append("test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name.")
-            return notes + (self._notes_on_storage(pictures) if pictures else [])
+            return notes + (self._notes_on_storage(pictures, seconds) if pictures else [])
 
     def training_images(self, seeds: Mapping[str, int]) -> int | None:
         """Return the number of training images without decoding pictures; None if the data is absent."""
@@ -144,10 +145,13 @@ class DataSource:
         where, name = _place(pictures, info)[0], self.digest(info, (*NON_PIXEL_OPTIONS, "classes"))
         for split, one in zip(SPLITS, pictures, strict=True):
             images, what = StoredImages(one, info.channels, info.image), f"{self.choice.type}: its {split} split"
-            if where == "disk":
+            size = math.prod(images.shape)
+            if where == "memory":
+                check_memory(size, what)
+            if where == "disk" or (where == "memory" and image_cache.has_room(size)):
                 images.decoded = image_cache.on_disk(images, f"{name}.{split}", what, check)
             elif where == "memory":
-                images.decoded = image_cache.in_memory(images, what)
+                images.decoded = images.take(torch.arange(len(one))).numpy()
             if where == "memory" and not self.crops_pictures:
                 decoded = Images(torch.from_numpy(images.decoded), one.y_N)
                 subsets.append(apply_options(decoded, self.options))
@@ -186,20 +190,23 @@ class DataSource:
         id_N, y_N = select_classes(pictures.y_N, self.options["classes"])
         return Subset(images, id_N, y_N, id_N)
 
-    def _check_pictures(self, pictures: Sequence[Pictures]) -> None:
-        """Decode every picture once, and remember the result for this content."""
+    def _check_pictures(self, pictures: Sequence[Pictures]) -> float:
+        """Decode every picture once, remember the result for this content, and return how long one takes to decode."""
         encoded = [one for one in pictures if isinstance(one, EncodedPictures)]
         note = files.cache() / "checked" / self.digest(self.info(), self.options)
         if (text := files.read_note(note)) is None:
-            text = json.dumps([image_cache.faults(one) for one in encoded])
+            found = [image_cache.faults(one) for one in encoded]
+            text = json.dumps([found, 0.0 if any(found) else image_cache.seconds_each(pictures[0])])
             files.write_note(note, text)
-        by_split = zip(encoded, json.loads(text), strict=True)
+        found, seconds = json.loads(text)
+        by_split = zip(encoded, found, strict=True)
         if faults := [f"{one.names[index]} ({fault})" for one, found in by_split for index, fault in found]:
             more = f"; and {len(faults) - MAX_NAMED:,} more" if len(faults) > MAX_NAMED else ""
             raise DataError(
                 f"{self.choice.type}: {len(faults):,} of {count(sum(map(len, encoded)), 'picture')} cannot be read; "
                 f"replace or delete {'it' if len(faults) == 1 else 'them'}: {'; '.join(faults[:MAX_NAMED])}{more}"
             )
+        return float(seconds)
 
     def _notes_on_validation(self) -> list[str]:
         share, held_out_M = self.options["validation"], self.dataset.held_out()
@@ -210,24 +217,29 @@ class DataSource:
             "training pictures, of all of which that share is held out."
         ]
 
-    def _notes_on_storage(self, pictures: Sequence[Pictures]) -> list[str]:
-        """Return a sentence that says where pictures are read from on this machine, unless that is memory."""
+    def _notes_on_storage(self, pictures: Sequence[Pictures], seconds_each: float) -> list[str]:
+        """Return a sentence on where decoded pictures are kept here, their size, and how long decoding takes.
+
+        There is none on a small set in memory.
+        """
         where, size_bytes = _place(pictures, self.info())
-        if where == "memory":
+        number, folder = sum(map(len, pictures)), image_cache.folder()
+        seconds = number * seconds_each
+        if where == "memory" and seconds < 1:
             return []
-        number, size = (
-            f"The {sum(map(len, pictures)):,} pictures of {self.choice.type}",
-            f"{size_bytes / 2**30:,.1f} GiB",
+        how = f"cached decoded in {folder} for all workers"
+        if where == "never":
+            how = "decoded again for every batch"
+        elif where == "memory" and not image_cache.has_room(size_bytes):
+            how = "decoded by each worker into its memory"
+        lasts = f"{seconds:,.0f} s" if seconds < 100 else f"{seconds / 60:,.0f} minutes"
+        note = (
+            f"The {number:,} pictures of {self.choice.type} are {how}: {size_bytes / 2**30:,.1f} GiB, about {lasts} of "
+            f"one core, on a machine with {image_cache.memory() / 2**30:,.1f} GiB of memory."
         )
-        if where == "disk":
-            return [f"{number} are cached decoded in {image_cache.folder()}: {size}."]
-        message = (
-            f"{number} are decoded again for every batch: {size} decoded, on a machine with "
-            f"{image_cache.memory() / 2**30:,.1f} GiB of memory."
-        )
-        if self.crops_pictures:
-            return [message]  # a cache on disk does not help: crops are taken from the files
-        return [f"{message} 'decoded: disk' keeps them in {image_cache.folder()}, which is many times as fast."]
+        if where != "never" or self.crops_pictures:
+            return [note]  # a cache on disk does not help crops, which are taken from the files
+        return [f"{note} 'decoded: disk' keeps them in {folder}, which is many times as fast."]
 
 
 def data_info(choice: Choice | str | Mapping[str, object]) -> DataInfo:

@@ -33,7 +33,7 @@ class Subset:
 
     pixels_MCHW: Tensor | StoredImages  #: uint8, all images of the official split
     row_N: Tensor  #: int64, rows of ``pixels_MCHW`` in this subset
-    y_N: Tensor  #: int64; uint8 (N, H, W) for segmentation
+    y_N: Tensor  #: int64; uint8 (N, H, W) for segmentation, uint8 (N, K) for images of several classes
     id_N: Tensor  #: int64, position in the official split, by which draws are keyed in any split or fraction
 
     @classmethod
@@ -114,7 +114,7 @@ def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:
         x_NCHW = with_channels(x_NCHW, options["channels"])
     if options["size"]:
         x_NCHW = resize(x_NCHW, options["size"])
-        y_N = resize_masks(y_N, options["size"]) if y_N.ndim > 1 else y_N
+        y_N = resize_masks(y_N, options["size"]) if y_N.ndim == 3 else y_N
     return Subset.of(x_NCHW, y_N, id_N)
 
 
@@ -155,7 +155,7 @@ def test_sets(
             subset = _limit(test if pictures is None else _stored(pictures, info, classes, name), corrupted.images)
             at = _corruption(subset, kind, severity, cache) if pictures is None else subset.at
             sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
-    for name, pictures in dataset.shifted().items():
+    for name, pictures in dataset.shifted_sets().items():
         subset = _stored(pictures, info, classes, name)
         occurring = tuple(sorted(set(subset.y_N.tolist())))
         sets[f"shifted/{name}"] = TestSet("shifted_accuracy", name, subset.y_N, subset.id_N, subset.at, occurring)

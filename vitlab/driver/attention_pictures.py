@@ -79,7 +79,9 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
         raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
     spec = read_json(folder.spec)
     labels = transform.input_spec.info.labels
-    head: Head = "untrained" if objective_without_labels(spec) else "trained"
+    head: Head = "multilabel" if transform.input_spec.info.task == "multilabel" else "trained"
+    if objective_without_labels(spec):
+        head = "untrained"
     # The subject names no arm or study, because the same trial may belong to several.
     trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
     for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
@@ -142,6 +144,8 @@ def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple
 def _truth(y: Tensor, names: Sequence[str]) -> Label:
     from vitlab.data.pixels import IGNORED, VOID
 
+    if y.ndim == 1:
+        return ", ".join(names[index] if names else str(index) for index in y.nonzero()[:, 0].tolist())
     if y.ndim:
         label_HW: NDArray[np.int64] = y.long().where(y != VOID, IGNORED).numpy()
         return label_HW

@@ -32,8 +32,8 @@ GRIDS = 16  #: position grids along a side of the figure; larger grids are subsa
 Table = Mapping[str, Any]
 """Columns by name."""
 
-Head = Literal["trained", "untrained"]
-"""Whether a model's head was trained; the head of a model trained without labels was not."""
+Head = Literal["trained", "multilabel", "untrained"]
+"""How a model's head was trained: on classes, on any number of classes an image, or, without labels, not at all."""
 
 Label = str | NDArray[np.int64] | None
 """The true class of an image, or of each of its pixels, (H, W); None if it is not known."""
@@ -105,8 +105,8 @@ def explain(
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {}
     top: tuple[tuple[str, float], ...] = ()
-    if head == "trained":
-        tables["predictions"] = _predictions(logits_BC, labels, subject.class_name)
+    if head != "untrained":
+        tables["predictions"] = _predictions(logits_BC, labels, subject.class_name, head)
         top = tuple(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
@@ -227,13 +227,21 @@ def _add_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Ta
         tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
 
 
-def _predictions(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None) -> Table:
+def _predictions(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:
     """Return the classes, the most probable first; of a segmentation, by their mean probability over the pixels."""
-    share_C = logits_BC[0].double().softmax(0).reshape(logits_BC.shape[1], -1).mean(1)
+    score_C = logits_BC[0].double()
+    share_C = (score_C.sigmoid() if head == "multilabel" else score_C.softmax(0)).reshape(len(score_C), -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
     table: Table = {"class": order, "label": names, "probability": share_C[order].tolist()}
-    return table if truth is None else {**table, "true": [name == truth for name in names]}
+    return (
+        table
+        if truth is None
+        else {
+            **table,
+            "true": [name == truth or (head == "multilabel" and name in truth.split(", ")) for name in names],
+        }
+    )
 
 
 def _grid(values_YX: NDArray[Any]) -> Table:

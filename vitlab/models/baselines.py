@@ -67,7 +67,7 @@ class LinearModel(Model):
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return a sentence if the task has more than one prediction per image; None otherwise."""
-        if data.task != "classification":
+        if data.task == "segmentation":
             return f"a linear model has one prediction per image, and the task is {data.task}; use another model"
         return None
 

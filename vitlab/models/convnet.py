@@ -40,7 +40,7 @@ class ConvNet(Model):
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
         """Return a sentence if the task has several predictions per image or the image is too small; None otherwise."""
-        if data.task != "classification":
+        if data.task == "segmentation":
             return f"this network has one prediction per image, and the task is {data.task}; use another model"
         stem: Stem = options["stem"]
         # Every halving needs two rows and two columns.

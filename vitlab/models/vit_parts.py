@@ -74,7 +74,7 @@ class Anatomy:
     """The sizes of a model, and the component at each of its places."""
 
     geometry: Geometry
-    task: str  #: of the data
+    task: str  #: of the head: ``segmentation``, or ``classification`` also where an image has several classes
     patch: ResolvedChoice
     position: ResolvedChoice
     head: ResolvedChoice
@@ -116,7 +116,7 @@ class Anatomy:
             raise GeometryError(*faults)
         return cls(
             geometry=geometry,
-            task=data.task,
+            task="segmentation" if data.task == "segmentation" else "classification",
             patch=options.patch,
             position=options.position,
             head=options.head,

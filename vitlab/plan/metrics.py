@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
@@ -21,7 +21,7 @@ from vitlab.spec.trial import METRICS, OBJECTIVE, TEST_SET_OPTIONS
 Metrics = Mapping[str, Any]
 """Name in results, without the split, to the metric: a component of the slot, or a class like one."""
 
-TASKS: tuple[Task, ...] = ("classification", "segmentation")
+TASKS: tuple[Task, ...] = get_args(Task)
 
 
 def metrics(plain: Tree, info: DataInfo | None) -> Metrics:

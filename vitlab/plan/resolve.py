@@ -207,6 +207,11 @@ class Resolver:
         if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {task}; remove it"
             draft.refuse((("train", "mix"), sentence))
+        loss = draft.parts.get(("train", "loss"))
+        reads_labels = draft.objective is None or draft.objective.labels
+        if loss is not None and reads_labels and task not in (tasks := loss.choice.component.tasks):
+            sentence = f"loss '{loss.choice.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
+            draft.refuse((("train", "loss"), f"{sentence}; write loss: bce"))
 
     def _check_model(self, draft: _Draft) -> None:
         """Check that the model fits the data, and the objective both."""

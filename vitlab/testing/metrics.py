@@ -49,11 +49,18 @@ def check_metric(choice: ResolvedChoice) -> None:
 def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     cls: Any = choice.component
     target = _targets(task)
-    one_hot = torch.nn.functional.one_hot(target.clamp(min=0), K).movedim(-1, 1).float()
+    if task == "multilabel":
+        one_hot = 2 * target - 1
+    else:
+        one_hot = torch.nn.functional.one_hot(target.clamp(min=0), K).movedim(-1, 1).float()
     generator = torch.Generator().manual_seed(1)
     random = torch.randn(one_hot.shape, generator=generator) + one_hot
     # Logits of 20 are certain in float32, and those of a wrong class certainly wrong.
-    predictions = {"random": random, "right": 20 * one_hot, "wrong": 20 * one_hot.roll(1, 1)}
+    predictions = {
+        "random": random,
+        "right": 20 * one_hot,
+        "wrong": -20 * one_hot if task == "multilabel" else 20 * one_hot.roll(1, 1),
+    }
     values = {kind: _evaluate(choice, logits, target) for kind, logits in predictions.items()}
     for kind, value in values.items():
         _check_bounds(cls, value, f"predictions are {kind}")
@@ -109,6 +116,8 @@ def _targets(task: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if task == "classification":
         return torch.cat([torch.arange(K), torch.randint(0, 3, (N - K,), generator=generator)])
+    if task == "multilabel":
+        return torch.cat([torch.eye(K), (torch.rand(N - K, K, generator=generator) < 0.3).float()])
     target_NHW = torch.randint(0, K, (N, 4, 4), generator=generator)
     target_NHW[torch.rand(target_NHW.shape, generator=generator) < 0.1] = IGNORED
     target_NHW[5] = IGNORED

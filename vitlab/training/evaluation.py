@@ -104,7 +104,7 @@ class MetricAccumulator:
     def add(self, views: Mapping[str, Tensor], target: Tensor, id_B: Tensor) -> None:
         """Add a batch: the objective's views, such as logits by head, its targets and image identities."""
         self._columns["id"].append(id_B)
-        if views[""].ndim == 2:
+        if views[""].ndim == 2 and target.ndim == 1:
             probability_B, prediction_B = views[""].softmax(1).max(1)
             for name, column_B in (("label", target), ("prediction", prediction_B), ("probability", probability_B)):
                 self._columns[name].append(column_B)

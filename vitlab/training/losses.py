@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitlab.components.base import Probability
 from vitlab.data.pixels import IGNORED
+from vitlab.geometry import Task
 from vitlab.registry import Slot
 
 
@@ -38,8 +39,10 @@ class Loss(ABC):
     ``logits_by_head`` are a model's logits, float32 or wider: ``""`` is the prediction, (B, K, ...); heads with further
     classifiers name them.  ``target`` holds class indices, (B, ...); decisions labelled
     :data:`~vitlab.data.pixels.IGNORED` add nothing to the loss.  For mixed images it is floating point, (B, K): the
-    share of each class.
+    share of each class; for images of several classes (task ``multilabel``) it is 1 for each of these and 0 elsewhere.
     """
+
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "segmentation")  #: tasks it applies to
 
     @abstractmethod
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
@@ -98,6 +101,8 @@ class BinaryCrossEntropy(Loss):
         threshold: Share of a class in a mixed image above which its decision is yes, before smoothing; 0 in both
             papers' code.  Without one, the target of a decision is the share.
     """
+
+    tasks = get_args(Task)
 
     label_smoothing: Probability = 0.0
     threshold: Probability | None = None

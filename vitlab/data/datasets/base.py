@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
+import torch
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from torch import Tensor
 
@@ -201,11 +202,15 @@ class Images(NamedTuple):
     """
 
     x_NCHW: Tensor  #: uint8
-    y_N: Tensor  #: int64, class indices; uint8 (N, H, W) for segmentation
+    y_N: Tensor
+    """int64, class indices; uint8 (N, H, W) for segmentation; uint8 (N, K) with 1 for each class if there are several
+    labels an image."""
 
 
 class Dataset(ABC):
     """A set of labelled images with an official training and an official test split.
+
+    A subclass defines :meth:`info`, and :meth:`read` or :meth:`pictures`.
 
     Its keyword-only options come from YAML; vitlab handles the ones in :class:`DataOptions`.
     """
@@ -218,19 +223,22 @@ class Dataset(ABC):
         """Return the properties of the data as stored, without decoding any image.
 
         ``identity`` identifies the content: a published checksum or a digest of files; None if the data is not here.
-        ``test_sets`` is a digest of what :meth:`corrupted`, :meth:`shifted` and :meth:`reassessed` read, if anything.
+        ``test_sets`` is a digest of what :meth:`corrupted`, :meth:`shifted_sets` and :meth:`reassessed` read, if any.
 
         Raises:
             DataError: if the files are not as expected.
         """
 
-    @abstractmethod
     def read(self, split: Split) -> Images:
-        """Return all images of an official split.
+        """Return all images of an official split; by default those of :meth:`pictures`.
 
         Raises:
             DataError: if the data is not here, naming the folders searched, or is invalid.
         """
+        pictures = self.pictures(split)
+        if pictures is None:
+            raise NotImplementedError(f"{type(self).__name__} has neither 'read' nor 'pictures'; implement one of them")
+        return Images(torch.stack([pictures.image(index) for index in range(len(pictures))]), pictures.y_N)
 
     def pictures(self, split: Split) -> Pictures | None:
         """Return the split as single pictures if the set may be larger than memory; None to read it at once.
@@ -248,7 +256,7 @@ class Dataset(ABC):
         """
         return None
 
-    def shifted(self) -> Mapping[str, Pictures]:
+    def shifted_sets(self) -> Mapping[str, Pictures]:
         """Return further test pictures of some of the classes by name, such as drawings of them.
 
         Raises:

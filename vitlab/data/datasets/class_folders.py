@@ -1,4 +1,4 @@
-"""Folders of pictures by class: which files are pictures, what is left out, and what identifies their content.
+"""Folders of pictures by class: which files are pictures, and what is left out.
 
 Hidden entries are left out, and those that systems and notebooks add (:data:`ADDED_BY_SYSTEMS`).  A link to a folder is
 followed, and each folder is read once for a class.  Names of classes and the order of pictures follow Unicode's
@@ -8,16 +8,14 @@ composed form (NFC), which does not depend on the system that made the folders.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from vitlab.data.datasets import files
 from vitlab.errors import DataError, count
 
 ADDED_BY_SYSTEMS = frozenset({"__macosx", "@eadir", "thumbs.db", "desktop.ini", "$recycle.bin", "lost+found"})
@@ -152,91 +150,10 @@ def describe(left_out: Iterable[Counter[str]]) -> str:
     return f"{count(total.total(), 'file')} left out ({parts})"
 
 
-@dataclass(frozen=True)
-class Content:
-    """What follows from the bytes of all pictures."""
-
-    identity: str
-    copies: Mapping[str, int]  #: see :func:`count_copies`
-
-
-def content_of(root: Path, splits: Mapping[str, Sequence[Picture]]) -> Content:
-    """Return what follows from the bytes of all pictures, cached by names, sizes, inodes and modification times.
-
-    Args:
-        root: the folder of the data set.
-        splits: the pictures of each split.
-    """
-    entries = [
-        (f"{split}\0{label}\0{_name(path, root)}", Path(path))
-        for split, pictures in sorted(splits.items(), reverse=True)
-        for label, path in pictures
-    ]
-
-    def compute() -> str:
-        digest, checksums = hashlib.blake2b(digest_size=16), []
-        for entry, path in entries:
-            split, label, _ = entry.split("\0")
-            checksums.append((split, label, files.checksum(path)))
-            digest.update(f"{entry}\0{path.stat().st_size}\0{checksums[-1][2]}\n".encode())
-        return json.dumps(asdict(Content(f"image_folder:{digest.hexdigest()}", count_copies(checksums))))
-
-    return Content(**json.loads(files.remember(entries, compute)))
-
-
-def _name(path: str, root: Path) -> str:
+def relative_name(path: str, root: Path) -> str:
     """Return the path of a picture below a folder, equal on every system."""
     prefix = len(str(root / "x")) - 1  # 0 for the root '.', which paths do not show
     return composed(path[prefix:]).replace(os.sep, "/")
-
-
-def count_copies(pictures: Sequence[tuple[str, str, str]]) -> dict[str, int]:
-    """Return how many pictures have the bytes of another one, by where that is; without zeros.
-
-    Keys are ``test/train`` (test pictures that are also in train), ``val/train``, ``test/val``, ``train`` (training
-    pictures beyond the first of equal ones), and ``classes`` (contents that stand in more than one class).
-
-    Args:
-        pictures: split, class and checksum of each picture.
-    """
-    of_split: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    classes: dict[str, set[str]] = {}
-    for split, label, checksum in pictures:
-        of_split[split].append(checksum)
-        classes.setdefault(checksum, set()).add(label)
-    distinct = {split: set(checksums) for split, checksums in of_split.items()}
-    copies = {
-        f"{one}/{other}": sum(checksum in distinct[other] for checksum in of_split[one])
-        for one, other in (("test", "train"), ("val", "train"), ("test", "val"))
-    }
-    copies["train"] = len(of_split["train"]) - len(distinct["train"])
-    copies["classes"] = sum(len(labels) > 1 for labels in classes.values())
-    return {where: number for where, number in copies.items() if number}
-
-
-def describe_copies(copies: Mapping[str, int], numbers: Mapping[str, int]) -> list[str]:
-    """Return a sentence for each entry of :func:`count_copies`.
-
-    Args:
-        copies: as returned by it.
-        numbers: split to the number of its pictures.
-    """
-    sentences = []
-    for where, number in copies.items():
-        one, _, other = where.partition("/")
-        if other:
-            of_all = f"{number:,} of {count(numbers[one], f'{one} picture')}"
-            sentences.append(f"{of_all} {_are(number)} also in {other}, byte for byte.")
-        elif where == "train":
-            held_out = "" if "val" in numbers else ", some of which may be held out for validation"
-            sentences.append(f"{count(number, 'train picture')} {_are(number)} identical to another{held_out}.")
-        else:
-            sentences.append(f"{count(number, 'picture')} {_are(number)} in more than one class, byte for byte.")
-    return sentences
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
 
 
 _digests_of_names: dict[tuple[str, Path], tuple[Mapping[str, int], str]] = {}
@@ -254,7 +171,7 @@ def digest_of_names(name: str, folder: Path) -> str:
         changed = {path: os.stat(path).st_mtime_ns for path, _ in _walk(folder, Counter())}
         hashed = hashlib.blake2b(digest_size=16)
         for path in pictures_below(folder, Counter()):
-            hashed.update(f"{name}\0{_name(path, folder)}\0{os.stat(path).st_size}\n".encode())
+            hashed.update(f"{name}\0{relative_name(path, folder)}\0{os.stat(path).st_size}\n".encode())
         digest = hashed.hexdigest()
         _digests_of_names[key] = changed, digest
     return digest

@@ -5,6 +5,7 @@ H rows, W columns.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import os
@@ -116,7 +117,7 @@ class Decoding:
 class Pictures(ABC):
     """Pictures of a split that are read one by one."""
 
-    y_N: Tensor  #: int64, class indices
+    y_N: Tensor  #: int64, class indices; uint8 (N, K) with 1 for each class of a picture that has several
     decoded: Decoded = "auto"
 
     def __len__(self) -> int:
@@ -135,7 +136,7 @@ class EncodedPictures(Pictures):
 
     Args:
         names: of the pictures, for error messages.
-        y_N: int64, class indices.
+        y_N: int64, class indices; uint8 (N, K) with 1 for each class of a picture that has several.
         decoding: how a picture becomes an image.
         decoded: place for decoded pictures.
     """
@@ -149,6 +150,12 @@ class EncodedPictures(Pictures):
     @abstractmethod
     def open(self, index: int) -> bytes:
         """Return an encoded picture, such as the content of a JPEG file.  Must be thread-safe."""
+
+    def checksum(self, index: int) -> tuple[int, str]:
+        """Return the number of bytes of an encoded picture, and their MD5 in hex."""
+        content = self.open(index)
+        # Systems that forbid MD5 for security allow it for checksums, if told so.
+        return len(content), hashlib.md5(content, usedforsecurity=False).hexdigest()
 
     def image(self, index: int) -> Tensor:
         """Return a picture decoded by :class:`Decoding`, uint8 (3, H, W)."""
@@ -186,9 +193,8 @@ class EncodedPictures(Pictures):
         """
         from PIL import Image
 
-        content = self.open(index)
         try:
-            picture = Image.open(io.BytesIO(content))
+            picture = Image.open(io.BytesIO(self.open(index)))
             picture.draft("RGB", (1, 1))  # decodes a JPEG at an eighth of its size
             self.decoding.rgb(picture)
         except Exception as error:  # decoders of some formats raise errors of their own
@@ -196,12 +202,23 @@ class EncodedPictures(Pictures):
         return ""
 
 
-class PictureFiles(EncodedPictures):
-    """Pictures in files, whose names are their paths."""
+class Selection(EncodedPictures):
+    """Some pictures of a container, such as one split.
+
+    Args:
+        pictures: of the container.
+        row_N: int64, their indices in it.
+    """
+
+    def __init__(self, pictures: EncodedPictures, row_N: Tensor) -> None:
+        self._pictures = pictures
+        self._rows = row_N.tolist()
+        names = [pictures.names[row] for row in self._rows]
+        super().__init__(names, pictures.y_N[row_N], pictures.decoding, pictures.decoded)
 
     def open(self, index: int) -> bytes:
-        """Return the content of a file."""
-        return Path(self.names[index]).read_bytes()
+        """Return a picture of the container."""
+        return self._pictures.open(self._rows[index])
 
 
 def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,8 @@ from vitlab.training.metrics.contract import TASKS, GuessedByClass, Metric, OfDe
 class NegativeLogLikelihood(OfDecisions):
     """Mean negative log-likelihood of the class, independent of the training loss, so that arms are comparable.
 
-    A training whose value is not finite has diverged.
+    Of images of several classes, it is the mean over classes of the loss of their separate decisions.  A training whose
+    value is not finite has diverged.
     """
 
     tasks = TASKS
@@ -37,10 +38,12 @@ class NegativeLogLikelihood(OfDecisions):
 
     def chance(self, data: DataInfo) -> float:
         """Return the loss of a uniform prediction."""
-        return math.log(data.classes)
+        return math.log(2 if data.task == "multilabel" else data.classes)
 
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
         """Return the cross-entropy of each decision."""
+        if target_M.is_floating_point():
+            return F.binary_cross_entropy_with_logits(logits_MK, target_M.to(logits_MK), reduction="none").mean(1)
         return F.cross_entropy(logits_MK, target_M, ignore_index=IGNORED, reduction="none")
 
 
@@ -183,6 +186,65 @@ def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) ->
     excess_N = right_N.double() - probability_N.double()
     gap_S = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_N, excess_N)
     return float(gap_S.abs().sum() / len(probability_N))
+
+
+# -- several classes an image ------------------------------------------------------------------------------------------
+
+
+@metric.register("map")
+class MeanAveragePrecision(Metric):
+    """Mean over classes of average precision: the mean precision at each rise of the recall, as in scikit-learn.
+
+    Classes without an image in the split are left out.
+    """
+
+    tasks = ("multilabel",)
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the score of each class and whether the image has it, (B, K, 2)."""
+        return torch.stack([logits.double(), target.double()], 2)
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return the mean over the classes that occur."""
+        values = [_average_precision(*rows_N2.unbind(1)) for rows_N2 in rows_N.unbind(1) if rows_N2[:, 1].any()]
+        return mean(torch.tensor(values, dtype=torch.float64)) if values else 0.0
+
+
+def _average_precision(score_N: Tensor, hit_N: Tensor) -> float:
+    """Return the sum over distinct scores of the precision there times the rise of the recall."""
+    order_N = score_N.argsort(descending=True)
+    is_last_N = score_N[order_N].diff(append=score_N.new_tensor([-math.inf])) != 0
+    found_N = hit_N[order_N].cumsum(0)
+    rank_M = is_last_N.nonzero()[:, 0] + 1
+    found_M = found_N[is_last_N]
+    return float((found_M.diff(prepend=found_M.new_zeros(1)) * found_M / rank_M).sum() / found_N[-1])
+
+
+@metric.register("micro_f1")
+class MicroF1(Metric):
+    """F1 of all decisions of the split together, where a class is predicted by a probability above 0.5."""
+
+    tasks = ("multilabel",)
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the numbers of right and of all positive predictions and labels by class, (1, K, 2)."""
+        predicted_BK, has_BK = logits > 0, target > 0
+        return torch.stack([2 * (predicted_BK & has_BK).sum(0), predicted_BK.sum(0) + has_BK.sum(0)], 1)[None]
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return twice the right positive predictions over all positive predictions and labels."""
+        right, positive = rows_N.sum((0, 1)).tolist()
+        return right / positive if positive else 0.0
+
+
+@metric.register("macro_f1")
+class MacroF1(MicroF1):
+    """Mean over classes of F1, over the classes that occur in the split as labels or predictions."""
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return the mean over the classes that occur."""
+        right_K, positive_K = rows_N.sum(0).double().unbind(1)
+        return mean((right_K / positive_K)[positive_K > 0]) if positive_K.any() else 0.0
 
 
 # -- segmentation ----------------------------------------------------------------------------------------------------

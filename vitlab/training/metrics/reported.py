@@ -17,6 +17,7 @@ from vitlab.training.metrics.contract import Metric, metric
 STANDARD: Mapping[Task, tuple[str, ...]] = {
     "classification": ("loss", "accuracy", "top_k", "ece"),
     "segmentation": ("loss", "pixel_accuracy", "miou", "miou_foreground"),
+    "multilabel": ("loss", "map", "micro_f1", "macro_f1"),
 }
 """Metrics of every trial of a task, except those incompatible with its data, such as ``top5`` of five classes."""
 

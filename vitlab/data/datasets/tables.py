@@ -1,0 +1,399 @@
+"""``image_table``: pictures and labels in rows of Parquet, Arrow and CSV files, and in tar archives of WebDataset.
+
+No file is read into memory as a whole.  Arrow files are mapped.  The rows of a Parquet file, and the places of the
+pictures in a tar archive, are copied once to an Arrow file in the user's cache, which every process maps.
+
+N rows of all files, K classes.
+"""
+
+# No postponed annotations, as in picture_set.py.
+import hashlib
+import json
+import os
+import re
+import tarfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitlab.data.datasets import files
+from vitlab.data.datasets.base import dataset
+from vitlab.data.datasets.class_folders import is_hidden, picture_suffixes
+from vitlab.data.datasets.picture_set import TEST, TRAIN, VAL, Listing, PictureSet, listed_names
+from vitlab.data.datasets.pictures import Decoded, Decoding, EncodedPictures
+from vitlab.errors import DataError, count, nearest
+from vitlab.registry import Unhashed
+
+WORDS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), VAL),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
+"""Words in names of files, and values of a column, that name a split."""
+
+SUFFIXES = (".parquet", ".arrow", ".csv", ".tar")
+
+HUB = "hf://datasets/"
+"""Beginning of the address of a data set on the Hugging Face hub, as in its library."""
+
+BATCH = 64  #: rows of a Parquet file that are copied at once
+
+
+Pattern = Annotated[str, Field(pattern=r"^[^/]")]
+"""Pattern of files below a folder."""
+
+
+class Rows(NamedTuple):
+    """The rows of a file."""
+
+    table: Any  #: pyarrow.Table of the labels, and of the split if a column names it
+    open: Callable[[int], bytes]  #: returns the encoded picture of a row; empty if there is none
+    places: Sequence[str]  #: what messages call the rows
+    beside: Sequence[Path] = ()  #: further files that have the pictures
+
+
+class TablePictures(EncodedPictures):
+    """The pictures in the rows of some files, one file after another."""
+
+    def __init__(self, parts: Sequence[Rows], y_N: Tensor, decoding: Decoding, decoded: Decoded) -> None:
+        self._parts = parts
+        self._starts = list(accumulate((len(part.places) for part in parts), initial=0))
+        super().__init__([place for part in parts for place in part.places], y_N, decoding, decoded)
+
+    def open(self, index: int) -> bytes:
+        """Return the picture of a row."""
+        part = bisect_right(self._starts, index) - 1
+        return self._parts[part].open(index - self._starts[part])
+
+
+@dataset.register("image_table")
+@dataclass(kw_only=True)
+class ImageTable(PictureSet):
+    """Pictures and labels in rows of Parquet, Arrow (Hugging Face ``datasets``) and CSV files, or of WebDataset tars.
+
+    The name of a file, or of its folder, says its split by a word: ``train``, ``val`` (``validation``, ``valid``) or
+    ``test``.  Without test rows, the validation rows are the test split.  A label is the name of a class, or its index
+    where names are known.  Lists of labels, and columns of 0 and 1, are multi-label: any number of classes a picture.
+
+    Args:
+        root: file or folder, such as one that ``datasets`` wrote by ``save_to_disk``; or a data set of the Hugging Face
+            hub, ``hf://datasets/ORGANISATION/NAME@REVISION``, read from its local cache.
+        download: ``missing`` fetches a data set of the hub that is not in the cache, already when a study is planned.
+        image: column of encoded pictures, bytes or ``{bytes, path}``, or of the names of files beside the table.  In a
+            tar archive it is ``image`` for the members that Pillow decodes, or their ending.
+        label: column of the class or of a list of classes; or several columns of 0 and 1, one for each class.  In a tar
+            archive it is the ending of a text, such as ``cls``, or a key of a JSON text, such as ``json.label``.
+        label_separator: text between the classes of a cell that has several.
+        class_names: names of the classes by index; by default those that the files declare, else the different labels
+            of the training rows, sorted.
+        split: column that says ``train``, ``val`` or ``test``, in place of the names of files.
+        files: split to its files below the folder, such as ``{test: data/validation-*.parquet}``.
+    """
+
+    kind = "image_table"
+
+    root: Annotated[str, Unhashed()]
+    download: Annotated[files.Download, Unhashed()] = "never"
+    image: str = "image"
+    label: str | Annotated[list[str], Field(min_length=2)] = "label"
+    label_separator: Annotated[str, Field(min_length=1)] | None = None
+    class_names: Annotated[list[str], Field(min_length=2)] | None = None
+    split: str | None = None
+    files: Annotated[dict[Literal["train", "val", "test"], Pattern] | None, Unhashed()] = None
+
+    @cached_property  # of the hub, each look-up asks the network
+    def where(self) -> Path:
+        """The file or folder; of the hub, the folder in the local cache."""
+        return self._snapshot(self.root.removeprefix(HUB)) if self.root.startswith(HUB) else files.expand(self.root)
+
+    def missing(self) -> str | None:
+        """Return a sentence that names what is missing; None if it exists."""
+        try:
+            return None if self.where.exists() else f"image_table: there is no {self.where}; correct 'root'"
+        except DataError as error:
+            return str(error)
+
+    def scan(self) -> Listing:
+        """Return the rows of all files, and their splits.
+
+        Raises:
+            DataError: with every mistake of the labels, or the first of the files.
+        """
+        import pandas as pd
+
+        labels = [self.label] if isinstance(self.label, str) else self.label
+        paths, unread = self._paths()
+        columns = [*labels, *([self.split] if self.split and self.split not in labels else [])]
+        parts = [self._read(path, columns) for path in paths]
+        places = [place for part in parts for place in part.places]
+        frame = pd.concat([part.table.to_pandas(integer_object_nulls=True) for part in parts], ignore_index=True)
+        if self.split:
+            split_N = frame[self.split].astype(str).str.lower().map(WORDS)
+            _refuse(places, split_N.isna(), f"'{self.split}' is not train, val or test")
+        else:
+            split_N = pd.Series([split for split, part in zip(paths.values(), parts, strict=True) for _ in part.places])
+        splits = {str(split): torch.tensor(rows) for split, rows in split_N.groupby(split_N).groups.items()}
+        details = self._complete(splits)
+        names, y_N = self._classes(frame, places, parts[0].table.schema, splits[TRAIN].tolist())
+        splits, notes = self.with_test(splits, y_N, str(self.where))
+        return Listing(
+            TablePictures(parts, y_N, self.decoding, self.decoded),
+            names,
+            splits,
+            keys=[f"{index} {names[index]}" for index in y_N.tolist()]
+            if y_N.ndim == 1
+            else [str([(index, name) for index, name in enumerate(names) if y_K[index]]) for y_K in y_N.tolist()],
+            files=[*paths, *(path for part in parts for path in part.beside)],
+            details={**details, "rest": f", in {count(len(paths), 'file')}"},
+            notes=(*unread, *notes),
+        )
+
+    def _paths(self) -> tuple[dict[Path, str], list[str]]:
+        """Return the files and the split of each, and a note on those that are not read."""
+        root = self.where
+        if root.is_file():
+            return {root: TRAIN}, []
+        paths: dict[Path, str] = {}
+        for split, pattern in (self.files or {}).items():
+            paths |= dict.fromkeys(sorted(root.glob(pattern)), split)
+        for path in [] if self.files else sorted(root.rglob("*")):
+            name = path.relative_to(root)
+            # Copies that the library datasets makes beside its files are named cache-*.
+            if path.suffix not in SUFFIXES or any(map(is_hidden, name.parts)) or name.name.startswith("cache-"):
+                continue
+            named = {WORDS[word] for word in re.split(r"[\W_]+", str(name).lower()) if word in WORDS}
+            if len(named) > 1:
+                raise DataError(f"image_table: {path} names several splits; set 'files'")
+            paths[path] = named.pop() if named else ""
+        if not paths:
+            raise DataError(f"image_table: {root} has no file {' or '.join(SUFFIXES)}; correct 'root' or 'files'")
+        if not any(paths.values()):
+            return dict.fromkeys(paths, TRAIN), []
+        unnamed = [str(path) for path, split in paths.items() if not split]
+        notes = [f"Files whose names say no split are not read: {listed_names(unnamed)}."] if unnamed else []
+        return {path: split for path, split in paths.items() if split}, notes
+
+    def _complete(self, splits: dict[str, Tensor]) -> dict[str, str]:
+        """Check that there are rows to train and test on, and return the remark that validation rows are the latter."""
+        if TEST in splits and self.test is not None:
+            raise DataError(f"image_table: {self.where} has test rows; remove the option 'test'")
+        tests = TEST in splits or self.test is not None
+        if TRAIN not in splits or not (tests or VAL in splits):
+            raise DataError(
+                f"image_table: {self.where} has no {'test' if TRAIN in splits else 'train'} rows; choose files by "
+                "'files', name a column by 'split', or set 'test: 0.2' to test on a share of train"
+            )
+        if tests:
+            return {}
+        splits[TEST] = splits.pop(VAL)
+        return {TEST: " (the val rows)"}
+
+    def _read(self, path: Path, columns: Sequence[str]) -> Rows:
+        """Return the rows of a file, with some of its columns beside the pictures."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        def check(present: Sequence[str]) -> None:
+            for column in {self.image, *columns}.difference(present):
+                raise ValueError(f"it has no column '{column}', but {listed_names(present)}.{nearest(column, present)}")
+
+        try:
+            match path.suffix:
+                case ".tar":
+                    table = _copied(path, f"{self.image} {columns}", lambda: _samples(path, self.image, columns))
+                    places = [f"{path}:{key}" for key in table["#key"].to_pylist()]
+                    return Rows(table.select(columns), _opened(path, table["#image"]), places)
+                case ".parquet":
+                    file = parquet.ParquetFile(path, memory_map=True)
+                    check(file.schema_arrow.names)
+                    wanted = [self.image, *columns]
+                    table = _copied(path, str(wanted), lambda: file.iter_batches(BATCH, columns=wanted))
+                case ".arrow":
+                    table = _mapped(path)
+                case _:
+                    table = _csv(path)
+            check(table.column_names)
+            pictures, places = table[self.image], [f"{path}, row {row}" for row in range(len(table))]
+            if pa.types.is_string(pictures.type) or pa.types.is_large_string(pictures.type):
+                names = [path.parent / str(name) for name in pictures.to_pylist()]
+                _refuse(places, [not name.is_file() for name in names], "there is no such file", names)
+                return Rows(table.select(columns), lambda row: names[row].read_bytes(), places, names)
+            return Rows(table.select(columns), _opened(path, pictures), places)
+        except (pa.ArrowException, tarfile.TarError, OSError, ValueError, LookupError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"image_table: {path} cannot be read: {reason}; correct the options or the file") from None
+
+    def _classes(
+        self, frame: Any, places: Sequence[str], schema: Any, train: Sequence[int]
+    ) -> tuple[Sequence[str], Tensor]:
+        """Return the names of the classes, and the classes of every row."""
+        import pyarrow as pa
+
+        if not isinstance(self.label, str):
+            marks = frame[self.label].astype(str).replace({"True": "1", "False": "0"})
+            for name in self.label:
+                _refuse(places, ~marks[name].isin(("0", "1")), f"'{name}' is neither 0 nor 1", marks[name])
+            return self.class_names or self.label, torch.from_numpy(marks.astype("uint8").to_numpy())
+        cells, several = frame[self.label], pa.types.is_nested(schema.field(self.label).type)
+        _refuse(places, cells.isna(), "no label")
+        if self.label_separator is not None:
+            cells, several = cells.str.split(self.label_separator, regex=False), True
+        tokens = cells.explode().dropna().astype(str).str.strip()
+        if several:
+            tokens = tokens[tokens != ""]
+        names, why = self.class_names or _declared(schema, self.label), ""
+        if not names:
+            of_train, why = tokens[tokens.index.isin(train)], " of training rows"
+            are_numbers = of_train.str.fullmatch(r"\d+")
+            if are_numbers.nunique() > 1:
+                row = of_train.index[are_numbers != are_numbers.iloc[0]][0]
+                raise DataError(f"image_table: labels are numbers and names, first in {places[row]}; write all alike")
+            names = sorted(of_train.unique(), key=int if are_numbers.all() else str)
+            if len(names) < 2:
+                raise DataError(f"image_table: {self.where} has {count(len(names), 'label')}; 2 are the least")
+        by_index = {} if why else {str(index): index for index in range(len(names))}
+        index_M = tokens.map(by_index | {name: index for index, name in enumerate(names)})
+        what = f"the label is none of the {len(names)} classes{why}"
+        _refuse([places[row] for row in tokens.index], index_M.isna(), what, tokens)
+        if not several:
+            return names, torch.tensor(index_M.to_numpy("int64"))
+        y_NK = torch.zeros(len(frame), len(names), dtype=torch.uint8)
+        y_NK[torch.tensor(index_M.index), torch.tensor(index_M.to_numpy("int64"))] = 1
+        return names, y_NK
+
+    def _snapshot(self, address: str) -> Path:
+        """Return the folder of a data set of the hub in the local cache."""
+        try:
+            from huggingface_hub import snapshot_download
+        except ImportError:
+            raise DataError(f"image_table: {HUB} needs a library; run: pip install huggingface_hub") from None
+        name, _, revision = address.partition("@")
+        patterns = list(self.files.values()) if self.files else [f"*{suffix}" for suffix in SUFFIXES]
+        local = self.download == "never"
+        try:
+            folder = snapshot_download(
+                name, repo_type="dataset", revision=revision or None, allow_patterns=patterns, local_files_only=local
+            )
+        except (OSError, ValueError) as error:  # what the library raises for networks, names and an empty cache
+            raise DataError(
+                f"image_table: {name} is not here: {str(error).partition('. ')[0].rstrip('.')}; allow fetching it by "
+                "'download: missing', or check the name and the connection"
+            ) from None
+        return Path(folder)
+
+
+def _refuse(places: Sequence[str], wrong: Iterable[bool], what: str, cells: Iterable[object] | None = None) -> None:
+    """Raise a DataError that lists the places, and the cells, where something is wrong, if there are any."""
+    all_cells = places if cells is None else [f"{place}: {cell}" for place, cell in zip(places, cells, strict=True)]
+    if found := [place for place, is_wrong in zip(all_cells, wrong, strict=True) if is_wrong]:
+        raise DataError(f"image_table: {what} in {listed_names(found)}; correct it")
+
+
+def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
+    """Yield the samples of a tar archive, consecutive members of one name, as batches of labels and places.
+
+    Raises:
+        ValueError: if a sample is incomplete, or the archive ends before its end mark.
+    """
+    import pyarrow as pa
+
+    samples: dict[str, dict[str, Any]] = {}
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]+)", member.name)
+            if not member.isfile() or match is None:
+                continue
+            sample, ending = samples.setdefault(match[1], {"#key": match[1]}), match[2].lower()
+            if ending == image or (image == "image" and f".{ending}" in picture_suffixes()):
+                sample["#image"] = {"start": member.offset_data, "size": member.size}
+            for column in columns:
+                name, _, key = column.partition(".")
+                if ending == name:
+                    content = archive.extractfile(member).read()  # type: ignore[union-attr]  # a file has content
+                    sample[column] = json.loads(content)[key] if key else content.decode()
+        with open(path, "rb") as file:
+            file.seek(archive.offset)
+            # tarfile ends in silence where a header is damaged or cut off.
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise ValueError(f"it is damaged or truncated at byte {archive.offset:,}")
+    for key, sample in samples.items():
+        for name in {"#image", *columns}.difference(sample):
+            raise ValueError(f"sample '{key}' has no {'picture' if name == '#image' else name}")
+    yield pa.RecordBatch.from_pylist(list(samples.values()))
+
+
+def _declared(schema: Any, column: str) -> list[str] | None:
+    """Return the class names of a column that Hugging Face ``datasets`` wrote into a schema; None if there are none."""
+    content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    feature = content.get("info", {}).get("features", {}).get(column, {})
+    feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # of a list of classes
+    names: list[str] | None = feature.get("names")
+    return names
+
+
+def _opened(path: Path, column: Any) -> Callable[[int], bytes]:
+    """Return a function that returns the picture of a row of bytes, of ``{bytes, path}``, or of places in the file."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(column.type) and column.type.get_field_index("start") >= 0:
+        places = column.to_pylist()
+
+        def read(row: int) -> bytes:
+            with open(path, "rb") as file:
+                file.seek(places[row]["start"])
+                return file.read(places[row]["size"])
+
+        return read
+    if pa.types.is_struct(column.type):
+        column = pa.compute.struct_field(column, "bytes")
+    if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
+        raise ValueError(f"its pictures are {column.type}; allowed: bytes, {{bytes, path}}, or names of files")
+    return lambda row: column[row].as_py() or b""
+
+
+def _csv(path: Path) -> Any:
+    """Return a CSV table as text."""
+    import pandas as pd
+    import pyarrow as pa
+
+    return pa.Table.from_pandas(pd.read_csv(path, dtype=str, keep_default_na=False), preserve_index=False)
+
+
+def _mapped(path: Path) -> Any:
+    """Return the table in an Arrow file, a stream of record batches, without reading it into memory."""
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+
+
+def _copied(path: Path, what: str, batches: Callable[[], Iterable[Any]]) -> Any:
+    """Return record batches of a file, mapped from an Arrow file in the user's cache that is written once."""
+    import pyarrow as pa
+
+    stat = path.stat()
+    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {what}"
+    target = files.cache() / "tables" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.arrow"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(f".{os.getpid()}")
+        try:
+            with open(temporary, "wb") as file:
+                writer = None
+                for batch in batches():
+                    writer = writer or pa.ipc.new_stream(file, batch.schema)
+                    writer.write_batch(batch)
+                if writer is None:
+                    raise ValueError("it has no rows")
+                writer.close()
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return _mapped(target)
