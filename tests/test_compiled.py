@@ -93,6 +93,8 @@ import torch
 import gpu_dry_run
 from gpu_dry_run import IMAGES, Arm, Watch, step_of
 from vitlab.components.mlp import GeluMLP
+from vitlab.engines import vmap
+from vitlab.training import loop
 arm = Arm("base", {{}}, {{}})
 print([isinstance(step_of(arm, engine), Watch) for engine in ("loop", "vmap")])
 picking = ["color_jitter", "rand_augment", "rand_augment_timm", "three_augment"]
@@ -111,6 +113,12 @@ for fault in (
 ):
     GeluMLP.forward = lambda self, x, fault=fault: fault(forward(self, x))
     print(step_of(arm, "loop"))
+GeluMLP.forward = forward
+gpu_dry_run.DEPTH, gpu_dry_run.TOGETHER = 4, 8
+print([gpu_dry_run.at_depth(arm, engine)[1] for engine in ("loop", "vmap")], gpu_dry_run.together()[1])
+loop.path_layers = lambda model: []
+vmap.augment_together = lambda feeds: None
+print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 """
 
 
@@ -128,5 +136,8 @@ def test_dry_run_finds_faults_on_gpus() -> None:
         "on the same device",
         "from the device to the host",
     ]
-    for line, sign in zip(lines[3:], expected, strict=True):
+    *found, within, without = lines[3:]
+    for line, sign in zip(found, expected, strict=True):
         assert sign in line
+    assert within == "[True, True] True", "drop path and augmentation are drawn together"
+    assert without == "False False", "and are counted where they are not"

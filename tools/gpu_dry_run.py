@@ -205,6 +205,7 @@ class _Device:
     _is_in_bad_fork = staticmethod(lambda: False)
     device_count = staticmethod(lambda: 1)
     current_device = staticmethod(lambda: 0)
+    manual_seed = staticmethod(lambda seed: None)
     manual_seed_all = staticmethod(lambda seed: None)
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 
