@@ -18,7 +18,7 @@ from vitlab.plan.versions import flat
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
 
-TOLERANCE = {"fp64": 1e-7, "fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
+TOLERANCE = {"fp64": 1e-7, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 """Relative difference of losses attributed to rounding, by precision; twenty steps amplify it some hundredfold."""
 NO_ROUNDING = 1e-4
 """Relative difference of losses in double precision that another processor cannot explain: kernels for AVX-512, for
