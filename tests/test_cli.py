@@ -231,7 +231,7 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["run", "{file}", "--executor", "loacl"], ["no executor called 'loacl'", "'local'"]),
         (["run", "{file}", "--set", "model.dmi=3"], ["no option 'dmi'", "Did you mean 'dim'?"]),
         (["run", "{file}", "--plugin", "{out}/no.py"], ["no.py", "does not exist"]),
-        (["plan", "{file}", "--format", "xml"], ["'xml' is not one of 'table', 'json'"]),
+        (["plan", "{file}", "--jsn"], ["No such option", "'--json'"]),
         (["status", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["report", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["explain", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),

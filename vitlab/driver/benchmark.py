@@ -145,13 +145,14 @@ def _cost(job: Job, stop: Callable[[], bool]) -> dict[str, Any]:
         training.model.eval()
         with torch.no_grad():
             passes = _speed(lambda: forward_logits(training.model, batch.x_BCHW, spec.precision), device, stop)
-        is_cpu = device.type == "cpu"
         return {
             "train_images_per_s": train,
             "infer_images_per_s": passes * len(batch.id_B),
             "peak_bytes": peak_memory(device),
             "device": device.type,
-            "processor": torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device),
+            "processor": torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else torch.backends.cpu.get_cpu_capability(),
             "threads": job.settings.threads,
             "batch_size": spec.batch_size,
             "precision": spec.precision,
@@ -217,8 +218,8 @@ def _speed(
 
 
 def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
 
 
 def _with_seed(trial: Trial, number: int) -> Trial:
