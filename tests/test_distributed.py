@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from job_helpers import ends, run_trial, until
 import vitlab
 from vitlab.errors import OutOfMemory, ProcessLost, TrialFailed, UserError
 from vitlab.executors import Job, JobEnd, JobTrial, machine
+from vitlab.executors.command import WorkerCommand
 from vitlab.executors.local import Local
 from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.plan.values import Trial
@@ -144,6 +149,38 @@ def test_two_processes_equal_one_up_to_rounding(two: tuple[TrialFolder, TrialRes
     events = two[0].events()[0]
     assert [event.kind for event in events] == ["start", *["metrics"] * 4, "end"], "the others write nothing"
     assert events[0].body["effective_batch_size"] == 15
+
+
+def test_two_hosts_of_torchrun_equal_one_process(folder: Any, tmp_path: Path) -> None:
+    """Two agents of torchrun stand for two machines, with one process each."""
+    short = trial(
+        {
+            "steps": 6,
+            "evaluations": 3,
+            "optimizer": {"type": "sgd", "lr": 0.1},
+            "schedule": "constant",
+            "clip_grad": None,
+            "ema": None,
+        }
+    )
+    one = done(run_trial(short, folder("one"), settings(processes=1, every_s=60.0)))
+    job = Job((JobTrial("a/s0", tmp_path / "hosts", short),), Settings(device="cpu", processes=2, nodes=2))
+    command = WorkerCommand(job, "vitlab.runner.run")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = [sys.executable, "-P", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    words += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    hosts = [subprocess.Popen([*words, *command.words[2:]], env=environment) for _ in range(2)]
+    assert [host.wait(300) for host in hosts] == [0, 0]
+    assert command.end("no report").ending == "done"
+    result = done(TrialFolder(job.folder).result())
+    assert result.circumstances.numerics["processes"] == 2
+    for actual, expected in zip(result.outcome.history, one.outcome.history, strict=True):
+        assert actual.metrics == pytest.approx(expected.metrics, rel=0, abs=1e-15)
+    theirs = load_model(folder("one"))[0].state_dict()
+    for key, value in load_model(TrialFolder(job.folder))[0].state_dict().items():
+        torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-15)
 
 
 @pytest.mark.gpu

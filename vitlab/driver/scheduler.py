@@ -171,6 +171,7 @@ class Schedule:
 
     def _submit(self) -> None:
         """Submit the jobs that are ready, as far as slots are free; end those that wait for a failed trial."""
+        self._executor.waiting = len(self._waiting)
         free = self._executor.slots - len(self._running)
         ready = list(itertools.islice(filter(_ready, self._waiting), free)) if free > 0 else []
         for job in ready:
@@ -347,6 +348,7 @@ def _job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) ->
             keep=keep,
             plugins=session.plugin_files,
             processes=run.resources.together,
+            nodes=run.resources.nodes,
             micro_batch_size=run.micro_batch_size,
             activation_checkpointing=run.activation_checkpointing,
             engine=engine,

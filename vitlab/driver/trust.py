@@ -64,6 +64,12 @@ def _run_problems(study: Study, document: Document) -> list[Problem]:
             registry.slot(name).resolve(choice)
         except OptionError as error:
             problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
+    executor, nodes = registry.slot("executor"), study.run.resources.nodes
+    if not problems and nodes > 1 and not executor.get(study.run.executor.type).several_nodes:
+        sentence = (
+            f"executor '{study.run.executor.type}' runs a trial on one machine; use ray or slurm, or remove nodes"
+        )
+        problems.append(document.problem(("run", "resources", "nodes"), sentence))
     if study.run.engine not in RULES:
         try:
             registry.slot("engine").find(study.run.engine)

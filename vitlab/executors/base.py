@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from vitlab.registry import Slot
 from vitlab.registry.tracebacks import sentence_with_place
@@ -77,12 +77,32 @@ class Executor(ABC):
     in_driver: ClassVar[bool] = False
     """True if trials run in the driver's process.  Optional; by default False."""
 
+    several_nodes: ClassVar[bool] = False
+    """True if a trial may run on several machines (``run.resources.nodes``).  Optional; by default False."""
+
+    waiting = 0
+    """Number of jobs that wait for a slot, set by the driver, for clusters that grow with the demand."""
+
     def __init__(self, run: RunSpec) -> None:
         self.run = run
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
         """Return the option that a study file may not set, because it runs code.  Optional; by default None."""
+        return None
+
+    @classmethod
+    def detach(cls, options: Mapping[str, Any], words: Sequence[str], log: Path) -> tuple[str, str] | None:
+        """Start a driver where it outlives the user's session, for ``vitlab run --detach``; optional.
+
+        Args:
+            options: the options of the executor.
+            words: the driver's command line.
+            log: file for its output.
+
+        Returns:
+            What runs it, and the command that stops it; by default None: it becomes a process of this machine.
+        """
         return None
 
     @classmethod

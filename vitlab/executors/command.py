@@ -6,10 +6,14 @@ Python environment can be seen.  FOLDER is a new one in the trial's folder, with
     job.json      the job and the module that runs it
     stop          requests a checkpoint and the end; checked every :data:`CHECK_S`
     ending.json   the ending and one sentence, written as the last step of the worker
+
+A trial on several machines (``run.resources.nodes``) is the same command under torchrun on each of them, with one
+process a machine: ``torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m ...``.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -22,6 +26,7 @@ from typing import Any, NoReturn
 from vitlab.executors.base import JobEnd
 from vitlab.executors.worker import run_job_and_exit
 from vitlab.runner.job import Job
+from vitlab.runner.ranks import NODE
 from vitlab.spec.tree import parsed
 from vitlab.store.files import load_json, mapping, read_json, write_json
 from vitlab.store.result import Ending
@@ -78,8 +83,12 @@ def main(folder: Path) -> NoReturn:
             time.sleep(CHECK_S)
         stop.set()
 
+    def report(ending: Ending, detail: str) -> None:
+        if os.environ.get(NODE, "0") == "0":  # the first of the machines of torchrun
+            write_json(folder / "ending.json", [ending, detail])
+
     threading.Thread(target=wait_for_file, daemon=True).start()
-    run_job_and_exit(job, runner, stop.is_set, lambda *report: write_json(folder / "ending.json", list(report)))
+    run_job_and_exit(job, runner, stop.is_set, report)
 
 
 def _to_json(job: Job, runner: str) -> dict[str, object]:

@@ -21,6 +21,7 @@ class Settings:
     plugins: tuple[str, ...] = ()  #: files of components to load first
     every_s: float = 60.0  #: longest time between two checkpoints
     processes: int = 1  #: processes per trial, each with its share of every batch
+    nodes: int = 1  #: machines that these processes are divided among
     micro_batch_size: int | None = None  #: images that a process computes at a time; None for all
     activation_checkpointing: str = "none"  #: none or blocks
     driver: str = ""  #: process that asked for the training, see :func:`vitlab.store.locks.process`; for the journal

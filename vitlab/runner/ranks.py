@@ -1,4 +1,4 @@
-"""Worker processes (ranks) of one trial, and their supervisor.
+"""Worker processes (ranks) of one trial on one machine, and their supervisor.
 
 The calling process only supervises: it starts the ranks from a fork server with all imports done, forwards stop
 requests and collects their results.  It therefore never blocks in a collective call that the death of a rank would
@@ -30,6 +30,10 @@ from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
+
+NODE = "GROUP_RANK"
+"""Environment variable with the number of this machine among those of a trial, as torchrun sets it, with the variables
+``MASTER_ADDR`` and ``MASTER_PORT``, at which the ranks of all machines find each other."""
 
 POLL_S = 0.1  #: interval at which the supervisor polls ``stop``
 CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead peer
@@ -65,22 +69,22 @@ class _Process:
     result: RankResult | None = None
 
 
-def launch_ranks(count: int, work: RankFunction, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
+def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
     """Run a function in several processes, and return the result of the first or the failure of one.
 
     Args:
-        count: Number of processes.
+        ranks: Ranks of the processes of this machine.
         work: A module-level function that returns its own result.
         arguments: Its arguments, which are pickled.
         stop: Polled in this process; the ranks are asked to stop once it returns True.
 
     Returns:
-        The result of rank 0 if it finished, else the result of the first rank to fail, or ``lost`` if one died.
+        The result of the first rank if it finished, else of the first one to fail, or ``lost`` if one died.
     """
     with tempfile.TemporaryDirectory(prefix="vitlab-together-") as folder:
         processes: list[_Process] = []
         try:
-            for number in range(count):
+            for number in ranks:
                 processes.append(_start(number, work, (Path(folder) / "meeting", *arguments)))
             return _supervise(processes, stop)
         except ServerDied as error:

@@ -33,7 +33,7 @@ from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, out_of_memory, sentence_of
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import Job, Settings
-from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
+from vitlab.runner.ranks import NODE, NoResult, RankResult, launch_ranks
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
@@ -293,11 +293,16 @@ def _isolated(attempt: Attempt) -> Iterator[None]:
 def _train_in_ranks(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]
 ) -> TrialResult | Exception | None:
-    """Train a trial in several processes, which this one supervises; rank 0 alone writes to the trial's folder."""
+    """Train a trial in several processes, of which this one supervises those of this machine.
+
+    Rank 0 alone writes to the trial's folder.  On another machine than the first, nothing is known at the end but
+    whether its ranks have failed.
+    """
+    node, own = int(os.environ.get(NODE, 0)), settings.processes // settings.nodes
     result = folder.kept_result(settings.keep)
     if result is not None:
         return result
-    rank = launch_ranks(settings.processes, _run_rank, (trial, folder, settings), stop)
+    rank = launch_ranks(range(node * own, (node + 1) * own), _run_rank, (trial, folder, settings), stop)
     match rank.ending:
         case Ending.DONE:
             return folder.result()
@@ -308,9 +313,10 @@ def _train_in_ranks(
         case Ending.LOST:  # nothing is recorded, as when a whole worker dies
             return ProcessLost(rank.sentence)
     ending = Ending.OOM if rank.ending == Ending.OOM else Ending.ERROR
-    with suppress(Busy), folder.lease():
-        folder.fail(rank.sentence, rank.traceback, ending)
-        folder.emit("end", status=Ending.FAILED, failure=rank.sentence)
+    if node == 0:
+        with suppress(Busy), folder.lease():
+            folder.fail(rank.sentence, rank.traceback, ending)
+            folder.emit("end", status=Ending.FAILED, failure=rank.sentence)
     return (OutOfMemory if ending == Ending.OOM else TrialFailed)(rank.sentence)
 
 
@@ -327,7 +333,7 @@ def _run_rank(
                     return RankResult(Ending.DONE)
             device = device_of(settings.device)
             peers = contexts.enter_context(
-                rendezvous(rank, settings.processes, place, device)
+                rendezvous(rank, settings.processes, place, device, settings.nodes)
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial))
             attempt = (Attempt if rank == 0 else _ReadOnlyAttempt)(trial, folder, settings, device, peers)

@@ -49,6 +49,16 @@ class Resources(Frozen):
     """Number of processes that train the trial together on the CPU.  They share every batch, as on several GPUs, so
     that the number changes a result by rounding only."""
 
+    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Machines that train the trial together, each with an equal part of its processes; with executor ray or slurm."""
+
+    @property
+    def on_one_node(self) -> Resources:
+        """The part of these resources that each of the machines gives."""
+        parts = {name: getattr(self, name) for name in ("gpu", "cpu", "processes")}
+        own = {name: -(-value // self.nodes) for name, value in parts.items() if value is not None and self.nodes > 1}
+        return self.model_copy(update={**own, "nodes": 1})
+
     @property
     def together(self) -> int:
         """Number of processes that train one trial."""
@@ -72,6 +82,12 @@ class Resources(Frozen):
                     "gpu_mem",
                     "gpu",
                 )
+        if self.together % self.nodes:
+            raise conflict(
+                f"{self.together} processes cannot be divided equally among {self.nodes} machines; set gpu, or "
+                "processes, to a multiple of nodes",
+                "nodes",
+            )
         return self
 
 

@@ -1,10 +1,11 @@
-"""Data-parallel training of one model by several processes of one machine.
+"""Data-parallel training of one model by several processes, of one machine or of several.
 
 Each process holds the whole model, draws and augments its own images of a step's batch, and computes their gradients.
 Gradients are summed over all processes, so that every process takes the same optimizer step, bitwise.  Evaluations are
-not divided: each process computes them completely, with equal results.  The processes find each other by a file and
-communicate over the loopback interface, with NCCL between GPUs and gloo between CPUs.  Decisions of the hosts use gloo
-too, so that they do not wait for a GPU.
+not divided: each process computes them completely, with equal results.  The processes of one machine find each other by
+a file and communicate over the loopback interface; those of several machines use torchrun's environment variables
+``MASTER_ADDR`` and ``MASTER_PORT``.  GPUs use NCCL, CPUs gloo.  Decisions of the hosts use gloo too, so that they do
+not wait for a GPU.
 
 Reference: arXiv:1706.02677 (large batches over several devices), arXiv:2006.15704 (PyTorch DDP).
 """
@@ -109,14 +110,15 @@ class ProcessGroup(SingleProcess):
 
 
 @contextmanager
-def rendezvous(rank: int, count: int, place: Path, device: torch.device) -> Iterator[ProcessGroup]:
+def rendezvous(rank: int, count: int, place: Path, device: torch.device, nodes: int = 1) -> Iterator[ProcessGroup]:
     """Join the process group inside the block; on GPUs each process uses a GPU of its own.
 
     Args:
         rank: Rank of this process.
         count: Number of processes.
-        place: A file that does not exist yet in an existing folder, the same for all processes.
+        place: A file that does not exist yet in an existing folder, the same for all processes of one machine.
         device: Type of device to compute on.
+        nodes: Number of machines, each with an equal part of the processes.
 
     Raises:
         UserError: If there are fewer GPUs than processes.
@@ -124,17 +126,20 @@ def rendezvous(rank: int, count: int, place: Path, device: torch.device) -> Iter
     """
     for library in ("GLOO", "NCCL"):
         for _, interface in socket.if_nameindex():
-            if interface in LOOPBACK:
+            if interface in LOOPBACK and nodes == 1:
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
     if device.type == "cuda":
-        if torch.cuda.device_count() < count:
+        own = count // nodes
+        if torch.cuda.device_count() < own:
             raise UserError(
-                f"run.resources.gpu is {count}, and torch finds {torch.cuda.device_count()} GPUs; set a smaller number"
+                f"run.resources.gpu is {count} on {nodes} machines, and torch finds {torch.cuda.device_count()} GPUs "
+                "here; set a smaller number"
             )
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % own)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        store = dist.FileStore(str(place), count)  # type: ignore[attr-defined]
+        # Without a store, torch reads torchrun's environment variables.
+        store = dist.FileStore(str(place), count) if nodes == 1 else None  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     except RuntimeError as error:
         raise PeerDied(f"the processes of this trial could not connect to each other: {error}") from error
