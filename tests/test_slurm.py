@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job_helpers import HERE, LIGHT, PATIENCE_S, ends, job, until, with_settings
@@ -32,10 +33,20 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on L
 
 PROGRAMS = {
     "sbatch": """
+        [ ! -e $FAKE/restarts ] || { echo "sbatch: error: Unable to contact slurm controller" >&2; exit 1; }
         id=$(( $(cat $FAKE/count 2>/dev/null || echo 4710) + 1 )); echo $id > $FAKE/count
-        cp "$1" $FAKE/script.$id; echo RUNNING > $FAKE/state.$id
-        echo "Submitted batch job $id"
-        [ -e $FAKE/hold ] || SLURM_JOB_ID=$id setsid -f bash $FAKE/script.$id >>$FAKE/log 2>&1
+        case "$1" in --parsable) echo "$@" > $FAKE/flags.$id; cat > $FAKE/script.$id; echo "$id;cluster";;
+            *) cp "$1" $FAKE/script.$id; echo "Submitted batch job $id";;
+        esac
+        last=$(grep -o 'array=0-[0-9]*' $FAKE/script.$id | cut -d- -f2)
+        [ -n "$last" ] || echo RUNNING > $FAKE/state.$id
+        for task in $([ -z "$last" ] || seq 0 $last); do echo RUNNING > $FAKE/state.${id}_$task; done
+        [ ! -e $FAKE/hold ] || exit 0
+        if [ -z "$last" ]; then SLURM_JOB_ID=$id setsid -f bash $FAKE/script.$id >>$FAKE/log 2>&1; exit; fi
+        for task in $(seq 0 $last); do
+            SLURM_JOB_ID=$((id + 100 + task)) SLURM_ARRAY_JOB_ID=$id SLURM_ARRAY_TASK_ID=$task \
+                setsid -f bash $FAKE/script.$id >>$FAKE/log 2>&1
+        done
     """,
     "srun": """
         while true; do case "$1" in
@@ -44,8 +55,9 @@ PROGRAMS = {
         exec "$@" >>$FAKE/log 2>&1
     """,
     "scontrol": """
-        echo "$@" >> $FAKE/requeued
-        SLURM_JOB_ID=$2 setsid -f bash $FAKE/script.$2 >>$FAKE/log 2>&1
+        echo "$@" >> $FAKE/requeued; task=${2#*_}
+        [ "$task" = "$2" ] || export SLURM_ARRAY_JOB_ID=${2%_*} SLURM_ARRAY_TASK_ID=$task
+        SLURM_JOB_ID=${2%_*} setsid -f bash $FAKE/script.${2%_*} >>$FAKE/log 2>&1
     """,
     "sacct": """
         echo "JobID|State|NodeList"
@@ -58,6 +70,9 @@ PROGRAMS = {
     """,
     "scancel": """
         echo "$@" >> $FAKE/cancelled
+    """,
+    "sinfo": """
+        echo "$@" >> $FAKE/asked_sinfo; cat $FAKE/partitions 2>/dev/null || echo "cpu* (null)"
     """,
 }
 
@@ -103,6 +118,15 @@ def of_jobs(fake: Path) -> list[int]:
     return packs
 
 
+def packs(root: Path) -> list[Path]:
+    """Return the folders of all packs."""
+    return sorted(file.parent for file in (root / "slurm").glob("*/*/pack.json"))
+
+
+def read_text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
 def flags(script: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script, re.MULTILINE))
 
@@ -110,16 +134,19 @@ def flags(script: str) -> dict[str, str]:
 def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
     (cluster / "hold").touch()
     run = RunSpec.model_validate({"threads": 2, "device": "cuda", "resources": {"gpu": 0.25, "cpu": 3}})
-    executor = Slurm(run, pack=5, minutes=90, mem_gb=7.5, partition="gpu", qos="low", setup=("module load cuda",))
+    own = {"exclude": "n[1-3]", "reservation": "vit", "sbatch": {"mail-type": "FAIL", "nice": 10}}
+    executor = Slurm(
+        run,
+        **{"pack": 5, "minutes": 90, "mem_gb": 7.5, "partition": "gpu", "qos": "low", "setup": ("module load cuda",)},
+        **own,
+    )
     assert executor.slots == 80
     for do in ("a", "b", "c", "d", "e", "f", "g"):
         executor.submit(replace(with_settings(job(tmp_path, do), device="cuda"), gpu=1.0 if do == "g" else None))
     assert executor.poll(0.0) == []
     first, second = ((cluster / f"script.{number}").read_text() for number in (4711, 4712))
     options = flags(first)
-    assert {
-        name: options[name] for name in ("time", "partition", "qos", "mem", "signal", "cpus-per-task", "nodes")
-    } == {
+    assert {name: options[name] for name in options if name not in ("output", "error", "job-name")} == {
         "time": "90",
         "partition": "gpu",
         "qos": "low",
@@ -127,17 +154,112 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
         "signal": "USR2@90",
         "cpus-per-task": "15",
         "nodes": "1",
+        "gpus-per-node": "2",
+        "open-mode": "append",
+        "ntasks-per-node": "1",
+        "exclude": "'n[1-3]'",
+        "reservation": "vit",
+        "mail-type": "FAIL",
+        "nice": "10",
     }
-    assert (options["gpus-per-node"], options["open-mode"], options["ntasks-per-node"]) == ("2", "append", "1")
     assert (flags(second)["cpus-per-task"], flags(second)["gpus-per-node"]) == ("6", "2")  # 0.25 and a whole one
     assert "\nmodule load cuda\n" in first and first.index("module load") < first.index("\nsrun ")
-    assert "account" not in options and str(tmp_path / "slurm") in options["output"]
+    assert str(tmp_path / "slurm") in options["output"]
     assert f" {sys.executable} -P -u -m submitit." in first  # nothing is imported from the current folder
 
     cpu = Slurm(RunSpec(), pack=2)
     cpu.submit(job(tmp_path, "h"))
     cpu.poll(0.0)
     assert "gpus-per-node" not in flags((cluster / "script.4713").read_text())
+
+
+@pytest.mark.parametrize(
+    ("partitions", "options", "gpus"),
+    [
+        ("cpu* (null)\ngpu gpu:a100:4(S:0-1)\n", {}, None),
+        ("cpu* (null)\ngpu gpu:a100:4(S:0-1)\n", {"partition": "gpu"}, "2"),
+        ("short (null)\nmain* gres:gpu:v100:8\n", {}, "2"),
+        ("cpu* (null)\n", {"gres": "gpu:a100"}, "gpu:a100:2"),
+    ],
+)
+def test_auto_device_asks_for_gpus_of_partition_or_says_that_it_has_none(
+    partitions: str, options: dict[str, str], gpus: str | None, cluster: Path, tmp_path: Path, caplog: Any
+) -> None:
+    own = [line for line in partitions.splitlines(keepends=True) if line.startswith(options.get("partition", ""))]
+    (cluster / "partitions").write_text("".join(own))
+    (cluster / "hold").touch()
+    executor = Slurm(RunSpec(), pack=2, **options)  # type: ignore[arg-type]
+    for do in ("a", "b"):
+        executor.submit(with_settings(job(tmp_path, do), device="auto"))
+    executor.poll(0.0)
+    script = flags((cluster / "script.4711").read_text())
+    assert (script.get("gpus-per-node") or script.get("gres")) == gpus
+    assert ("the default partition of Slurm lists no GPU" in caplog.text) == (gpus is None)
+
+
+@pytest.mark.usefixtures("light")
+def test_ready_packs_are_one_array(cluster: Path, tmp_path: Path) -> None:
+    executor = TinySlurm(RunSpec(device="cpu"), pack=1)
+    work = [job(tmp_path, "finish", name=name) for name in "abc"]
+    for item in work:
+        executor.submit(item)
+    assert {end.ending for end in ends(executor, 3).values()} == {"done"}
+    assert flags((cluster / "script.4711").read_text())["array"] == "0-2%3" and not (cluster / "script.4712").exists()
+    assert [read_json(folder / "pack.json")["job"] for folder in packs(tmp_path)] == ["4711_0", "4711_1", "4711_2"]
+    assert TinySlurm(RunSpec(device="cpu")).reattach(work) == []
+
+
+@pytest.mark.usefixtures("light")
+def test_trials_wait_while_controller_restarts(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(room, "AGAIN_S", 0.0)
+    (cluster / "restarts").touch()
+    executor = TinySlurm(RunSpec(device="cpu"), pack=2)
+    for name in "ab":
+        executor.submit(job(tmp_path, "finish", name=name))
+    assert executor.poll(0.0) == [] and "controller does not answer" in caplog.text
+    (cluster / "restarts").unlink()
+    assert {end.ending for end in ends(executor, 2).values()} == {"done"}
+
+
+@pytest.mark.usefixtures("light")
+def test_time_limit_that_is_reached_twice(cluster: Path, tmp_path: Path) -> None:
+    work = job(tmp_path, "train")
+    executor = TinySlurm(RunSpec(device="cpu"), pack=1)
+    executor.submit(work)
+    for time in (1, 2):
+        executor.poll(0.0)
+        pid = until(lambda: read_json(work.folder / "pid.json"))
+        (work.folder / "pid.json").unlink()
+        for each in of_jobs(cluster):
+            os.kill(each, signal.SIGUSR2)
+        until(lambda process=Path(f"/proc/{pid}"): not process.exists())  # type: ignore[misc]
+        until(lambda time=time: read_text(cluster / "requeued").count("requeue") == time)  # type: ignore[misc]
+        assert (work.folder / "checkpoint").is_dir() and executor.poll(0.0) == []
+    until((work.folder / "pid.json").exists)
+    executor.cancel(PATIENCE_S)
+    assert [end.ending for end in executor.poll(0.0)] == ["stopped"]
+
+
+def test_detached_driver_is_a_job_that_requeues_itself(cluster: Path, tmp_path: Path) -> None:
+    (tmp_path / "driver.sh").write_text("echo driver $$ ${SLURM_JOB_ID:-clean} >> $FAKE/drivers; sleep 600")
+    options = registry.slot("executor").resolve({"type": "slurm", "partition": "cpu", "sbatch": {"nice": 5}}).options
+    words = ["bash", str(tmp_path / "driver.sh")]
+    assert Slurm.detach(options, words, tmp_path / "driver.log") == ("Slurm job 4711", "scancel 4711")
+    given = (cluster / "flags.4711").read_text()
+    for flag in ("--requeue", "--partition=cpu", "--nice=5", "--signal=B:USR1@90", f"--output={tmp_path}/driver.log"):
+        assert flag in given
+    lines = until(lambda: read_text(cluster / "drivers").splitlines())
+    _, pid, job_id = lines[0].split()
+    assert job_id == "clean"  # the driver's own jobs do not inherit its limits
+    (shell,) = [int(each) for each in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1:2]]
+    os.kill(shell, signal.SIGUSR1)  # its time is nearly up
+    until(lambda: len((cluster / "drivers").read_text().splitlines()) == 2)
+    assert (cluster / "requeued").read_text() == "requeue 4711\n"
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    _, pid, _ = (cluster / "drivers").read_text().splitlines()[1].split()
+    os.kill(int(pid), signal.SIGKILL)
 
 
 def test_refills_respect_job_limit_and_fill_packs(cluster: Path, tmp_path: Path) -> None:
@@ -153,13 +275,18 @@ def test_refills_respect_job_limit_and_fill_packs(cluster: Path, tmp_path: Path)
             running += 1
         endings = executor.poll(0.0)
         running, done = running - len(endings), done + len(endings)
-        alive = [folder for folder in (tmp_path / "slurm").iterdir() if not list(folder.glob("*_result.pkl"))]
+        results = [
+            folder.parent / f"{read_json(folder / 'pack.json')['job']}_0_result.pkl" for folder in packs(tmp_path)
+        ]
+        alive = [folder for folder, result in zip(packs(tmp_path), results, strict=True) if not result.exists()]
         most = max(most, len(alive))
         for folder in alive:
             record = read_json(folder / "pack.json")
             finished = read_ends(folder)
             if len(finished) == len(record["trials"]):
-                (folder / f"{record['job']}_0_result.pkl").touch()  # as submitit writes it at the end of a Slurm job
+                (
+                    folder.parent / f"{record['job']}_0_result.pkl"
+                ).touch()  # as submitit writes it at the end of a Slurm job
                 sizes.append(len(finished))
             elif tick % (1 + len(finished)) == 0:  # one trial at a time, so that every refill comes alone
                 with (folder / "ends.jsonl").open("a") as lines:
@@ -187,7 +314,7 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
         first.submit(item)
     first.poll(0.0)
     until((work[0].folder / "pid.json").exists)
-    (record,) = (tmp_path / "slurm").glob("*/pack.json")
+    (record,) = (tmp_path / "slurm").glob("*/*/pack.json")
     until(lambda: "raise" in read_ends(record.parent) and "finish" in read_ends(record.parent))
     # This driver dies here; the next finds the running jobs by their folders.
     driver = TinySlurm(RunSpec(device="cpu"), pack=3)
@@ -231,7 +358,7 @@ def test_job_submitted_by_dead_driver_is_found(
         first.submit(work)
         with pytest.raises(Killed):
             first.poll(0.0)
-    (record,) = (tmp_path / "slurm").glob("*/pack.json")
+    (record,) = (tmp_path / "slurm").glob("*/*/pack.json")
     assert read_json(record)["job"] is None and (cluster / "script.4711").exists()
     if starts:
         until((work.folder / "pid.json").exists)
@@ -251,7 +378,7 @@ def test_unsubmitted_job_is_not_awaited(cluster: Path, tmp_path: Path) -> None:
 
 def unsubmitted(work: Job) -> Path:
     """Return a pack in the state before sbatch has answered."""
-    folder = work.folder.parents[2] / "slurm" / "abc"
+    folder = work.folder.parents[2] / "slurm" / "abc" / "0"
     write_json(folder / "pack.json", {"job": None, "trials": {str(work.folder): [str(work.folder)]}})
     return folder
 
@@ -273,7 +400,7 @@ def test_unresponsive_slurm_keeps_jobs(squeue: str | None, cluster: Path, tmp_pa
     else:
         (cluster / "squeue").write_text(squeue)
     because = "No such file" if squeue is None else r"\(slurm_load_jobs error\)"
-    with pytest.raises(UserError, match=f"does not say whether it has the job vitlab-abc .*{because}"):
+    with pytest.raises(UserError, match=f"Slurm does not answer squeue .*{because}"):
         TinySlurm(RunSpec(device="cpu")).reattach([work])
     assert not (folder / "ended").exists()
 
@@ -337,7 +464,7 @@ def test_submission_errors_and_missing_tools_are_reported(
         Slurm(RunSpec())
 
 
-@pytest.mark.parametrize("option", ["partition", "account", "qos", "constraint"])
+@pytest.mark.parametrize("option", ["partition", "account", "qos", "constraint", "exclude", "reservation", "gres"])
 def test_newlines_in_options_are_refused(cluster: Path, option: str) -> None:
     choice = Choice("slurm", {option: "gpu\ntouch pwned"})
     with pytest.raises(OptionError, match=option):

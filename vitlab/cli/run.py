@@ -134,13 +134,14 @@ def _detach(
         UserError: if the study is already running.
         TrialFailed: if the run ended at once, with the end of its log.
     """
+    from vitlab import registry
     from vitlab.driver.planning import plan_study
     from vitlab.driver.scheduler import driver_of
     from vitlab.store.files import open_in_place
     from vitlab.store.folders import Store
 
     # Mistakes are reported here, where the user looks, and not only in the log.
-    _, plan = plan_study(study_file(file), changes=changes, plugins=plugins, out=out)
+    study, plan = plan_study(study_file(file), changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
     words = ["vitlab", "run", str(file), *options]
     again = shlex.join(words)
@@ -148,6 +149,12 @@ def _detach(
         raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows its progress")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
+    look = f"look    {shlex.join(['vitlab', 'status', plan.study, '--out', str(out)])}"
+    executor = registry.slot("executor").resolve(study.run.executor)
+    driver_words = [sys.executable, "-P", "-m", *words]
+    if (elsewhere := executor.component.detach(executor.options, driver_words, log)) is not None:
+        name, stop = elsewhere
+        return [f"{plan.study} is run by {name}; its log will be {display_path(log)}", look, f"stop    {stop}"]
     with open(open_in_place(log), "ab") as output:
         driver = subprocess.Popen(
             [sys.executable, "-m", *words],
@@ -169,7 +176,7 @@ def _detach(
     return [
         f"{plan.study} runs in the background, as process {driver.pid}; its log is {display_path(log)}",
         f"watch   {again}",
-        f"look    {shlex.join(['vitlab', 'status', plan.study, '--out', str(out)])}",
+        look,
         f"stop    kill {driver.pid}   (running trials write a checkpoint)",
     ]
 

@@ -1,27 +1,37 @@
 """Slurm executor: packs of trials as jobs of a Slurm cluster, through submitit (``pip install 'vitlab[slurm]'``).
 
-**Packs.**  A Slurm job receives ``pack`` trials and the resources for all of them: their cores, and their GPUs if
-``run.resources.gpu`` or ``run.device: cuda`` requests any.  Within the job, the local executor runs the trials, each in
-its own process, on its share of a GPU.  The output folder, the data and this Python environment must be on a file
-system that the nodes see.
+**Packs.**  A Slurm job receives ``pack`` trials and the resources for all of them: their cores, and their GPUs.  With
+``run.device: auto`` GPUs are requested if the partition has some; otherwise a warning says that it has none.  Within
+the job, the local executor runs the trials, each in its own process, on its share of a GPU.  Packs that are ready
+together are one job array.  The output folder, the data and this Python environment must be on a file system that the
+nodes see.
+
+**Several nodes.**  With ``run.resources.nodes``, a pack is one trial with a task on each node, whose local executor
+starts that node's processes; the first node alone writes and reports.
 
 **Pre-emption and time limits.**  ``SIGNAL_S`` before Slurm ends a job it sends SIGUSR2, and where ``PreemptParameters``
 has ``send_user_signal``, also when it pre-empts one.  The trials then write a checkpoint and the job requeues itself,
 which counts as no attempt.  A job that reaches its time limit is requeued up to ``requeues`` times.
 
-**Files.**  A pack has a folder ``slurm/PACK`` in the output folder: ``pack.json`` names the Slurm job and the trials,
-``ends.jsonl`` lists the ending of each trial as it ends, ``stop`` requests a checkpoint and the end of the job;
-submitit stores its own files there too.
+**Files.**  A submission has a folder ``slurm/SUBMISSION`` in the output folder, with submitit's files and a folder for
+each pack: ``pack.json`` names the Slurm job and the trials, ``ends.jsonl`` lists the ending of each trial as it ends,
+``stop`` requests a checkpoint and the end of the job, ``ended`` says that nothing is expected of it any more.
 
 **Stopping.**  ``cancel`` removes pending jobs from the queue and makes running ones write a checkpoint.  When the
-driver dies, the jobs continue, and the next driver finds them by their folders, or by their names in the queue.
+driver dies, the jobs continue, and the next driver finds them by their folders, or by their names in the queue.  While
+Slurm's controller does not answer, nothing is submitted and nothing is lost.
+
+**The driver** of ``vitlab run --detach`` is a Slurm job, too.  Before its time is up it is killed and requeues itself:
+the next one finds the packs.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -30,6 +40,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,14 +51,32 @@ from vitlab.errors import UserError
 from vitlab.executors.base import JobEnd, PollingExecutor, executor, one_sentence
 from vitlab.executors.local import Local
 from vitlab.runner.job import Job
+from vitlab.runner.ranks import NODE
 from vitlab.spec import Choice, RunSpec
 from vitlab.store.files import append_json, cut_torn_line, read_json, read_lines, write_json
 from vitlab.store.result import Ending
+
+log = logging.getLogger(__name__)
 
 POLL_S = 1.0  #: interval at which driver and pack check for each other's files
 STATE_S = 60.0  #: interval at which the states of Slurm jobs are queried
 SIGNAL_S = 90  #: time before the end of a job at which Slurm signals it
 PACK_GRACE_S = 60.0  #: part of that time for the trials' checkpoints
+AGAIN_S = 30.0  #: pause after a submission that Slurm's controller did not answer
+UNANSWERED = re.compile("contact slurm controller|timed out|connection refused|connect failure", re.IGNORECASE)
+"""Messages of sbatch while the controller restarts."""
+
+DRIVER = """#!/bin/bash
+{setup}
+id=$SLURM_JOB_ID
+unset ${{!SLURM_@}} ${{!SBATCH_@}}  # they would change the jobs that the driver submits
+{command} & driver=$!
+trap 'kill -KILL $driver; exec scontrol requeue $id' USR1
+trap 'kill -TERM $driver' TERM
+wait $driver; code=$?
+while kill -0 $driver 2>/dev/null; do wait $driver; code=$?; done  # a signal ends a wait
+exit $code
+"""
 
 STATES: Mapping[str, Ending] = {
     "OUT_OF_MEMORY": Ending.OOM,
@@ -88,12 +118,18 @@ class Slurm(PollingExecutor):
         account: as of sbatch.
         qos: as of sbatch.
         constraint: as of sbatch, such as ``a100``.
+        exclude: as of sbatch: nodes that are not used.
+        reservation: as of sbatch.
+        gres: name of the GPUs where a site wants ``--gres``, such as ``gpu`` or ``gpu:a100``; their number is appended.
+        sbatch: further options of sbatch, such as ``{mail-type: FAIL, mail-user: me@lab.org}``; not from a study file.
         setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.
         requeues: how often a job that reached its time limit is put back into the queue.
 
     Raises:
         UserError: if submitit is not installed, or this is no machine of a Slurm cluster.
     """
+
+    several_nodes = True
 
     def __init__(
         self,
@@ -107,30 +143,55 @@ class Slurm(PollingExecutor):
         account: ShellWord | None = None,
         qos: ShellWord | None = None,
         constraint: ShellWord | None = None,
+        exclude: ShellWord | None = None,
+        reservation: ShellWord | None = None,
+        gres: ShellWord | None = None,
+        sbatch: Mapping[ShellWord, ShellWord | int] = {},
         setup: tuple[str, ...] = (),
         requeues: Annotated[int, Field(ge=0)] = 20,
     ) -> None:
         super().__init__(run)
         self._submitit = _submitit()
-        self._pack = pack
-        self._slots = min(run.workers or pack * jobs, pack * jobs)
-        self._jobs = min(jobs, math.ceil(self._slots / pack))
+        self._pack = pack if run.resources.nodes == 1 else 1
+        self._slots = min(run.workers or self._pack * jobs, self._pack * jobs)
+        self._jobs = min(jobs, math.ceil(self._slots / self._pack))
         self._requeues = requeues
-        options = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
-        self._parameters: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        self._parameters |= {"time": minutes, "signal_delay_s": SIGNAL_S}
-        if mem_gb is not None:
-            self._parameters["mem"] = f"{math.ceil(mem_gb * 1024)}MB"
-        if setup:
-            self._parameters["setup"] = list(setup)
+        self._partition, self._gres = partition, gres
+        memory = None if mem_gb is None else f"{math.ceil(mem_gb * 1024)}MB"
+        options = {"partition": partition, "account": account, "qos": qos, "constraint": constraint, "exclude": exclude}
+        self._parameters: dict[str, Any] = {
+            **{name: value for name, value in {**options, "mem": memory}.items() if value is not None},
+            "time": minutes,
+            "signal_delay_s": SIGNAL_S,
+            "array_parallelism": jobs,
+            "wckey": None,  # submitit would charge its own name
+            "setup": list(setup) or None,
+            "additional_parameters": {**({"reservation": reservation} if reservation else {}), **sbatch},
+        }
         self._waiting: list[Job] = []
         self._sent: list[_Submitted] = []
-        self._asked_at = time.monotonic()
+        self._asked_at, self._again_at = time.monotonic(), 0.0
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
-        """Return ``setup`` if it holds shell commands, which run on the cluster; None otherwise."""
-        return "setup" if options.get("setup") else None
+        """Return ``setup`` or ``sbatch`` if it is given: both can run code and write files; None otherwise."""
+        return next((name for name in ("setup", "sbatch") if options.get(name)), None)
+
+    @classmethod
+    def detach(cls, options: Mapping[str, Any], words: Sequence[str], log: Path) -> tuple[str, str]:
+        """Submit the driver as a job, which requeues itself when its time is up.
+
+        Raises:
+            UserError: if Slurm rejects it.
+        """
+        names = ("partition", "account", "qos", "reservation")
+        flags = {**{name: options[name] for name in names if options[name]}, **options["sbatch"]}
+        flags |= {"job-name": "vitlab-driver", "time": options["minutes"], "signal": f"B:USR1@{SIGNAL_S}"}
+        flags |= {"cpus-per-task": 1, "open-mode": "append", "output": log}
+        script = DRIVER.format(setup="\n".join(options["setup"]), command=shlex.join(words))
+        command = ["sbatch", "--parsable", "--requeue", *(f"--{name}={value}" for name, value in flags.items())]
+        job_id = _ask(*command, input=script).strip().partition(";")[0]
+        return f"Slurm job {job_id}", f"scancel {job_id}"
 
     @property
     def slots(self) -> int:
@@ -168,7 +229,7 @@ class Slurm(PollingExecutor):
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """Find jobs that an earlier driver left in the queue."""
         by_folder = {job.folder: job for job in jobs}
-        for folder in sorted({folder for job in jobs for folder in _root(job).glob("slurm/*")}):
+        for folder in sorted({folder for job in jobs for folder in _root(job).glob("slurm/*/*/")}):
             record = read_json(folder / "pack.json")
             if record is None or (folder / "ended").exists():
                 continue
@@ -180,50 +241,90 @@ class Slurm(PollingExecutor):
             if not matching:
                 continue  # a pack of another study, whose driver may be about to submit it
             job_id = record["job"] or _query_job_id(folder)
-            pack = _Submitted(folder, self._submitit.SlurmJob(folder=folder, job_id=job_id or "0"), matching)
+            pack = _Submitted(folder, self._submitit.SlurmJob(folder=folder.parent, job_id=job_id or "0"), matching)
             if job_id is None or pack.slurm.done(force_check=True):
                 (folder / "ended").touch()  # the trials' folders hold their results
             else:
                 self._sent.append(pack)
         return [job for pack in self._sent for job in pack.jobs.values()]
 
-    def _send(self, jobs: Sequence[Job]) -> None:
-        """Submit a pack to Slurm.
+    def _send(self, packs: Sequence[Sequence[Job]], needs: Mapping[str, object]) -> None:
+        """Submit packs with equal needs, several as an array; if the controller does not answer, they keep waiting.
 
         Raises:
-            UserError: if Slurm rejects it.
+            UserError: if Slurm rejects them.
         """
-        folder = _root(jobs[0]) / "slurm" / uuid.uuid4().hex[:12]
-        trials = {str(job.folder): [str(item) for item in job.folders] for job in jobs}
-        # Written before the submission, in case this driver dies meanwhile.
-        write_json(folder / "pack.json", {"job": None, "trials": trials})
+        folder = _root(packs[0][0]) / "slurm" / uuid.uuid4().hex[:12]
         python = f"{shlex.quote(sys.executable)} -P"  # imports nothing from the folder of the submission
         slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues, python=python)
-        slurm.update_parameters(job_name=_name(folder), **self._parameters, **self._needs(jobs))
+        slurm.update_parameters(job_name=_name(folder), **self._parameters, **needs)
+        trials = [{str(job.folder): [str(item) for item in job.folders] for job in jobs} for jobs in packs]
+        batches = [SlurmBatch(folder / str(n), self.run, tuple(jobs), self.runner) for n, jobs in enumerate(packs)]
+        for batch, own in zip(batches, trials, strict=True):
+            # Written before the submission, in case this driver dies meanwhile.
+            write_json(batch.folder / "pack.json", {"job": None, "trials": own})
         try:
-            submission = slurm.submit(SlurmBatch(folder, self.run, tuple(jobs), self.runner))
+            with slurm.batch():
+                submissions = [slurm.submit(batch) for batch in batches]
         except (self._submitit.core.utils.FailedJobError, OSError) as error:
-            (folder / "ended").touch()
-            raise UserError(f"Slurm rejected the job: {one_sentence(error)}") from error
-        write_json(folder / "pack.json", {"job": submission.job_id, "trials": trials})
-        self._sent.append(_Submitted(folder, submission, {str(job.folder): job for job in jobs}))
+            for batch in batches:
+                (batch.folder / "ended").touch()  # if the job was submitted after all, it ends at once
+            if not UNANSWERED.search(str(error)):
+                raise UserError(f"Slurm rejected the job: {one_sentence(error)}") from error
+            log.warning("Slurm's controller does not answer; trials are submitted when it does.")
+            self._again_at = time.monotonic() + AGAIN_S
+            return
+        for jobs, batch, submission, own in zip(packs, batches, submissions, trials, strict=True):
+            write_json(batch.folder / "pack.json", {"job": submission.job_id, "trials": own})
+            self._sent.append(_Submitted(batch.folder, submission, {str(job.folder): job for job in jobs}))
+            for job in jobs:
+                self._waiting.remove(job)
 
-    def _needs(self, jobs: Sequence[Job]) -> dict[str, int]:
-        """Return what a Slurm job requests to run these trials together on one node: its cores, and GPUs if any."""
-        resources = self.run.resources
-        needs = {"nodes": 1, "ntasks_per_node": 1, "cpus_per_task": len(jobs) * resources.cores(self.run.threads)}
-        shares = [
-            job.gpu or resources.gpu or 1.0
-            for job in jobs
-            if job.settings.device == "cuda" or (job.settings.device == "auto" and resources.gpu is not None)
-        ]
-        return {**needs, "gpus_per_node": math.ceil(sum(shares) - 1e-6)} if shares else needs
+    def _needs(self, jobs: Sequence[Job]) -> dict[str, object]:
+        """Return what a Slurm job requests on each node to run these trials together: cores, and GPUs if any."""
+        resources, nodes = self.run.resources, self.run.resources.nodes
+        cores = math.ceil(len(jobs) * resources.cores(self.run.threads) / nodes)
+        needs: dict[str, object] = {"nodes": nodes, "ntasks_per_node": 1, "cpus_per_task": cores}
+        if nodes > 1:
+            needs["srun_args"] = ["--wait=60"]  # a node whose first one has failed ends
+        devices = {job.settings.device for job in jobs}
+        if not ("cuda" in devices or ("auto" in devices and self._has_gpus)):
+            return needs
+        shares = [job.gpu or resources.gpu or 1.0 for job in jobs if job.settings.device != "cpu"]
+        count = math.ceil(sum(shares) / nodes - 1e-6)
+        return {**needs, **({"gres": f"{self._gres}:{count}"} if self._gres else {"gpus_per_node": count})}
+
+    @cached_property
+    def _has_gpus(self) -> bool:
+        """Whether trials of ``device: auto`` get GPUs: some are requested, or the partition has some.
+
+        Raises:
+            UserError: if Slurm does not answer.
+        """
+        if self.run.resources.gpu is not None or self._gres is not None:
+            return True
+        own = [f"--partition={self._partition}"] if self._partition else []
+        lines = [line.split() for line in _ask("sinfo", "--noheader", "--format=%P %G", *own).splitlines()]
+        partitions = [words for words in lines if self._partition or words[0].endswith("*")]  # * marks the default one
+        if any("gpu" in words[-1] for words in partitions or lines):
+            return True
+        where = f"partition {self._partition}" if self._partition else "the default partition"
+        log.warning(
+            "run.device is auto, and %s of Slurm lists no GPU: trials are trained on CPUs. Name another partition by "
+            "run.executor.partition, or set run.device: cpu.",
+            where,
+        )
+        return False
 
     def _wait(self, timeout_s: float) -> None:
         """Send waiting jobs and collect ended ones."""
-        while self._waiting and len(self._sent) < self._jobs:
-            self._send(self._waiting[: self._pack])
-            del self._waiting[: self._pack]
+        free = self._jobs - len(self._sent)
+        if self._waiting and free > 0:
+            starts = range(0, len(self._waiting), self._pack)
+            packs = [self._waiting[start : start + self._pack] for start in starts][:free]
+            for needs, group in groupby(packs, self._needs):
+                if time.monotonic() >= self._again_at:
+                    self._send(list(group), needs)
         self._look()
         if not self._ends:
             time.sleep(min(POLL_S, timeout_s))
@@ -272,7 +373,8 @@ class SlurmBatch:
     def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...], runner: str) -> None:
         self.folder = folder
         # The job's resources limit the workers, not run.workers; and no address with a password is pickled to disk.
-        self.run = run.model_copy(update={"workers": None, "tracker": Choice("none")})
+        own = {"workers": None, "tracker": Choice("none"), "resources": run.resources.on_one_node}
+        self.run, self.nodes = run.model_copy(update=own), run.resources.nodes
         self.jobs = jobs
         self.runner = runner
         self._local: Local | None = None
@@ -282,7 +384,11 @@ class SlurmBatch:
 
     def __call__(self) -> None:
         """Run the pack's jobs on the node."""
-        (self.folder / "started").write_text(os.environ.get("SLURM_JOB_ID", ""))
+        if (self.folder / "ended").exists():
+            return  # its driver has given it up
+        if self.nodes > 1:
+            _join_nodes()
+        (self.folder / "started").write_text(_own_id())
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
         local.runner = self.runner  # type: ignore[misc]
@@ -310,7 +416,7 @@ class SlurmBatch:
         return _submitit().helpers.DelayedSubmission(self)
 
     def _say(self, ends: Sequence[JobEnd]) -> None:
-        for end in ends:
+        for end in ends if os.environ.get(NODE, "0") == "0" else ():
             append_json(self.folder / "ends.jsonl", [str(end.job.folder), end.ending, end.detail])
 
     def _recorded(self) -> list[list[str]]:
@@ -322,6 +428,20 @@ def _name(folder: Path) -> str:
     return f"vitlab-{folder.name}"
 
 
+def _own_id() -> str:
+    """Return the id of the Slurm job that this process belongs to, as submitit names it."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
+
+
+def _join_nodes() -> None:
+    """Set the variables by which the processes of a trial on several nodes find each other, as torchrun names them."""
+    environment = _submitit().slurm.slurm.SlurmJobEnvironment()
+    os.environ[NODE] = str(environment.node)
+    os.environ.setdefault("MASTER_ADDR", environment.hostnames[0])
+    os.environ.setdefault("MASTER_PORT", str(20_000 + int(environment.raw_job_id) % 10_000))
+
+
 def _query_job_id(folder: Path) -> str | None:
     """Return the id of a pack's job whose driver died before recording it; None if it was never submitted.
 
@@ -330,15 +450,22 @@ def _query_job_id(folder: Path) -> str | None:
     """
     with suppress(FileNotFoundError):
         return (folder / "started").read_text() or None
-    command = ["squeue", "--noheader", "--format=%A", f"--name={_name(folder)}"]
+    ids = _ask("squeue", "--noheader", "--format=%F", f"--name={_name(folder.parent)}").split()
+    is_array = len(list(folder.parent.glob("*/pack.json"))) > 1
+    return (f"{ids[0]}_{folder.name}" if is_array else ids[0]) if ids else None
+
+
+def _ask(*command: str, input: str = "") -> str:
+    """Return what a command of Slurm prints.
+
+    Raises:
+        UserError: if it fails.
+    """
     try:
-        ids = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return subprocess.run(command, input=input, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         because = " ".join((getattr(error, "stderr", None) or str(error)).split())
-        raise UserError(
-            f"Slurm does not say whether it has the job {_name(folder)} ({because}); run again when squeue answers"
-        ) from error
-    return ids[0] if ids else None
+        raise UserError(f"Slurm does not answer {command[0]} ({because}); run again when it does") from error
 
 
 def _root(job: Job) -> Path:
