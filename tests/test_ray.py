@@ -36,7 +36,7 @@ from vitlab.executors.base import trial_endings
 from vitlab.executors.inline import Inline
 from vitlab.executors.local import Local
 from vitlab.executors.ray import Ray, _SubmittedJob
-from vitlab.executors.task import Finished, Started, stream
+from vitlab.executors.task import FileSender, Finished, Started, apply_change, stream
 from vitlab.identity.code import code_of
 from vitlab.plan.values import Trial
 from vitlab.registry import load_file
@@ -377,7 +377,7 @@ class _Bell:
 # -- cluster ----------------------------------------------------------------------------------------------------------
 
 
-def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path) -> None:
+def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path, caplog: Any) -> None:
     assert Ray(RunSpec(device="cpu")).slots == 2
     assert Ray(RunSpec(device="cpu", threads=2)).slots == 1
     assert Ray(RunSpec(device="cpu", threads=64)).slots == 1
@@ -393,8 +393,8 @@ def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path) -> None:
     assert set(visible[:2]) <= {"0", "1"} and visible[2] == ""
     assert Ray(RunSpec(resources=Resources(gpu=2))).slots == 1
     assert Ray(RunSpec(device="cpu", resources=Resources(processes=2, cpu=1))).slots == 2
-    with pytest.raises(UserError, match=r"run\.resources\.gpu is 3, and the largest machine of the Ray cluster has 2"):
-        Ray(RunSpec(resources=Resources(gpu=3)))
+    assert Ray(RunSpec(resources=Resources(gpu=3))).slots == 1
+    assert "no machine of the Ray cluster has 3 CPUs, 3 GPU now; trials wait until one joins" in caplog.text
     with pytest.raises(UserError, match=r"Ray does not know the memory of a GPU; use run\.resources\.gpu"):
         Ray(RunSpec(resources=Resources(gpu_mem=1 << 30)))
 
@@ -409,10 +409,55 @@ def test_joining_and_leaving_nodes_are_counted(cluster: Any, monkeypatch: pytest
             assert executor.slots == fit
 
 
+def test_trials_are_queued_for_an_autoscaler(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Without a machine, and with more trials than fit, Ray has tasks that wait, which an autoscaler counts."""
+    monkeypatch.setattr(room, "COUNT_S", -1.0)
+    with monkeypatch.context() as nowhere:
+        nowhere.setattr(cluster, "nodes", list)
+        nowhere.setattr(room, "daemon_address", lambda ray: ("127.0.0.1", 0))
+        executor = Ray(RunSpec(device="auto"))
+        assert executor.slots == 1 and "run.device: cuda makes trials ask for one" in caplog.text
+        executor.waiting = 3
+        assert executor.slots == 3
+    executor = Ray(RunSpec(device="cpu"))
+    for waiting, slots in ((0, 2), (1, 3), (100, 2 + room.AHEAD)):
+        executor.waiting = waiting
+        assert executor.slots == slots
+
+
+def test_of_a_growing_file_the_new_end_is_sent(tmp_path: Path) -> None:
+    theirs, ours = TrialFolder(tmp_path / "worker"), TrialFolder(tmp_path / "driver")
+    for folder in (theirs, ours):
+        folder.path.mkdir()
+        folder.emit("start", attempt=1)
+    shutil.copy(theirs.path / "events.jsonl", ours.path)
+    sender, sizes = FileSender([theirs.path]), []
+    for step in range(3):
+        theirs.emit("metrics", step=step, epoch=0.0, images=0, metrics={})
+        changes = list(sender.changes())
+        sizes += [len(change.data or b"") for change in changes]
+        for change in changes:
+            apply_change(change, [ours.path])
+        assert (ours.path / "events.jsonl").read_bytes() == (theirs.path / "events.jsonl").read_bytes()
+    assert len(sizes) == 3 and max(sizes) < 120
+    (theirs.path / "events.jsonl").write_bytes(b"")  # a file that shrinks is sent whole
+    for change in sender.changes():
+        apply_change(change, [ours.path])
+    assert (ours.path / "events.jsonl").read_bytes() == b""
+
+
 def test_unreachable_cluster_gives_one_sentence() -> None:
     with pytest.raises(UserError, match="cannot stream through Ray's client"):
         Ray(RunSpec(), address="ray://head:10001")
-    assert registry.slot("executor").resolve("ray").plain() == {"type": "ray", "address": "auto", "files": "auto"}
+    plain = registry.slot("executor").resolve("ray").plain()
+    assert {name: value for name, value in plain.items() if value} == {
+        "type": "ray",
+        "address": "auto",
+        "files": "auto",
+    }
+    assert Ray.cli_only_option({"runtime_env": {"pip": ["acme"]}}) == "runtime_env"
 
 
 DRIVER = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -14,44 +15,49 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, count
 from vitlab.executors.base import one_sentence
 from vitlab.executors.machine import budget
 from vitlab.spec import RunSpec
+
+log = logging.getLogger(__name__)
 
 STORE_BYTES = 256 * 2**20  #: size of the object store of a locally started Ray, which spills to disk
 
 
 class Demand(NamedTuple):
-    """Resources of one trial on one machine, which runs all its processes."""
+    """Resources of one trial on each of its machines."""
 
     cpus: int
     gpus: float  #: a share of one GPU, or a number of whole GPUs
 
+    @property
+    def words(self) -> str:
+        """The resources in words."""
+        return count(self.cpus, "CPU") + (f", {self.gpus:g} GPU" if self.gpus else "")
+
 
 def demand(ray: Any, run: RunSpec) -> Demand:
-    """Return the resources that a trial of a study requires from this cluster.
+    """Return the resources that a trial of a study requires on each of its machines.
 
-    Raises:
-        UserError: if no machine of the cluster has these resources.
+    With ``device: auto`` it has a GPU if a machine of the cluster has some now.
     """
-    machines = _machines(ray)
-    cpus = [int(machine.get("CPU", 0)) for machine in machines]
-    if not any(cpus):
-        raise UserError("no machine of the Ray cluster offers a CPU; start one with 'ray start --num-cpus N'")
-    gpus = [int(machine.get("GPU", 0)) for machine in machines] if run.device != "cpu" else [0]
-    gpu_share = run.resources.gpu or 1.0
-    if gpu_share > 1 and max(gpus) < gpu_share:
-        raise UserError(
-            f"run.resources.gpu is {gpu_share:g}, and the largest machine of the Ray cluster has {max(gpus)}; "
-            "all processes of a trial run on one machine. Set a smaller number."
-        )
-    if run.device == "cuda" and not any(gpus):
-        raise UserError("run.device is cuda, and no machine of the Ray cluster has a GPU; set run.device: cpu")
-    if any(gpus):
-        cpus = [count for count, own in zip(cpus, gpus, strict=True) if own >= max(1.0, gpu_share)]
+    resources, machines = run.resources.on_one_node, _machines(ray)
+    has_gpus = any(machine.get("GPU", 0) for machine in machines)
+    gpus = 0.0
+    if run.device == "cuda" or (run.device == "auto" and (has_gpus or resources.gpu is not None)):
+        gpus = resources.gpu or 1.0
     # As elsewhere, a trial may have more threads than there are cores.
-    return Demand(min(run.resources.cores(run.threads), max(cpus)), gpu_share if any(gpus) else 0.0)
+    fitting = [int(machine.get("CPU", 0)) for machine in machines if machine.get("GPU", 0) >= math.ceil(gpus)]
+    cores = resources.cores(run.threads)
+    each = Demand(min(cores, max(fitting, default=0)) or cores, gpus)
+    if not room(ray, each):
+        log.warning("no machine of the Ray cluster has %s now; trials wait until one joins.", each.words)
+        if run.device == "auto" and not gpus:
+            log.warning(
+                "run.device is auto, and the cluster has no GPU now; run.device: cuda makes trials ask for one."
+            )
+    return each
 
 
 def room(ray: Any, each: Demand) -> int:
@@ -153,3 +159,10 @@ def at(node: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def bundle(group: Any, index: int) -> Any:
+    """Return the scheduling strategy that requires a given bundle of a placement group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)

@@ -3,7 +3,9 @@
 **Processes.**  Every trial is one Ray task in a fresh process, with ``run.threads`` CPUs, or ``run.resources.cpu``, and
 a GPU, or the share set by ``run.resources.gpu``; Ray selects the machine and sets ``CUDA_VISIBLE_DEVICES``.  A trial
 with several processes, each on a GPU or with its CPUs, is one task that takes all of these on one machine and starts
-the processes itself.  Slots are recounted regularly, so a machine that joins is used.  Ray's own retries are disabled:
+the processes itself; with ``run.resources.nodes``, one such task on each machine of a placement group.  Slots are
+recounted regularly, so a machine that joins is used.  Some trials more than fit are queued in Ray, up to twice as many,
+because an autoscaler starts machines for queued tasks, also where there is none yet.  Ray's own retries are disabled:
 a worker that dies is ``lost`` and handled as for every executor.  vitlab, the plugins installed by pip and the data
 must be on every machine; a trial refuses to run with other code than planned.
 
@@ -29,7 +31,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +42,7 @@ from pydantic import Field
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
 from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, one_sentence
-from vitlab.executors.cluster import at, connect, daemon_address, demand, listens, room
+from vitlab.executors.cluster import at, bundle, connect, daemon_address, demand, listens, room
 from vitlab.executors.task import (
     FileChange,
     Finished,
@@ -60,6 +62,7 @@ from vitlab.store.result import Ending
 
 POLL_S = 0.2  #: interval at which the driver tries to take a lease
 FORCE_S = 10.0  #: time limit for Ray to kill a task
+AHEAD = 8  #: trials that are queued in Ray in any case, for its autoscaler
 COUNT_S = 5.0  #: interval at which machines are counted and this machine's daemon is checked
 
 
@@ -70,7 +73,9 @@ class _SubmittedJob:
     job: Job
     stream: Any
     leases: ExitStack
-    sent: Sequence[Any]
+    sent: tuple[str, Any]  #: the token of a shared folder, and the files sent to another one
+    group: Any = None  #: the placement group of a trial on several machines
+    peers: list[Any] = field(default_factory=list)  #: streams of its other machines
     started: Started | None = None  #: where it runs; None while queued
     watchdog: Watchdog = field(init=False)
 
@@ -91,10 +96,15 @@ class Ray(PollingExecutor):
         address: ``auto``, ``local`` or ``HOST:PORT``, the last not from a study file, for what a cluster sends is
             run here; a Ray that this process is connected to is used as it is.
         files: whether workers see the driver's output folder; ``auto`` is shared where the cluster is this machine.
+        labels: labels of the machines to use, such as ``{ray.io/accelerator-type: H100}``.
+        resources: custom resources of a trial, such as ``{licence: 1}``.
+        runtime_env: Ray's runtime environment of the workers, such as ``{pip: [acme-vit]}``; not from a study file.
 
     Raises:
-        UserError: if Ray is not installed, there is no such cluster, or it has no machine for a trial.
+        UserError: if Ray is not installed, or there is no such cluster.
     """
+
+    several_nodes = True
 
     def __init__(
         self,
@@ -102,6 +112,9 @@ class Ray(PollingExecutor):
         *,
         address: Annotated[str, Field(min_length=1)] = "auto",
         files: Literal["auto", "shared", "copy"] = "auto",
+        labels: Mapping[str, str] = {},
+        resources: Mapping[str, float] = {},
+        runtime_env: Mapping[str, Any] = {},
     ) -> None:
         super().__init__(run)
         if run.resources.gpu_mem is not None:
@@ -110,6 +123,8 @@ class Ray(PollingExecutor):
         self._daemon, self._looked = daemon_address(self._ray), time.monotonic()
         self._files = files
         self._each = demand(self._ray, run)
+        options = {"label_selector": labels, "resources": resources, "runtime_env": runtime_env}
+        self._options = {name: dict(value) for name, value in options.items() if value}
         self._slots, self._counted = 0, -math.inf
         self._bell: Any = None
         self._stopping = False
@@ -119,15 +134,17 @@ class Ray(PollingExecutor):
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
-        """Return ``address`` if it names a cluster, on which code would run; None for ``auto`` and ``local``."""
+        """Return ``runtime_env`` if it is given, and ``address`` unless it is ``auto`` or ``local``: they run code."""
+        if options.get("runtime_env"):
+            return "runtime_env"
         return None if options.get("address", "auto") in ("auto", "local") else "address"
 
     @property
     def slots(self) -> int:
-        """Value of ``run.workers``, or the number of trials that fit on the cluster's current machines."""
+        """Value of ``run.workers``, or the trials that fit on the current machines, and those that Ray is to see."""
         if self.run.workers is None and time.monotonic() - self._counted > COUNT_S:
-            self._slots, self._counted = room(self._ray, self._each), time.monotonic()
-        return self.run.workers or max(1, self._slots)
+            self._slots, self._counted = room(self._ray, self._each) // self.run.resources.nodes, time.monotonic()
+        return self.run.workers or max(1, self._slots + min(self.waiting, max(AHEAD, self._slots)))
 
     def submit(self, job: Job) -> None:
         """Submit a job to Ray, which queues it until a machine has room."""
@@ -187,13 +204,38 @@ class Ray(PollingExecutor):
                 here = self._ray.get_runtime_context().get_node_id()
                 self._bell = bell.options(scheduling_strategy=at(here)).remote()
             # Without max_calls Ray would reuse the process; task.options() does not support it.
-            share = 0.0 if job.settings.device == "cpu" else job.gpu or self._each.gpus
-            task = self._ray.remote(
-                num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
-            )(stream)
-            items = task.remote(job, self.runner, token, files, share > 0, self._bell, os.getcwd())
-            self._running[items] = _SubmittedJob(job, items, leases.pop_all(), files or ())
+            group = self._group(job)
+            items = self._stream(job, token, files, group)
+            self._running[items] = _SubmittedJob(job, items, leases.pop_all(), (token, files), group)
         return True
+
+    def _share(self, job: Job) -> float:
+        """Return the GPUs of a job on each of its machines."""
+        return 0.0 if job.settings.device == "cpu" else job.gpu or self._each.gpus
+
+    def _group(self, job: Job) -> Any:
+        """Return a placement group of as many machines as a trial needs; None for one."""
+        if self.run.resources.nodes == 1:
+            return None
+        bundle = {"CPU": float(self._each.cpus), "GPU": self._share(job), **self._options.get("resources", {})}
+        bundles = [{name: value for name, value in bundle.items() if value}] * self.run.resources.nodes
+        labels = self._options.get("label_selector")
+        return self._ray.util.placement_group(
+            bundles, "STRICT_SPREAD", bundle_label_selector=[labels] * len(bundles) if labels else None
+        )
+
+    def _stream(self, job: Job, token: str, files: Any, group: Any, node: int = 0, address: str = "") -> Any:
+        """Start a job's task, or the task of one of its further machines, and return its stream."""
+        share, nodes = self._share(job), self.run.resources.nodes
+        options = dict(self._options)
+        if group is not None:  # its bundles have the labels
+            options.pop("label_selector", None)
+            options["scheduling_strategy"] = bundle(group, node)
+        task = self._ray.remote(
+            num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming", **options
+        )(stream)
+        place = (node, address) if nodes > 1 else None
+        return task.remote(job, self.runner, token, files, share > 0, self._bell, os.getcwd(), place)
 
     def _copies(self) -> bool:
         if self._files != "auto":
@@ -252,12 +294,18 @@ class Ray(PollingExecutor):
                 self._end(running, Ending.TIMEOUT, Watchdog.sentence(f"its process on {where}"))
             elif isinstance(error, errors.WorkerCrashedError):
                 self._end(running, Ending.LOST, f"its worker on {where} was killed or crashed; see log.txt")
-            else:
-                self._end(running, Ending.LOST, one_sentence(error))
+            elif isinstance(error, errors.NodeDiedError):
+                self._end(running, Ending.LOST, f"its machine {where} has died")
+            else:  # Ray explains at length
+                self._end(running, Ending.LOST, f"its worker on {where} is gone: {str(error).partition(chr(10))[0]}")
         else:
             match item:
                 case Started():
                     running.started = item
+                    running.peers = [
+                        self._stream(running.job, *running.sent, running.group, node, item.address)
+                        for node in range(1, self.run.resources.nodes)
+                    ]
                     running.watchdog.start(base.START_S)
                 case ProgressMessage():
                     running.watchdog.note(item.stage)
@@ -295,5 +343,7 @@ class Ray(PollingExecutor):
         if ending == Ending.LOST:
             self._require_daemon()
         del self._running[running.stream]
+        if running.group is not None:
+            self._ray.util.remove_placement_group(running.group)  # ends its tasks
         running.leases.close()
         self._ends.append(JobEnd(running.job, ending, detail))

@@ -2,8 +2,8 @@
 
 Where the machines do not share the driver's file system, the trial writes to the worker's copy of its folder; a
 :class:`FileSender` there detects changes, and the driver applies each of them to the original folder by
-:func:`apply_change`.  Files are sent whole and replaced atomically, and if the worker dies, the driver's folder holds a
-consistent state of the trial:
+:func:`apply_change`.  Of journals and logs, which only grow, the new end is sent; other files are sent whole and
+replaced atomically.  If the worker dies, the driver's folder holds a consistent state of the trial:
 
 - a checkpoint arrives after the journal's lines that were written before it, because a trial resumed from it would not
   write them again;
@@ -28,7 +28,8 @@ from vitlab.errors import VitlabError
 from vitlab.executors import worker
 from vitlab.executors.base import Stage
 from vitlab.runner.job import Job
-from vitlab.store.files import write_bytes
+from vitlab.runner.ranks import NODE
+from vitlab.store.files import open_in_place, write_bytes
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import process
 from vitlab.store.result import Ending
@@ -51,6 +52,7 @@ class Started(NamedTuple):
     host: str
     process: str = ""  #: name of the process, see :func:`vitlab.store.locks.process`
     node: str = ""  #: Ray's id of the machine
+    address: str = ""  #: host and port at which the processes of a trial on several machines meet
 
 
 class ProgressMessage(NamedTuple):
@@ -82,7 +84,14 @@ class StopSignal:
 
 
 def stream(
-    job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any, folder: str
+    job: Job,
+    runner: str,
+    token: str,
+    sent: Sequence[tuple[str, Any]] | None,
+    on_gpu: bool,
+    bell: Any,
+    folder: str,
+    place: tuple[int, str] | None = None,
 ) -> Iterator[Started | ProgressMessage | FileChange | Finished]:
     """Run one job in this process, as a Ray task.
 
@@ -96,6 +105,7 @@ def stream(
         on_gpu: True if Ray has assigned a GPU to this process.
         bell: the actor that signals the stop.
         folder: the driver's current folder, entered if it exists here; nothing is imported from it.
+        place: for a trial on several machines the number of this one, and the address of the first one on the others.
     """
     import ray
 
@@ -104,8 +114,12 @@ def stream(
 
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads))
     os.environ.update(threads if on_gpu else {**threads, "CUDA_VISIBLE_DEVICES": ""})
-    host = socket.gethostname()
-    yield Started(host, process(os.getpid()), ray.get_runtime_context().get_node_id())
+    host, address = socket.gethostname(), ""
+    if place is not None:
+        address = place[1] or f"{ray.util.get_node_ip_address()}:{_free_port()}"
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
+        os.environ[NODE] = str(place[0])
+    yield Started(host, process(os.getpid()), ray.get_runtime_context().get_node_id(), address)
     stop = threading.Event()
     bell.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
@@ -140,6 +154,12 @@ def stream(
     yield Finished(*endings[0]) if endings else Finished(Ending.LOST, "the trial's thread was ended; see log.txt")
 
 
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
 def _sees(folder: Path, token: str) -> bool:
     try:
         return token in (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
@@ -156,6 +176,7 @@ class FileChange:
 
     place: Place
     data: bytes | None  #: its content; None if it was removed
+    offset: int = 0  #: where its content begins, in a file that has grown
 
 
 def input_files(job: Job) -> list[tuple[str, Path]]:
@@ -202,14 +223,22 @@ class FileSender:
         present = self._signatures()
         changed = [place for place, signature in present.items() if self._sent.get(place) != signature]
         removed = [place for place in self._sent if place not in present]
-        contents: dict[Place, bytes] = {}
+        contents: dict[Place, tuple[bytes, int]] = {}
         # A journal is read after the checkpoint and sent before it: it has all lines that the checkpoint presupposes.
         for place in sorted(changed, key=_order, reverse=True):
             if ended or place[1] != RESULT:
-                with suppress(FileNotFoundError):  # the next call finds it removed
-                    contents[place] = (self._folders[place[0]] / place[1]).read_bytes()
+                inode, _, size = self._sent.get(place, (0, 0, 0))
+                has_grown = place[1] in (JOURNAL, LOG) and inode == present[place][0] and size <= present[place][2]
+                offset = size if has_grown else 0
+                with (
+                    suppress(FileNotFoundError),  # the next call finds it removed
+                    open(self._folders[place[0]] / place[1], "rb") as file,
+                ):
+                    file.seek(offset)
+                    # What is appended meanwhile belongs to the next call.
+                    contents[place] = file.read(present[place][2] - offset) if has_grown else file.read(), offset
         for place in sorted(contents, key=_order):
-            yield FileChange(place, contents[place])
+            yield FileChange(place, *contents[place])
             self._sent[place] = present[place]
         for place in removed:
             yield FileChange(place, None)
@@ -238,13 +267,18 @@ def apply_change(change: FileChange, folders: Sequence[Path]) -> None:
     if inside.is_absolute() or ".." in inside.parts:
         raise VitlabError(f"a worker sent a file for {path}, which is not in its trial's folder")
     file = folder / inside
-    if change.data is not None:
+    if change.data is not None and change.offset:
+        with open(open_in_place(file, os.O_WRONLY), "wb") as grown:
+            grown.truncate(change.offset)
+            grown.seek(change.offset)
+            grown.write(change.data)
+    elif change.data is not None:
         write_bytes(file, change.data, fsync=path not in (JOURNAL, LOG))  # these change many times a minute
-        return
-    file.unlink(missing_ok=True)
-    if file.parent != folder:
-        with suppress(OSError):  # it holds other files, or does not exist
-            file.parent.rmdir()
+    else:
+        file.unlink(missing_ok=True)
+        if file.parent != folder:
+            with suppress(OSError):  # it holds other files, or does not exist
+                file.parent.rmdir()
 
 
 def _files(folder: Path) -> list[str]:
