@@ -27,6 +27,7 @@ SILENCE_S = 60.0  #: time without a line after which a plain line tells the rema
 FIRST_SILENCE_S = 5.0  #: the same before the first such line, while processes start and data is read
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 SPEED_S = 24 * 3600.0  #: the remaining time follows from the speed over this time
+SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
 MAX_ARMS = 4  #: maximum number of arms that a line names
 COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
 """Unit of a training's length to the field of a measurement that counts it."""
@@ -127,13 +128,14 @@ class _Display(Watch):
 
     def _update(self) -> None:
         """Read what has been appended to the journals of running trials, and move the bars."""
-        for task, progress in self._running.values():
+        sample = list(self._running.values())[:SAMPLE]  # a cluster may run thousands
+        for task, progress in sample:
             progress.update()
             if progress.has_started or progress.latest:
                 value = progress.latest.get("metrics", {}).get(self._plan.analysis.metric)
                 metric = "" if value is None else f"   {self._plan.analysis.metric} {value:.4g}"
                 self._bars.update(task, completed=progress.share, text=f"{100 * progress.share:3.0f} %{metric}")
-        shares = sum(progress.share for _, progress in self._running.values())
+        shares = sum(progress.share for _, progress in sample) * len(self._running) / max(1, len(sample))
         if self._done + shares > self._bars.tasks[0].completed:
             self._moved = self._bars.get_time()
         self._bars.update(self._all, completed=self._done + shares)
@@ -193,7 +195,6 @@ class PlainLines(_Display):
 
     def tick(self) -> None:
         """Print the line of the trials that have ended since the last call, or one after a silence."""
-        self._update()
         self._flush()
         if time.monotonic() - self._printed > self._silence_s and self._done < self._total:
             self._silence_s = SILENCE_S

@@ -25,7 +25,8 @@ from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers import Tracker, records
 
 TUNING = "tuning"
-COMMIT_S = 1.0  #: between two records of the progress of a delivery
+COMMIT_S = 1.0  #: least time between two records of the progress of a delivery
+COMMIT_SHARE = 0.05  #: largest share of a delivery's time that goes into these records, which are long in a large study
 LIVE_S = 30.0  #: of a trial's journal that are delivered together while it runs
 
 _Accounts = dict[str, dict[str, object]]
@@ -138,7 +139,7 @@ class Replay(Tracker):
         account = self._account()
         self.begin({identity: state.mark for identity, state in account.trials.items()})
         first_error: Exception | None = None
-        committed = time.monotonic()
+        due = time.monotonic() + COMMIT_S
         try:
             for identity in account.trials.keys() - {item.identity for item in self.trials}:
                 try:
@@ -153,9 +154,9 @@ class Replay(Tracker):
                     raise
                 except Exception as error:
                     first_error = first_error or error
-                if time.monotonic() > committed + COMMIT_S:
+                if (now := time.monotonic()) > due:
                     account.commit()
-                    committed = time.monotonic()
+                    due = time.monotonic() + max(COMMIT_S, (time.monotonic() - now) / COMMIT_SHARE)
         finally:
             account.commit()
         link = self.finish(report) if final else None
@@ -327,4 +328,4 @@ class _Account:
             self.stored = now
 
     def _now(self) -> dict[str, object]:
-        return {name: asdict(item) for name, item in self.trials.items()}
+        return {name: dict(vars(item)) for name, item in self.trials.items()}

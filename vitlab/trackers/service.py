@@ -40,6 +40,9 @@ ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
 PAGE = 100
 """Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
 
+LIBRARIES = r"mlflow|alembic|sqlalchemy|pydantic|starlette|google"
+"""Packages that MLflow imports or is, whose deprecation warnings concern no user of vitlab."""
+
 # MLflow logs errors of databases, and missing credentials of Databricks, although it raises them as well.
 LOGGERS = {
     "mlflow.store.db.utils": logging.CRITICAL,
@@ -75,20 +78,23 @@ _configured: dict[str, str] = {}  # variables that the user had not set
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Mute MLflow's database messages and the deprecation warnings of its libraries."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        import mlflow  # noqa: F401  # configures its loggers, so they can be muted only after the import
+    """Mute MLflow's database messages, and from now on the deprecation warnings of its libraries.
 
-        levels = {name: logging.getLogger(name).level for name in LOGGERS}
-        for name, level in LOGGERS.items():
+    Deliveries run in a thread, and Python restores filters of warnings for all threads at once: a filter that comes and
+    goes would bring back, or take away, what another thread has set meanwhile.  So these stay.
+    """
+    for category in (DeprecationWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=category, module=LIBRARIES)
+    import mlflow  # noqa: F401  # configures its loggers, so they can be muted only after the import
+
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    for name, level in LOGGERS.items():
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-        try:
-            yield
-        finally:
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
 
 
 def open_client(address: Address) -> MlflowClient:

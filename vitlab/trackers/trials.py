@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,12 +25,15 @@ from vitlab.trackers.records import Point
 from vitlab.trackers.replay import TUNING, Cursor, TrackedTrial, TrialUpdate, identity_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 STATUS = {Ending.DONE: FINISHED, Ending.STOPPED: KILLED}  #: of a trial that has ended; any other has FAILED
 SUPERSEDED = "superseded"
+ILLUSTRATED = 200
+"""Trials of a study that have confusion matrices and pictures in MLflow: the first seeds of its arms."""
 KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
 
 
@@ -73,9 +76,10 @@ class TrialRuns:
     metrics: set[str] = field(default_factory=set)  #: names of all metrics in the runs
     created: bool = False  #: True if a run was created since the last :meth:`match`
     _intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
+    _illustrated: set[str] = field(default_factory=set)  #: identities of the trials that have pictures
     _runs: dict[str, list[Run]] = field(default_factory=dict)  #: runs of each trial, by identity
 
-    def match(self, runs: Iterable[Run], trials: Iterable[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
+    def match(self, runs: Iterable[Run], trials: Sequence[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
         """Match the experiment's runs with the trials, and bring their tags and parameters up to date.
 
         Of several runs of one training, left by a lost response to ``create_run``, all but one are deleted.  Runs of
@@ -83,6 +87,8 @@ class TrialRuns:
         server restored from a backup, is not intact.
         """
         self.created = False
+        by_seed = sorted(trials, key=lambda item: item.planned.seed)
+        self._illustrated = {item.identity for item in by_seed[:ILLUSTRATED]}
         self._intact.clear()
         by_identity: dict[str, list[Run]] = defaultdict(list)
         for run in runs:
@@ -218,10 +224,12 @@ class TrialRuns:
         if (folder.path / "explain").is_dir():
             shutil.copytree(folder.path / "explain", place / "explain")
         pictures = list(images.explanations(folder.path))
-        tables = read_stored(folder.predictions, records.confusion)
-        if tables is not None:
+        tables: Mapping[str, pd.DataFrame] = {}
+        if news.item.identity in self._illustrated:
+            tables = read_stored(folder.predictions, records.confusion) or {}
+        if folder.predictions.is_file():
             shutil.copyfile(folder.predictions, place / folder.predictions.name)
-        for split, table in (tables or {}).items():
+        for split, table in tables.items():
             (place / "confusion").mkdir(exist_ok=True)
             (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
             pictures.append(images.confusion(news.item.name, split, result.outcome.steps, table))
