@@ -9,8 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -458,42 +456,6 @@ def test_unreachable_cluster_gives_one_sentence() -> None:
         "files": "auto",
     }
     assert Ray.cli_only_option({"runtime_env": {"pip": ["acme"]}}) == "runtime_env"
-
-
-DRIVER = """
-import time
-import test_ray as tests
-from pathlib import Path
-executor = tests.TinyRay(tests.run(workers=1), address="local")
-print(executor._ray._private.worker._global_node.get_temp_dir_path(), flush=True)
-executor.submit(tests.job(Path({root!r}), "train"))
-time.sleep(600)
-"""
-
-
-def test_killed_driver_stops_the_ray_it_started(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(root=str(tmp_path)))
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex()}
-    environment = {**os.environ, **token, "PYTHONPATH": PYTHONPATH}
-    with open(tmp_path / "err", "w") as err:
-        driver = subprocess.Popen(
-            [sys.executable, script], stdout=subprocess.PIPE, stderr=err, text=True, env=environment
-        )
-    try:
-        assert driver.stdout is not None
-        temporary = driver.stdout.readline().strip()
-        if LATE in (output := (tmp_path / "err").read_text()):
-            pytest.skip(TOO_BUSY)
-        assert temporary.startswith("/tmp/vitlab-") and processes(temporary), output
-        pid = until(lambda: read_json(job(tmp_path, "train").folder / "pid.json"))
-    finally:
-        driver.kill()
-        driver.communicate()
-    until(lambda: not Path(f"/proc/{pid}").exists() and not processes(temporary))
-    assert not TrialFolder(job(tmp_path, "train").folder).is_locked()
-    shutil.rmtree(temporary)
 
 
 def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:

@@ -134,12 +134,8 @@ def flags(script: str) -> dict[str, str]:
 def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
     (cluster / "hold").touch()
     run = RunSpec.model_validate({"threads": 2, "device": "cuda", "resources": {"gpu": 0.25, "cpu": 3}})
-    own = {"exclude": "n[1-3]", "reservation": "vit", "sbatch": {"mail-type": "FAIL", "nice": 10}}
-    executor = Slurm(
-        run,
-        **{"pack": 5, "minutes": 90, "mem_gb": 7.5, "partition": "gpu", "qos": "low", "setup": ("module load cuda",)},
-        **own,
-    )
+    own = {"partition": "gpu", "qos": "low", "mem": "7680M", "exclude": "n[1-3]", "reservation": "vit", "nice": 10}
+    executor = Slurm(run, pack=5, minutes=90, sbatch={**own, "mail-type": "FAIL"}, setup=("module load cuda",))
     assert executor.slots == 80
     for do in ("a", "b", "c", "d", "e", "f", "g"):
         executor.submit(replace(with_settings(job(tmp_path, do), device="cuda"), gpu=1.0 if do == "g" else None))
@@ -150,7 +146,7 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
         "time": "90",
         "partition": "gpu",
         "qos": "low",
-        "mem": "7680MB",
+        "mem": "7680M",
         "signal": "USR2@90",
         "cpus-per-task": "15",
         "nodes": "1",
@@ -177,18 +173,19 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
     ("partitions", "options", "gpus"),
     [
         ("cpu* (null)\ngpu gpu:a100:4(S:0-1)\n", {}, None),
-        ("cpu* (null)\ngpu gpu:a100:4(S:0-1)\n", {"partition": "gpu"}, "2"),
+        ("cpu* (null)\ngpu gpu:a100:4(S:0-1)\n", {"sbatch": {"partition": "gpu"}}, "2"),
         ("short (null)\nmain* gres:gpu:v100:8\n", {}, "2"),
         ("cpu* (null)\n", {"gres": "gpu:a100"}, "gpu:a100:2"),
     ],
 )
 def test_auto_device_asks_for_gpus_of_partition_or_says_that_it_has_none(
-    partitions: str, options: dict[str, str], gpus: str | None, cluster: Path, tmp_path: Path, caplog: Any
+    partitions: str, options: dict[str, Any], gpus: str | None, cluster: Path, tmp_path: Path, caplog: Any
 ) -> None:
-    own = [line for line in partitions.splitlines(keepends=True) if line.startswith(options.get("partition", ""))]
+    named = options.get("sbatch", {}).get("partition", "")
+    own = [line for line in partitions.splitlines(keepends=True) if line.startswith(named)]
     (cluster / "partitions").write_text("".join(own))
     (cluster / "hold").touch()
-    executor = Slurm(RunSpec(), pack=2, **options)  # type: ignore[arg-type]
+    executor = Slurm(RunSpec(), pack=2, **options)
     for do in ("a", "b"):
         executor.submit(with_settings(job(tmp_path, do), device="auto"))
     executor.poll(0.0)
@@ -244,7 +241,7 @@ def test_time_limit_that_is_reached_twice(cluster: Path, tmp_path: Path) -> None
 
 def test_detached_driver_is_a_job_that_requeues_itself(cluster: Path, tmp_path: Path) -> None:
     (tmp_path / "driver.sh").write_text("echo driver $$ ${SLURM_JOB_ID:-clean} >> $FAKE/drivers; sleep 600")
-    options = registry.slot("executor").resolve({"type": "slurm", "partition": "cpu", "sbatch": {"nice": 5}}).options
+    options = registry.slot("executor").resolve({"type": "slurm", "sbatch": {"partition": "cpu", "nice": 5}}).options
     words = ["bash", str(tmp_path / "driver.sh")]
     assert Slurm.detach(options, words, tmp_path / "driver.log") == ("Slurm job 4711", "scancel 4711")
     given = (cluster / "flags.4711").read_text()
@@ -452,7 +449,7 @@ def test_submission_errors_and_missing_tools_are_reported(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cluster / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gqu' >&2\nexit 1\n")
-    executor = Slurm(RunSpec(device="cpu"), partition="gqu")
+    executor = Slurm(RunSpec(device="cpu"), sbatch={"partition": "gqu"})
     executor.submit(job(tmp_path, "a"))
     with pytest.raises(UserError, match="invalid partition specified: gqu"):
         executor.poll(0.0)
@@ -464,11 +461,18 @@ def test_submission_errors_and_missing_tools_are_reported(
         Slurm(RunSpec())
 
 
-@pytest.mark.parametrize("option", ["partition", "account", "qos", "constraint", "exclude", "reservation", "gres"])
-def test_newlines_in_options_are_refused(cluster: Path, option: str) -> None:
-    choice = Choice("slurm", {option: "gpu\ntouch pwned"})
-    with pytest.raises(OptionError, match=option):
-        registry.slot("executor").build(choice, RunSpec(device="cpu"))
+@pytest.mark.parametrize(
+    "options", [{"gres": "gpu\ntouch pwned"}, {"sbatch": {"qos": "a\nb"}}, {"sbatch": {"qos=a\nb": "c"}}]
+)
+def test_newlines_in_options_are_refused(cluster: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        registry.slot("executor").build(Choice("slurm", options), RunSpec(device="cpu"))
+
+
+def test_study_file_may_set_where_jobs_run_and_nothing_else() -> None:
+    assert Slurm.cli_only_option({"sbatch": {"partition": "gpu", "nice": 5}}) is None
+    assert Slurm.cli_only_option({"sbatch": {"partition": "gpu", "mail-user": "someone@else.org"}}) == "sbatch"
+    assert Slurm.cli_only_option({"setup": ["rm"]}) == "setup"
 
 
 def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import math
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vitlab.errors import UserError, count
 from vitlab.executors.base import one_sentence
-from vitlab.executors.machine import budget
 from vitlab.spec import RunSpec
 
 log = logging.getLogger(__name__)
-
-STORE_BYTES = 256 * 2**20  #: size of the object store of a locally started Ray, which spills to disk
 
 
 class Demand(NamedTuple):
@@ -115,43 +109,20 @@ def connect(address: str) -> Any:
         raise UserError(f"the executor ray needs Ray (pip install 'vitlab[ray]'): {error}") from None
     if ray.is_initialized():
         return ray
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == "local":
-        # Ray creates sockets in this folder, whose paths are limited to 107 characters; TMPDIR may be too long.
-        temporary = tempfile.mkdtemp(prefix="vitlab-", dir="/tmp")
-        atexit.register(_disconnect, temporary)
-        options |= {
-            "num_cpus": budget(),
-            "include_dashboard": False,
-            "object_store_memory": STORE_BYTES,
-            "_temp_dir": temporary,
-        }
     is_main = threading.current_thread() is threading.main_thread()
     old_handler = signal.getsignal(signal.SIGTERM)
     try:
         with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.stream
-            ray.init(address=address, **options)
-    except Exception as error:  # Ray raises no specific type if it does not start in time
-        if address == "local":
-            raise UserError(f"Ray does not start on this machine: {one_sentence(error)}") from None
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises no specific type if it does not answer in time
         at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
         raise UserError(
-            f"no Ray cluster answers {at}: start one with 'ray start --head', or set run.executor.address: local. "
-            f"Ray says: {one_sentence(error)}"
+            f"no Ray cluster answers {at}: start one with 'ray start --head'. Ray says: {one_sentence(error)}"
         ) from None
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, old_handler)  # Ray replaces the handler; the driver needs its own
     return ray
-
-
-def _disconnect(temporary: str) -> None:
-    """Stop the locally started Ray and delete its files."""
-    import ray
-
-    with contextlib.suppress(Exception):  # at interpreter exit, Ray may have stopped already
-        ray.shutdown()
-    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def at(node: str) -> Any:

@@ -21,8 +21,7 @@ the loss of other machines.  A worker ends its trial itself after ``run.timeout`
 stopped or stuck, is killed on its machine.  When the driver dies, Ray ends its tasks at once, and the next driver
 resumes from the last checkpoints, which are at most a minute old.
 
-**Address.**  ``auto`` is the cluster on this machine or the one named by RAY_ADDRESS, ``HOST:PORT`` another one, and
-``local`` starts Ray here and stops it with the driver.  Such a Ray listens on the network and requires a token.
+**Address.**  ``auto`` is the cluster on this machine or the one named by RAY_ADDRESS, ``HOST:PORT`` another one.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ class Ray(PollingExecutor):
 
     Args:
         run: where and how trials run.
-        address: ``auto``, ``local`` or ``HOST:PORT``, the last not from a study file, for what a cluster sends is
-            run here; a Ray that this process is connected to is used as it is.
+        address: ``auto`` or ``HOST:PORT``, the last not from a study file, for what a cluster sends is run here; a Ray
+            that this process is connected to is used as it is.
         files: whether workers see the driver's output folder; ``auto`` is shared where the cluster is this machine.
         labels: labels of the machines to use, such as ``{ray.io/accelerator-type: H100}``.
         resources: custom resources of a trial, such as ``{licence: 1}``.
@@ -134,10 +133,10 @@ class Ray(PollingExecutor):
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
-        """Return ``runtime_env`` if it is given, and ``address`` unless it is ``auto`` or ``local``: they run code."""
+        """Return ``runtime_env`` if it is given, and ``address`` unless it is ``auto``: they run code."""
         if options.get("runtime_env"):
             return "runtime_env"
-        return None if options.get("address", "auto") in ("auto", "local") else "address"
+        return None if options.get("address", "auto") == "auto" else "address"
 
     @property
     def slots(self) -> int:
@@ -335,8 +334,7 @@ class Ray(PollingExecutor):
         if not self._stopping and not listens(*self._daemon):
             raise VitlabError(
                 "Ray's daemon on this machine (raylet) has died. Run the same command again, which resumes from the "
-                "last checkpoints; with run.executor.address: local it also starts the daemon, and otherwise start it "
-                "first with 'ray start'."
+                "last checkpoints; first start the daemon with 'ray start'."
             )
 
     def _end(self, running: _SubmittedJob, ending: Ending, detail: str = "") -> None:

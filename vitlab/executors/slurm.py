@@ -90,6 +90,9 @@ STATES: Mapping[str, Ending] = {
 FINAL = (Ending.DONE, Ending.FAILED, Ending.ERROR, Ending.OOM, Ending.REFUSED)
 """Endings that a requeue of the Slurm job would repeat."""
 
+HARMLESS = {"account", "constraint", "exclude", "mem", "nodelist", "nice", "partition", "qos", "reservation"}
+"""Options of sbatch that a study file may set: they choose where and when a job runs."""
+
 ShellWord = Annotated[str, Field(pattern=r"^\S+$")]
 """Value on a line of the sbatch script; without white space, because a line of its own would be executed."""
 
@@ -113,15 +116,9 @@ class Slurm(PollingExecutor):
         pack: trials of one Slurm job.
         jobs: Slurm jobs at a time; trials that are ready meanwhile wait for the next pack.
         minutes: time limit of a Slurm job; trials may take longer.
-        mem_gb: memory of a Slurm job; by default what the partition gives.
-        partition: as of sbatch; by default the site's.
-        account: as of sbatch.
-        qos: as of sbatch.
-        constraint: as of sbatch, such as ``a100``.
-        exclude: as of sbatch: nodes that are not used.
-        reservation: as of sbatch.
         gres: name of the GPUs where a site wants ``--gres``, such as ``gpu`` or ``gpu:a100``; their number is appended.
-        sbatch: further options of sbatch, such as ``{mail-type: FAIL, mail-user: me@lab.org}``; not from a study file.
+        sbatch: options of sbatch, such as ``{partition: gpu, account: vision, mem: 64G, exclude: node7}``; a study file
+            may set those of :data:`HARMLESS`, and the command line any, such as ``mail-user``.
         setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.
         requeues: how often a job that reached its time limit is put back into the queue.
 
@@ -138,13 +135,6 @@ class Slurm(PollingExecutor):
         pack: Annotated[int, Field(ge=1)] = 4,
         jobs: Annotated[int, Field(ge=1)] = 16,
         minutes: Annotated[int, Field(ge=1)] = 240,
-        mem_gb: Annotated[float, Field(gt=0)] | None = None,
-        partition: ShellWord | None = None,
-        account: ShellWord | None = None,
-        qos: ShellWord | None = None,
-        constraint: ShellWord | None = None,
-        exclude: ShellWord | None = None,
-        reservation: ShellWord | None = None,
         gres: ShellWord | None = None,
         sbatch: Mapping[ShellWord, ShellWord | int] = {},
         setup: tuple[str, ...] = (),
@@ -156,17 +146,14 @@ class Slurm(PollingExecutor):
         self._slots = min(run.workers or self._pack * jobs, self._pack * jobs)
         self._jobs = min(jobs, math.ceil(self._slots / self._pack))
         self._requeues = requeues
-        self._partition, self._gres = partition, gres
-        memory = None if mem_gb is None else f"{math.ceil(mem_gb * 1024)}MB"
-        options = {"partition": partition, "account": account, "qos": qos, "constraint": constraint, "exclude": exclude}
+        self._partition, self._gres = sbatch.get("partition"), gres
         self._parameters: dict[str, Any] = {
-            **{name: value for name, value in {**options, "mem": memory}.items() if value is not None},
             "time": minutes,
             "signal_delay_s": SIGNAL_S,
             "array_parallelism": jobs,
             "wckey": None,  # submitit would charge its own name
             "setup": list(setup) or None,
-            "additional_parameters": {**({"reservation": reservation} if reservation else {}), **sbatch},
+            "additional_parameters": dict(sbatch),
         }
         self._waiting: list[Job] = []
         self._sent: list[_Submitted] = []
@@ -174,8 +161,11 @@ class Slurm(PollingExecutor):
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
-        """Return ``setup`` or ``sbatch`` if it is given: both can run code and write files; None otherwise."""
-        return next((name for name in ("setup", "sbatch") if options.get(name)), None)
+        """Return ``setup``, or ``sbatch`` with an option that is not harmless: they can run code and write files."""
+        if options.get("setup"):
+            return "setup"
+        given = options.get("sbatch")
+        return "sbatch" if isinstance(given, Mapping) and not given.keys() <= HARMLESS else None
 
     @classmethod
     def detach(cls, options: Mapping[str, Any], words: Sequence[str], log: Path) -> tuple[str, str]:
@@ -184,9 +174,12 @@ class Slurm(PollingExecutor):
         Raises:
             UserError: if Slurm rejects it.
         """
-        names = ("partition", "account", "qos", "reservation")
-        flags = {**{name: options[name] for name in names if options[name]}, **options["sbatch"]}
-        flags |= {"job-name": "vitlab-driver", "time": options["minutes"], "signal": f"B:USR1@{SIGNAL_S}"}
+        flags = {
+            **options["sbatch"],
+            "job-name": "vitlab-driver",
+            "time": options["minutes"],
+            "signal": f"B:USR1@{SIGNAL_S}",
+        }
         flags |= {"cpus-per-task": 1, "open-mode": "append", "output": log}
         script = DRIVER.format(setup="\n".join(options["setup"]), command=shlex.join(words))
         command = ["sbatch", "--parsable", "--requeue", *(f"--{name}={value}" for name, value in flags.items())]
@@ -311,7 +304,7 @@ class Slurm(PollingExecutor):
         where = f"partition {self._partition}" if self._partition else "the default partition"
         log.warning(
             "run.device is auto, and %s of Slurm lists no GPU: trials are trained on CPUs. Name another partition by "
-            "run.executor.partition, or set run.device: cpu.",
+            "run.executor.sbatch.partition, or set run.device: cpu.",
             where,
         )
         return False
