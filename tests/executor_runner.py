@@ -42,6 +42,11 @@ def execute(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception 
 
 
 def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> TrialResult | None:
+    if trial.spec.data.type == "meet":
+        own = [os.environ[name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")]
+        write_json(folder.path / f"node{own[0]}.json", own)
+        while not all((folder.path / f"node{node}.json").exists() for node in (0, 1)):
+            time.sleep(0.02)
     with folder.lease():
         match trial.spec.data.type:
             case "finish":

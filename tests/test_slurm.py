@@ -24,6 +24,7 @@ from vitlab.executors import Job
 from vitlab.executors import slurm as room
 from vitlab.executors.slurm import Slurm, SlurmBatch
 from vitlab.spec import Choice, RunSpec
+from vitlab.spec.run import Resources
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.testing import check_component
@@ -50,9 +51,14 @@ PROGRAMS = {
     """,
     "srun": """
         while true; do case "$1" in
-            --unbuffered) shift;; --output|--error) shift 2;; *) break;;
+            --unbuffered|--wait=*) shift;; --output|--error) shift 2;; *) break;;
         esac; done
-        exec "$@" >>$FAKE/log 2>&1
+        nodes=$(sed -n 's/^#SBATCH --nodes=//p' $FAKE/script.${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID})
+        [ "$nodes" != 1 ] || exec "$@" >>$FAKE/log 2>&1
+        for node in $(seq 0 $((nodes - 1))); do
+            SLURM_NODEID=$node SLURM_PROCID=$node SLURM_JOB_NODELIST=first,second "$@" >>$FAKE/log 2>&1 &
+        done
+        wait
     """,
     "scontrol": """
         echo "$@" >> $FAKE/requeued; task=${2#*_}
@@ -204,6 +210,18 @@ def test_ready_packs_are_one_array(cluster: Path, tmp_path: Path) -> None:
     assert flags((cluster / "script.4711").read_text())["array"] == "0-2%3" and not (cluster / "script.4712").exists()
     assert [read_json(folder / "pack.json")["job"] for folder in packs(tmp_path)] == ["4711_0", "4711_1", "4711_2"]
     assert TinySlurm(RunSpec(device="cpu")).reattach(work) == []
+
+
+@pytest.mark.usefixtures("light")
+def test_trial_on_two_nodes_has_a_task_on_each_and_one_report(cluster: Path, tmp_path: Path) -> None:
+    executor = TinySlurm(RunSpec(device="cpu", resources=Resources(processes=4, nodes=2)), pack=4)
+    executor.submit(job(tmp_path, "meet"))
+    assert ends(executor, 1)["meet"].ending == "done"
+    script = (cluster / "script.4711").read_text()
+    assert flags(script)["nodes"] == "2" and flags(script)["cpus-per-task"] == "2" and "--wait=60" in script
+    folder = job(tmp_path, "meet").folder
+    assert [read_json(folder / f"node{node}.json") for node in (0, 1)] == [[str(n), "first", "24711"] for n in (0, 1)]
+    assert read_ends(packs(tmp_path)[0]) == ["meet"]
 
 
 @pytest.mark.usefixtures("light")

@@ -227,16 +227,14 @@ class FileSender:
         # A journal is read after the checkpoint and sent before it: it has all lines that the checkpoint presupposes.
         for place in sorted(changed, key=_order, reverse=True):
             if ended or place[1] != RESULT:
-                inode, _, size = self._sent.get(place, (0, 0, 0))
-                has_grown = place[1] in (JOURNAL, LOG) and inode == present[place][0] and size <= present[place][2]
-                offset = size if has_grown else 0
+                size = self._sent.get(place, (0, 0, 0))[2]
+                offset = size if place[1] in (JOURNAL, LOG) and size <= present[place][2] else 0
                 with (
                     suppress(FileNotFoundError),  # the next call finds it removed
                     open(self._folders[place[0]] / place[1], "rb") as file,
                 ):
                     file.seek(offset)
-                    # What is appended meanwhile belongs to the next call.
-                    contents[place] = file.read(present[place][2] - offset) if has_grown else file.read(), offset
+                    contents[place] = file.read(), offset
         for place in sorted(contents, key=_order):
             yield FileChange(place, *contents[place])
             self._sent[place] = present[place]
@@ -269,9 +267,9 @@ def apply_change(change: FileChange, folders: Sequence[Path]) -> None:
     file = folder / inside
     if change.data is not None and change.offset:
         with open(open_in_place(file, os.O_WRONLY), "wb") as grown:
-            grown.truncate(change.offset)
             grown.seek(change.offset)
             grown.write(change.data)
+            grown.truncate()  # last, because a reader would take a shorter journal for another training
     elif change.data is not None:
         write_bytes(file, change.data, fsync=path not in (JOURNAL, LOG))  # these change many times a minute
     else:
