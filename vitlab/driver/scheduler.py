@@ -208,6 +208,7 @@ class Schedule:
             elif ending == Ending.DONE:
                 self._done += 1
                 TrialFolder(folder).remove_checkpoint()
+                TrialFolder(folder).remove_empty_log()
             else:
                 self.failed += 1
                 if ending != Ending.STOPPED:  # from outside, which leaves the trial intact, but incomplete

@@ -158,6 +158,13 @@ class TrialFolder:
                 if lacks_spec:
                     write_json(self.spec, spec)
 
+    def remove_empty_log(self) -> None:
+        """Delete the log of a worker that has printed nothing."""
+        log = self.path / "log.txt"
+        with suppress(OSError):  # it does not exist
+            if not log.lstat().st_size:
+                log.unlink()
+
     def last_failure(self) -> Failure | None:
         """Return the stored failure of the last attempt; None if none is stored."""
         return read_json(self.path / "failure.json", Failure.from_json)
@@ -213,6 +220,8 @@ class TrialFolder:
         """
         with hold(self.lock):
             yield
+            if (self.path / "result.json").exists():  # nothing is written any more; large studies count files
+                self.lock.unlink(missing_ok=True)
 
     def require(self) -> None:
         """Check that no other process has taken over the lock of this process; nothing may be written then.
