@@ -29,11 +29,11 @@ STUDY = {
     "study": "scaled",
     "base": {
         "data": {"type": "digits"},
-        "model": {"type": "vit", "patch_size": 2, "dim": 32, "depth": 2, "heads": 4, "drop": 0.1},
-        "train": {"epochs": 8, "batch_size": 16, "evaluations": 8},
+        "model": {"type": "vit", "patch_size": 2, "dim": 16, "depth": 1, "heads": 2, "drop": 0.1},
+        "train": {"epochs": 6, "batch_size": 16, "evaluations": 6},
     },
     "design": {"one_at_a_time": {"model.position": ["none"]}},
-    "seeds": 4,
+    "seeds": 3,
     "run": {"engine": "loop", "device": "cpu", "tracker": "none", "retries": {"lost": 5}},
 }
 

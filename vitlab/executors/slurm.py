@@ -174,12 +174,8 @@ class Slurm(PollingExecutor):
         Raises:
             UserError: if Slurm rejects it.
         """
-        flags = {
-            **options["sbatch"],
-            "job-name": "vitlab-driver",
-            "time": options["minutes"],
-            "signal": f"B:USR1@{SIGNAL_S}",
-        }
+        flags = {name: value for name, value in options["sbatch"].items() if name != "mem"}  # that of a pack
+        flags |= {"job-name": "vitlab-driver", "time": options["minutes"], "signal": f"B:USR1@{SIGNAL_S}"}
         flags |= {"cpus-per-task": 1, "open-mode": "append", "output": log}
         script = DRIVER.format(setup="\n".join(options["setup"]), command=shlex.join(words))
         command = ["sbatch", "--parsable", "--requeue", *(f"--{name}={value}" for name, value in flags.items())]
@@ -222,9 +218,9 @@ class Slurm(PollingExecutor):
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """Find jobs that an earlier driver left in the queue."""
         by_folder = {job.folder: job for job in jobs}
-        for folder in sorted({folder for job in jobs for folder in _root(job).glob("slurm/*/*/")}):
-            record = read_json(folder / "pack.json")
-            if record is None or (folder / "ended").exists():
+        for folder in sorted(folder for root in set(map(_root, jobs)) for folder in root.glob("slurm/*/*/")):
+            record = None if (folder / "ended").exists() else read_json(folder / "pack.json")
+            if record is None:
                 continue
             matching = {}
             for name, folders in record["trials"].items():
