@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from vitlab.errors import UserError, count
@@ -46,12 +47,16 @@ def demand(ray: Any, run: RunSpec) -> Demand:
     cores = resources.cores(run.threads)
     each = Demand(min(cores, max(fitting, default=0)) or cores, gpus)
     if not room(ray, each):
-        log.warning("no machine of the Ray cluster has %s now; trials wait until one joins.", each.words)
+        _warn(f"no machine of the Ray cluster has {each.words} now; trials wait until one joins.")
         if run.device == "auto" and not gpus:
-            log.warning(
-                "run.device is auto, and the cluster has no GPU now; run.device: cuda makes trials ask for one."
-            )
+            _warn("run.device is auto, and the cluster has no GPU now; run.device: cuda makes trials ask for one.")
     return each
+
+
+@cache
+def _warn(sentence: str) -> None:
+    """Log a warning once, although a run builds its executor several times."""
+    log.warning(sentence)
 
 
 def room(ray: Any, each: Demand) -> int:
