@@ -84,10 +84,10 @@ def start_cluster(folder: Path) -> str:
             **dict.fromkeys(("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True),
         },
         "available_node_types": {
-            "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
             "cpu": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": NODES},
         },
-        "head_node_type": "head",
+        "head_node_type": "ray.head.default",
         **{name: {} for name in ("auth", "docker", "file_mounts", "head_node", "worker_nodes")},
         **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
         **{f"{name}_commands": [] for name in commands},
