@@ -119,6 +119,8 @@ def connect(address: str) -> Any:
     try:
         with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.stream
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # Of a machine that dies, Ray prints some 40 lines on stdout, which is for the answer; the trial's line says it.
+        ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
     except Exception as error:  # Ray raises no specific type if it does not answer in time
         at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
         raise UserError(
