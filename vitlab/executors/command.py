@@ -25,8 +25,7 @@ from typing import Any, NoReturn
 
 from vitlab.executors.base import JobEnd
 from vitlab.executors.worker import run_job_and_exit
-from vitlab.runner.job import Job
-from vitlab.runner.ranks import NODE
+from vitlab.runner.job import NODE, Job
 from vitlab.spec.tree import parsed
 from vitlab.store.files import load_json, mapping, read_json, write_json
 from vitlab.store.result import Ending

@@ -50,8 +50,7 @@ from pydantic import Field
 from vitlab.errors import UserError
 from vitlab.executors.base import JobEnd, PollingExecutor, executor, one_sentence
 from vitlab.executors.local import Local
-from vitlab.runner.job import Job
-from vitlab.runner.ranks import NODE
+from vitlab.runner.job import NODE, Job
 from vitlab.spec import Choice, RunSpec
 from vitlab.store.files import append_json, cut_torn_line, read_json, read_lines, write_json
 from vitlab.store.result import Ending

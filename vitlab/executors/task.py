@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 from vitlab.errors import VitlabError
 from vitlab.executors import worker
 from vitlab.executors.base import Stage
-from vitlab.runner.job import Job
-from vitlab.runner.ranks import NODE
+from vitlab.runner.job import NODE, Job
 from vitlab.store.files import open_in_place, write_bytes
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import process

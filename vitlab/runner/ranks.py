@@ -31,10 +31,6 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
-NODE = "GROUP_RANK"
-"""Environment variable with the number of this machine among those of a trial, as torchrun sets it, with the variables
-``MASTER_ADDR`` and ``MASTER_PORT``, at which the ranks of all machines find each other."""
-
 POLL_S = 0.1  #: interval at which the supervisor polls ``stop``
 CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead peer
 LEAVE_S = 10.0  #: time the others have to exit after rank 0 has finished

@@ -32,8 +32,8 @@ from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, out_of_memory, sentence_of
 from vitlab.runner.circumstances import versions
-from vitlab.runner.job import Job, Settings
-from vitlab.runner.ranks import NODE, NoResult, RankResult, launch_ranks
+from vitlab.runner.job import NODE, Job, Settings
+from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
