@@ -93,8 +93,9 @@ def test_offline_files_have_every_point_of_journals_once(tmp_path: Path) -> None
                 name = message.run.display_name
                 arms.add(message.run.run_group)
             for item in message.history.item:
-                if not item.key.startswith("_"):
-                    found[name, item.key, json.loads(item.value_json), message.history.step.num] += 1
+                key = item.key or "/".join(item.nested_key)
+                if not key.startswith("_"):
+                    found[name, key, json.loads(item.value_json), message.history.step.num] += 1
             for item in message.summary.update:
                 key = item.key or "/".join(item.nested_key)
                 finals[name, key] = json.loads(item.value_json)
