@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from vitlab.training.optim.contract import fused
-from vitlab.training.optim.groups import decay_groups, layer_groups, set_rate
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
+from vitlab.training.optim import decay_groups, fused, layer_groups, set_rate
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 import timm  # noqa: E402
