@@ -30,6 +30,8 @@ Rotation = tuple[Tensor, Tensor]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+Gelu = Literal["none", "tanh", "sigmoid"]
+"""The GELU, or an approximation of it."""
 
 
 class Part(nn.Module):

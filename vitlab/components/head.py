@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.base import Count, Dropout, Options, Part, Probability
+from vitlab.components.base import Count, Dropout, Gelu, Options, Part, Positive, Probability
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot, Unhashed, slot
 
 Pool = Literal["cls", "gap", "map", "max", "avgmax", "prr"]
 Over = Literal["patches", "all"]
 Weights = Literal["drawn", "zero"]
-Gelu = Literal["none", "tanh"]
 Output = Annotated[Literal["logits", "probabilities"], Unhashed()]
 Fusion = Literal["logits", "softmax", "cls", "dist"]
 
@@ -95,15 +94,15 @@ class AttentionPool(nn.Module):
     Parameters are named as in timm's ``AttentionPoolLatent``.
     """
 
-    def __init__(self, g: Geometry, approximate: Gelu) -> None:
+    def __init__(self, g: Geometry, approximate: Gelu, heads: int | None, ratio: float) -> None:
         super().__init__()
-        self.heads = g.heads
+        self.heads = heads or g.heads
         self.latent = nn.Parameter(torch.empty(1, 1, g.dim))
         self.q = nn.Linear(g.dim, g.dim)
         self.kv = nn.Linear(g.dim, 2 * g.dim)
         self.proj = nn.Linear(g.dim, g.dim)
         self.norm = slot("norm").build("layernorm", g.dim)
-        self.mlp = slot("mlp").build({"type": "gelu", "approximate": approximate}, g)
+        self.mlp = slot("mlp").build({"type": "gelu", "approximate": approximate, "ratio": ratio}, g)
         nn.init.trunc_normal_(self.latent, std=g.dim**-0.5, a=-2 * g.dim**-0.5, b=2 * g.dim**-0.5)
 
     def forward(self, x_BND: Tensor) -> Tensor:
@@ -133,14 +132,16 @@ class _Pooled(Head):
         "attn_pool.": "attn_pool.",
     }
 
-    def __init__(self, g: Geometry, pool: Pool, approximate: Gelu, over: str, drop: float) -> None:
+    def __init__(
+        self, g: Geometry, pool: Pool, approximate: Gelu, heads: int | None, ratio: float, over: str, drop: float
+    ) -> None:
         super().__init__()
         self.kind = pool
         self.reads = ("class",) if pool == "cls" else () if over == "patches" and pool != "prr" else None
         self.prefix = g.prefix
         self.heads = g.heads
         self.skip = len(g.prefix) if over == "patches" else 0
-        self.attn_pool = AttentionPool(g, approximate) if pool == "map" else None
+        self.attn_pool = AttentionPool(g, approximate, heads, ratio) if pool == "map" else None
         self.drop = Dropout(drop)
 
     @classmethod
@@ -150,6 +151,8 @@ class _Pooled(Head):
             return "pooling 'cls' reads the class token, and the model has none: add class to prefix, or pool by gap"
         if options["over"] == "all" and pool in ("cls", "prr"):
             return f"pooling '{pool}' does not choose its tokens; remove over: all"
+        if pool == "map" and g.dim % (options["heads"] or 1):
+            return f"the {options['heads']} heads of attention pooling do not divide dim {g.dim}; use a divisor of it"
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
@@ -182,6 +185,8 @@ class LinearHead(_Pooled):
         over: what is pooled: the patches, or all tokens.
         drop: dropout of the pooled row.
         approximate: the GELU of attention pooling, as in the blocks' MLP.
+        heads: heads of attention pooling; by default as many as in the blocks.
+        ratio: hidden width of the MLP of attention pooling over ``g.dim``.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
@@ -194,10 +199,12 @@ class LinearHead(_Pooled):
         over: Over = "patches",
         drop: Probability = 0.0,
         approximate: Gelu = "none",
+        heads: Count | None = None,
+        ratio: Positive = 4.0,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate, over, drop)
+        super().__init__(g, pool, approximate, heads, ratio, over, drop)
         self.fc = _classifier(g.dim, g.classes, weights)
         self.output = output
 
@@ -215,6 +222,8 @@ class MLPHead(_Pooled):
         over: what is pooled: the patches, or all tokens.
         drop: dropout before the last layer.
         approximate: the GELU of attention pooling, as in the blocks' MLP.
+        heads: heads of attention pooling; by default as many as in the blocks.
+        ratio: hidden width of the MLP of attention pooling over ``g.dim``.
         representation_size: width of the pre-logits; by default the tokens' own.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
@@ -228,11 +237,13 @@ class MLPHead(_Pooled):
         over: Over = "patches",
         drop: Probability = 0.0,
         approximate: Gelu = "none",
+        heads: Count | None = None,
+        ratio: Positive = 4.0,
         representation_size: Count | None = None,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate, over, drop)
+        super().__init__(g, pool, approximate, heads, ratio, over, drop)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = _classifier(size, g.classes, weights)

@@ -5,15 +5,26 @@ B batch, T tokens, D width, M hidden width.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.base import Dropout, Part, Positive, Probability
+from vitlab.components.base import Dropout, Gelu, Part, Positive, Probability
 from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot, slot
+
+
+class SigmoidGELU(nn.Module):
+    """x sigmoid(1.702 x), the approximation that OpenAI's CLIP calls QuickGELU.  Reference: arXiv:1606.08415."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of every number."""
+        return x * (1.702 * x).sigmoid()
+
+
+def gelu(approximate: Gelu) -> nn.Module:
+    """Return the GELU, exact or in one of its approximations."""
+    return SigmoidGELU() if approximate == "sigmoid" else nn.GELU(approximate)
 
 
 class MLP(Part):
@@ -79,7 +90,8 @@ class GeluMLP(_Hidden):
         ratio: hidden width over ``g.dim``; the hidden width is rounded down.
         drop: dropout after both layers.
         approximate: ``none`` is the exact GELU of the PyTorch ports; ``tanh`` the approximation that JAX
-            computes by default, and with it Google's checkpoints.
+            computes by default, and with it Google's checkpoints; ``sigmoid`` is x sigmoid(1.702 x), OpenAI's
+            QuickGELU in CLIP.
         bias: whether the linear layers have biases.
         norm: of the hidden layer, before the second linear layer (timm's ``scale_mlp_norm``).
     """
@@ -90,12 +102,12 @@ class GeluMLP(_Hidden):
         *,
         ratio: Positive = 4.0,
         drop: Probability = 0.0,
-        approximate: Literal["none", "tanh"] = "none",
+        approximate: Gelu = "none",
         bias: bool = True,
         norm: NormChoice = "none",
     ) -> None:
         super().__init__(g, ratio=ratio, drop=drop, bias=bias, norm=norm)
-        self.act = nn.GELU(approximate)
+        self.act = gelu(approximate)
 
     def _hidden(self, x_BTD: Tensor) -> Tensor:
         x_BTM: Tensor = self.act(self.fc1(x_BTD))

@@ -224,7 +224,9 @@ class BatchLastForward:
 
     def _mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
         perceive = cast(mlp.GeluMLP, self.model.get_submodule(at))
-        hidden_KOM = F.gelu(self._linear(f"{at}.fc1", x_KDTB.flatten(2)), approximate=perceive.act.approximate)
+        hidden_KOM = F.gelu(
+            self._linear(f"{at}.fc1", x_KDTB.flatten(2)), approximate=cast(nn.GELU, perceive.act).approximate
+        )
         hidden_KOTB = self._part(f"{at}.drop1", hidden_KOM.view(*hidden_KOM.shape[:2], *x_KDTB.shape[2:]))
         y_KDM = self._linear(f"{at}.fc2", self._part(f"{at}.norm", hidden_KOTB).flatten(2))
         return self._part(f"{at}.drop2", y_KDM.view(x_KDTB.shape))
