@@ -70,6 +70,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *_repeated_trials(results.frame),
         *_prerequisites(plan),
         *_early_stops(results.trials),
+        *_initial_weights(trials),
         *_mixed_numerics(plan, trials),
         *_best_of_training(plan),
         *_exploratory(plan),
@@ -181,6 +182,15 @@ def _prerequisites(plan: Plan) -> list[str]:
             if len(set(trials)) < len(trials)
         ]
     )
+
+
+def _initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
+    """Return what was loaded, resampled and left out of the weights that arms start from."""
+    arms: dict[str, dict[str, None]] = defaultdict(dict)
+    for item in trials:
+        if item.result is not None and item.result.circumstances.weights:
+            arms["; ".join(item.result.circumstances.weights)][item.planned.arm or "pre-training"] = None
+    return [f"Weights to start from ({', '.join(names)}): {notes}." for notes, names in arms.items()]
 
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:

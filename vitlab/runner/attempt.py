@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +79,7 @@ class Attempt:
         self.number = max(numbers, default=0) + 1  # an attempt that falls back to the loop starts twice
         self.first_began = starts[0].t / 1000 if starts else self.began
         self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
+        self.weights: Sequence[str] = ()  #: notes on the weights that the trial starts from
         self.size = 0, 0  #: parameters and multiply-accumulates
         self.step_macs = 0  #: of an image in a step; 0 if a step does not compute the model once on all of it
         self.rate = math.nan  #: peak operations per second of these devices
@@ -114,7 +115,7 @@ class Attempt:
                 "'vitlab run'"
             )
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
-        model, notes = initial_model(trial, self.folder, prepared, self.device)
+        model, self.weights = initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
         self.size = size_of(model, trial, prepared.info)
         if self.settings.activation_checkpointing == "blocks":
@@ -141,6 +142,7 @@ class Attempt:
             training.load(resume)
         self.peers.require_equal(training.module, training.step)
         read_note = "images are read as batches ask for them" if feed.stored else ""
+        notes = (f"of the weights it starts from: {note}" for note in self.weights)
         self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, *notes))))
         self.kernels = kernels_of_first_pass(model, not self.engine_type.one_at_a_time)
         self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
@@ -197,6 +199,7 @@ class Attempt:
             versions={**versions(), **requirements_of(self.trial.spec)},
             numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec.model)},
             ended=time.time(),
+            weights=tuple(self.weights),
         )
         return self.write_files(training, outcome, circumstances)
 

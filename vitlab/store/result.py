@@ -125,6 +125,7 @@ class Circumstances:
         Mapping[str, object], AfterValidator(_numerics)
     ]  #: torch, device, engine, attention kernel, threads, precision
     ended: Seconds = 0.0  #: since 1970
+    weights: tuple[str, ...] = ()  #: what ``init_from`` loaded, resampled, assumed and left out, a sentence each
 
     @property
     def installed(self) -> dict[str, str]:
