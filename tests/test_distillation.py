@@ -613,7 +613,7 @@ def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:
         planned(tmp_path, base=base(teacher={"pretrained": RESNET18.replace("V1", "V7")}), design=None)
     with pytest.raises(SpecError, match="DEFAULT depends on the version of torchvision"):
         planned(tmp_path, base=base(teacher={"pretrained": "ResNet18_Weights.DEFAULT"}), design=None)
-    with pytest.raises(SpecError, match="exactly one of checkpoint, trial, pretrained"):
+    with pytest.raises(SpecError, match="exactly one of checkpoint, trial, pretrained, timm, hub"):
         planned(tmp_path, base=base(teacher={}), design=None)
 
 

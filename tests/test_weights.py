@@ -501,8 +501,12 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
         "unknown": ["blocks.0.extra"],
         "of another shape": ["blocks.1.mlp.fc1.bias"],
     }
-    clip = saved(vit(pre_norm=True), tmp_path / "clip.pth")
-    assert "norm_pre.weight, norm_pre.bias are unknown" in refusal(clip)
+
+
+def test_norm_before_blocks_is_read_from_tensors(tmp_path: Path) -> None:
+    theirs = vit(pre_norm=True)
+    ours = open_model(saved(theirs, tmp_path / "clip.pth"), facts=HEADS).model
+    torch.testing.assert_close(logits(ours, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
 
 def test_large_number_in_foreign_name_is_read_at_once(tmp_path: Path) -> None:

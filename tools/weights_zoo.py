@@ -112,8 +112,8 @@ def outcome(case: Case) -> tuple[Verdict, str]:
 
 
 def _logits(output: Any) -> Tensor:
-    logits: Tensor = output if isinstance(output, Tensor) else output.logits
-    return logits
+    logits: Tensor = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
+    return output.logits if logits is None else logits
 
 
 def _exact_rotation(mine: Any, theirs: Any) -> bool:
@@ -373,7 +373,7 @@ def _options_text(options: Mapping[str, Any]) -> str:
 
 
 def _timm_cases() -> Iterator[Case]:
-    modules = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
+    modules = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
     for name in sorted(name for module in modules for name in timm.list_models(module=module)):
         yield Case(CONFIGURED, name, functools.partial(configured, name))
     for options in VIT_ARGUMENTS:
@@ -405,13 +405,16 @@ def hugging_face(kind: str, folder: Path, *, preprocessor: dict[str, Any] | None
         (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     size = config.image_size
     pair = (size, size) if isinstance(size, int) else (size[0], size[1])
-    headless = {} if hasattr(model, "classifier") or hasattr(model, "cls_classifier") else {"features": _last_hidden}
+    has_head = any(hasattr(model, name) for name in ("classifier", "cls_classifier", "visual_projection"))
+    headless = {} if has_head else {"features": _last_hidden}
     return Original(model, folder / "model.safetensors", pair, config.num_channels, **headless)
 
 
 def _last_hidden(model: nn.Module, x_BCHW: Tensor) -> Tensor:
-    logits: Tensor = model(x_BCHW).last_hidden_state
-    return logits
+    # Without noise, transformers' MAE shuffles the patches.
+    order = {"noise": torch.arange(16.0).expand(len(x_BCHW), -1)} if type(model).__name__ == "ViTMAEModel" else {}
+    tokens: Tensor = model(x_BCHW, **order).last_hidden_state
+    return tokens
 
 
 _CLASSIFIER = "ViTForImageClassification"
@@ -437,15 +440,18 @@ HUGGING_FACE_CASES: list[tuple[str, dict[str, Any]]] = [
     (_CLASSIFIER, {"preprocessor": {"rescale_factor": 0.5, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}}),
     (_CLASSIFIER, {"preprocessor": {"do_flip_channel_order": True}}),
     ("ViTForMaskedImageModeling", {}),
-    ("ViTMAEModel", {}),
+    ("ViTMAEModel", {"mask_ratio": 0.0}),
     ("BeitForImageClassification", {}),
     ("Data2VecVisionForImageClassification", {}),
     ("Dinov2ForImageClassification", {}),
     ("Dinov2WithRegistersForImageClassification", {}),
     ("DINOv3ViTModel", {}),
     ("IJepaForImageClassification", {}),
-    ("CLIPVisionModel", {}),
+    ("CLIPVisionModelWithProjection", {}),
+    ("CLIPVisionModelWithProjection", {"hidden_act": "gelu"}),
     ("SiglipVisionModel", {}),
+    ("Siglip2VisionModel", {}),
+    ("Aimv2VisionModel", {}),
     ("YolosModel", {"image_size": [16, 16]}),
 ]
 

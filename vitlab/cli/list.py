@@ -1,4 +1,4 @@
-"""``vitlab list [SLOT|studies]``: list component names and origins, without importing components, or the studies."""
+"""``vitlab list [SLOT|studies|weights]``: list components without importing them, studies, or timm's weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,30 @@ from vitlab import registry
 from vitlab.cli import print_json
 from vitlab.cli.completion import STUDIES, complete_slot
 from vitlab.cli.options import json_option, plugin_option
+from vitlab.errors import UserError
 from vitlab.plan import packaged
 
 
 @click.command()
-@click.argument("slot", metavar="[SLOT|studies]", required=False, shell_complete=complete_slot)
+@click.argument("slot", metavar="[SLOT|studies|weights]", required=False, shell_complete=complete_slot)
+@click.argument("pattern", required=False)
 @plugin_option
 @json_option
-def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
-    """List the components of SLOT, or all slots with theirs, or the studies that come with vitlab."""
+def command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
+    """List the components of SLOT, or all slots with theirs, or the studies that come with vitlab.
+
+    `vitlab list weights [PATTERN]` lists the weights that timm names and init_from takes as timm: NAME; PATTERN is a
+    part of a name, in which * and ? stand for others.
+    """
+    if pattern is not None and slot != "weights":
+        raise click.UsageError("PATTERN belongs to 'vitlab list weights' alone; remove it")
     for plugin in plugins:
         registry.load_file(plugin)
     if slot in STUDIES:
         show_studies(as_json)
+        return
+    if slot == "weights":
+        show_weights(pattern or "", as_json)
         return
     if slot or as_json:
         show_components([slot] if slot else [*registry.SLOT_MODULES], as_json)
@@ -47,6 +58,22 @@ def show_components(slots: Sequence[str], as_json: bool) -> None:
     for entry in entries:
         label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
         _print(f"{label:20} {entry.origin!s:20} ", entry.summary or entry.target)
+
+
+def show_weights(pattern: str, as_json: bool) -> None:
+    """Print timm's weights for Vision Transformers: name, pixels of an image, classes and licence."""
+    from vitlab.weights import named_weights
+
+    rows = named_weights(pattern)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+        return
+    if not rows:
+        raise UserError(f"timm has no weights of Vision Transformers called '{pattern}'; PATTERN is a part of a name")
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        classes = f"{row.classes:,} classes" if row.classes else "no head"
+        click.echo(f"{row.name:{width}}  {row.image} pixels  {classes:14}  {row.license or 'licence not stated'}")
 
 
 def show_studies(as_json: bool) -> None:

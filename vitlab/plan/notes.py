@@ -12,7 +12,6 @@ from vitlab.plan.resolve import ResolvedTrial
 from vitlab.plan.sources import other_split, same_images
 from vitlab.plan.values import Plan
 from vitlab.spec import Choice, Seeds, TrainSpec
-from vitlab.spec.trial import Teacher
 from vitlab.store.files import read_json
 
 MOST_INITIAL = 0.05
@@ -71,8 +70,8 @@ def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
             continue
         for role, source in arm.trial.spec.sources().items():
             reason = ""
-            if isinstance(source, Teacher) and source.pretrained is not None:
-                reason = _unknown(source.pretrained)
+            if source.pretrained is not None:
+                reason = _unknown(source.pretrained) if role == "teacher" else ""
             elif source.checkpoint is not None:
                 file = Path(source.checkpoint)
                 exposure = _has_seen(file, arm.trial, seeds)

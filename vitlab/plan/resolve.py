@@ -299,6 +299,7 @@ class Resolver:
         """Resolve the teacher and the initial weights.
 
         In the identity, a checkpoint counts by its content, published weights by their digest, a trial by its identity.
+        What timm names and what the hub holds is fetched, and is a checkpoint from here on.
         """
         for role, path in SOURCES.items():
             match value_at(draft.plain, path):
@@ -306,6 +307,8 @@ class Resolver:
                     self._resolve_checkpoint(draft, role, path, name)
                 case {"pretrained": str(name)}:
                     self._resolve_published(draft, role, path, name)
+                case {"timm": str(name)} | {"hub": str(name)} as source:
+                    self._resolve_fetched(draft, role, path, source, name)
                 case {"trial": Mapping()} as source:
                     self._resolve_prerequisite(draft, role, path, source)
 
@@ -314,10 +317,22 @@ class Resolver:
         if not os.path.isfile(file):  # False, where Path raises, for names that no file can have
             draft.refuse((place, f"no such file: {file}"))
             return
-        file = file.resolve()
+        file = FilePath(os.path.abspath(file))  # a link in the hub's cache has the name, and the configs beside it
         draft.files[role] = digests_of(file)
         put(draft.identity, place, identity_of(draft.files[role]))
         put(draft.plain, place, str(file))
+
+    def _resolve_fetched(self, draft: _Draft, role: str, path: Path, source: Tree, name: str) -> None:
+        kind = "timm" if "timm" in source else "hub"
+        try:
+            file = str(optional_module("weights").fetched(kind, name))
+        except WeightsError as error:
+            draft.refuse(((*path, kind), str(error)))
+            return
+        for tree in (draft.plain, draft.identity):
+            value_at(tree, path).pop(kind)
+            put(tree, (*path, "checkpoint"), file)
+        self._resolve_checkpoint(draft, role, path, file)
 
     def _resolve_published(self, draft: _Draft, role: str, path: Path, name: str) -> None:
         place = (*path, "pretrained")

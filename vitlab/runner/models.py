@@ -16,6 +16,7 @@ from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model, digest
 from vitlab.registry import optional_module, slot
+from vitlab.spec.trial import Source
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.training import features
@@ -53,7 +54,7 @@ def initial_model(
     """Return the model of a trial before its first step, initialised or with the weights the trial starts from.
 
     Returns:
-        The model, and notes on these weights for the journal.
+        The model, and notes on these weights: what was loaded, resampled, assumed and left out.
     """
     noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
     model: Model = slot("model").build(trial.spec.model, prepared.info)
@@ -77,13 +78,9 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
         return None
     mine = theirs = InputSpec(prepared.info, prepared.mean, prepared.std)
     teacher, source, loaded = None, how.teacher, None
-    if source is not None and source.checkpoint is not None:
+    if source is not None and source.trial is None:
         size = None if source.size is None else (source.size, source.size)
-        facts = {"heads": source.heads, "image": size}
-        loaded = _open_weights(source.checkpoint, facts, "keep", trial.files.get("teacher"))
-    elif source is not None and source.pretrained is not None:
-        name = source.pretrained
-        loaded = optional_module("weights").open_pretrained(name, trial.files.get("teacher", {}).get(name))
+        loaded = _open_weights("teacher", source, {"heads": source.heads, "image": size}, "keep", trial)
     elif source is not None:
         teacher, transform = _load_dependency("teacher", trial, folder)
         theirs = transform.input_spec
@@ -105,10 +102,10 @@ def _start_from_others(model: Model, trial: Trial, folder: TrialFolder, info: Da
     from vitlab.weights.transfer import start_from
 
     notes: list[str] = []
-    if how.checkpoint is not None:
+    if how.trial is None:
         heads = getattr(getattr(model, "geometry", None), "heads", None)  # few weight files record them
         head: Literal["keep", "new"] = "keep" if how.head == "keep" else "new"
-        loaded = _open_weights(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from"))
+        loaded = _open_weights("init_from", how, {"heads": heads}, head, trial)
         source, notes = loaded.model, list(loaded.notes)
         labels = loaded.info.labels
         if head == "keep" and labels != info.labels and len(labels) == len(info.labels):
@@ -118,8 +115,7 @@ def _start_from_others(model: Model, trial: Trial, folder: TrialFolder, info: Da
             )
     else:
         source, _ = _load_dependency("init_from", trial, folder)
-    notes += start_from(model, source, how)
-    return [f"of the weights it starts from: {note}" for note in notes]
+    return [*start_from(model, source, how), *notes]
 
 
 def _load_dependency(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
@@ -128,18 +124,22 @@ def _load_dependency(role: str, trial: Trial, folder: TrialFolder) -> tuple[Mode
 
 
 def _open_weights(
-    file: str, facts: Mapping[str, object], head: Literal["keep", "new"], digests: Mapping[str, str] | None
+    role: str, source: Source, facts: Mapping[str, object], head: Literal["keep", "new"], trial: Trial
 ) -> Any:
-    """Open a weight file after checking that it is the one the trial was planned with.
+    """Open published weights, or a file after checking that it is the one the trial was planned with.
 
     Args:
-        file: The weight file.
-        facts: What the study states about it.
+        role: Of the weights in the trial, ``init_from`` or ``teacher``.
+        source: Of the weights, other than a trial.
+        facts: What the study states about a file.
         head: See :func:`vitlab.weights.open_model`.
-        digests: Digests from the trial's plan.
+        trial: The trial, with the digests of its plan.
     """
-    weights: Any = optional_module("weights")
-    return weights.open_model(Path(file), facts=weights.ModelFacts(**facts), head=head, digests=digests)
+    weights, digests = optional_module("weights"), trial.files.get(role)
+    if source.pretrained is not None:
+        return weights.open_pretrained(source.pretrained, (digests or {}).get(source.pretrained))
+    assert source.checkpoint is not None  # planning makes one of the other sources
+    return weights.open_model(Path(source.checkpoint), facts=weights.ModelFacts(**facts), head=head, digests=digests)
 
 
 def dtype_of(precision: str) -> torch.dtype:

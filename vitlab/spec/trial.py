@@ -140,10 +140,18 @@ class TrainSpec(Frozen):
 
 
 class Source(Frozen):
-    """A source of weights: a checkpoint file of any supported format, or another trial, given by its spec."""
+    """A source of weights: a file of any supported format, published weights, or another trial, given by its spec."""
 
     checkpoint: str | None = None
     """File of weights, of any supported format."""
+    pretrained: Annotated[str, Field(pattern=r"^\w+_Weights\.\w+$")] | None = None
+    """Name of weights published by torchvision, such as ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``."""
+    timm: Annotated[str, Field(pattern=r"^\w+\.\w+$")] | None = None
+    """Name of weights in timm, with their tag, such as ``vit_base_patch16_clip_224.openai``; see ``vitlab list
+    weights``.  Planning fetches the file, whose content identifies it."""
+    hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+(@[\w.-]+)?$")] | None = None
+    """Repository of Hugging Face's hub, ``ORG/NAME`` or ``ORG/NAME@REVISION``.  Planning fetches the file, whose
+    content identifies it."""
     trial: TrialSpec | NewTree | None = None
     """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
     where a teacher may leave out its data."""
@@ -163,9 +171,16 @@ class Source(Frozen):
         except ValidationError:
             return value
 
+    @field_validator("pretrained")
+    @classmethod
+    def _always_the_same(cls, value: str | None) -> str | None:
+        if value is not None and value.endswith(".DEFAULT"):
+            raise ValueError("DEFAULT depends on the version of torchvision; name the weights, such as IMAGENET1K_V2")
+        return value
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        kinds = [name for name in ("checkpoint", "trial", "pretrained") if name in type(self).model_fields]
+        kinds = ("checkpoint", "trial", "pretrained", "timm", "hub")
         if sum(getattr(self, name) is not None for name in kinds) != 1:
             raise conflict(f"exactly one of {', '.join(kinds)} must be set", *kinds)
         return self
@@ -210,8 +225,6 @@ class Teacher(Source):
     A trial that trains a teacher uses the validation split of its student, and its data unless it sets its own.
     """
 
-    pretrained: Annotated[str, Field(pattern=r"^\w+_Weights\.\w+$")] | None = None
-    """Name of weights published by torchvision, such as ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``."""
     heads: Annotated[int, Field(gt=0)] | None = None
     """Attention heads, for a checkpoint that does not record them."""
     size: Annotated[int, Field(gt=0)] | None = None
@@ -223,13 +236,6 @@ class Teacher(Source):
             if getattr(self, name) is not None and self.checkpoint is None:
                 raise conflict(f"{name} needs a checkpoint; other sources record it themselves", name, "checkpoint")
         return self
-
-    @field_validator("pretrained")
-    @classmethod
-    def _always_the_same(cls, value: str | None) -> str | None:
-        if value is not None and value.endswith(".DEFAULT"):
-            raise ValueError("DEFAULT depends on the version of torchvision; name the weights, such as IMAGENET1K_V2")
-        return value
 
 
 class Matching(Frozen):

@@ -11,7 +11,9 @@ from vitlab.weights.conversion import Inspection as Inspection
 from vitlab.weights.conversion import convert as convert
 from vitlab.weights.conversion import inspect as inspect
 from vitlab.weights.facts import ModelFacts as ModelFacts
-from vitlab.weights.formats import FORMATS as FORMATS
+from vitlab.weights.hub import fetched as fetched
+from vitlab.weights.hub import named_weights as named_weights
+from vitlab.weights.opening import FORMATS as FORMATS
 from vitlab.weights.opening import digest_of as digest_of
 from vitlab.weights.opening import open_checkpoint as open_checkpoint
 from vitlab.weights.opening import open_model as open_model

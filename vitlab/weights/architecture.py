@@ -21,7 +21,7 @@ from vitlab.geometry import DataInfo, Geometry, Pair
 from vitlab.models.vit import ViT
 from vitlab.models.vit_parts import SIZES, Anatomy
 from vitlab.weights.facts import Encoding, EncodingType, ModelFacts, Values, normalisation, plain, requested_grid, some
-from vitlab.weights.formats import State, depth_of
+from vitlab.weights.formats import RELATIVE, State, depth_of
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
 HEAD_DIM = 64  #: of the published sizes up to L; assumed for any other width
@@ -91,11 +91,11 @@ class Architecture:
 
 
 _GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
-_GELU = {"none": "computed exactly", "tanh": "approximated by tanh"}
+_GELU = {"none": "computed exactly", "tanh": "approximated by tanh", "sigmoid": "approximated by a sigmoid"}
 _STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.\d+\.conv1\.weight")
 _CANONICAL = re.compile(
-    r"(cls_token|dist_token|reg_token|pos_embed|position\.freqs|attn_pool\..+)|"
-    r"(patch_embed\.(proj|norm)|norm|fc_norm|head|head_dist|pre_logits\.fc)\.(weight|bias)|"
+    r"(cls_token|dist_token|reg_token|pos_embed|position\.(freqs|relative_position_bias_table)|attn_pool\..+)|"
+    r"(patch_embed\.(proj|norm)|norm_pre|norm|fc_norm|head|head_dist|pre_logits\.fc)\.(weight|bias)|"
     r"patch_embed\.backbone\.((stem\.)?(conv|norm)|stages\.\d+\.blocks\.\d+\..+)\.(weight|bias)|"
     r"blocks\.\d+\.((attns|ffns)\.\d+\.)?(norm[12]?|attn\.(qkv|proj|q_norm|k_norm)|mlp\.(fc1|fc2|fc1_g|fc1_x))\."
     r"(weight|bias)|"
@@ -145,6 +145,8 @@ class Inference:
         if norm["type"] == "rmsnorm" and known.norm is None:
             self.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
         attention: Options = {"type": "auto", "qkv_bias": f"{first}attn.qkv.bias" in state}
+        if f"{first}attn.proj.bias" not in state:
+            attention["proj_bias"] = False
         if f"{first}attn.q_norm.weight" in state:
             attention["qk_norm"] = self._norm(f"{first}attn.q_norm", eps)
         options = {
@@ -161,6 +163,7 @@ class Inference:
             "mlp": self._mlp(f"{second}mlp", dim),
             "norm": norm,
             "layer_scale": 1e-5 if f"{first}{scale}.gamma" in state else None,
+            "stem_norm": self._norm("norm_pre", eps) if "norm_pre.weight" in state else {"type": "none"},
             "final_norm": self._norm(final, eps) if f"{final}.weight" in state else {"type": "none"},
             "final_norm_at": "pooled" if final == "fc_norm" else "tokens",
             "head": head,
@@ -209,7 +212,8 @@ class Inference:
                 raise WeightsError(self._without("patch_embed.backbone.conv.weight is missing"))
             patch: Options = {"type": "linear", "bias": "patch_embed.proj.bias" in self.state}
             if "patch_embed.norm.weight" in self.state:
-                patch["norm"] = "layernorm"
+                eps = self.known.eps or self.usual.eps
+                patch["norm"] = self._norm("patch_embed.norm", 1e-6 if eps is None else eps)
             return dim, channels, (height, width), patch, (height, width)
         stages = Counter(match[1] for match in map(_STAGE.fullmatch, self.state) if match)  # one name a block
         layers = [stages[stage] for stage in sorted(stages)]
@@ -227,6 +231,8 @@ class Inference:
                     "of a teacher in a study)"
                 )
             return heads
+        if RELATIVE in self.state:
+            return self._shape(RELATIVE, 3)[2]
         if q_norm in self.state:
             (head_dim,) = self._shape(q_norm, 1)
             if head_dim and dim % head_dim == 0:
@@ -252,6 +258,10 @@ class Inference:
         known = self.known
         requested = requested_grid(known.image, known.grid, pixels)
         if "pos_embed" not in self.state:
+            if requested is None and RELATIVE in self.state:
+                side = (math.isqrt(self._shape(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
+                self.assumed.append(f"a square grid, {side}x{side}")
+                return (side, side), known.prefix_rows or "own"
             if requested is None:
                 raise WeightsError(
                     f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}"
@@ -306,6 +316,9 @@ class Inference:
         elif self.known.position is None and encoding.type != "none":
             self.assumed.append(f"positions are {self.title}'s {encoding.type}, which no tensor shows")
         parts: list[Options] = [{"type": "learned", "prefix_rows": rows}] if learned else []
+        if RELATIVE in self.state:
+            shared = len(self.state[RELATIVE]) < (depth_of(self.state) or 1)
+            parts.append({"type": "relative_bias", "where": "every_layer_shared" if shared else "every_layer"})
         if encoding is not None and encoding.type != "none":
             parts.append({"type": encoding.type, **encoding.options})
         return parts or "none"
@@ -318,12 +331,13 @@ class Inference:
     def _mlp(self, name: str, dim: int) -> Options:
         gated = f"{name}.fc1_g.weight" in self.state
         hidden, _ = self._shape(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
+        bias: Options = {} if f"{name}.fc2.bias" in self.state else {"bias": False}
         if gated:
             self._fact("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
-            return {"type": "swiglu", "ratio": ratio_of(hidden, dim)}
+            return {"type": "swiglu", "ratio": ratio_of(hidden, dim), **bias}
         sentence = _GELU.get(str(self.usual.gelu), "")
         gelu = self._fact("gelu", f"GELU {sentence}, as is the custom of {self.title}")
-        return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu}
+        return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu, **bias}
 
     def _head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
         """Return the options of the head, and its number of outputs."""
@@ -339,7 +353,10 @@ class Inference:
         options: Options = {"type": "linear", "pool": stated}
         sentence = ""
         if "attn_pool.latent" in state:
+            hidden, dim = self._shape("attn_pool.mlp.fc1.weight", 2)
             options |= {"pool": "map", "approximate": self.known.gelu or self.usual.gelu}
+            if hidden != 4 * dim:
+                options["ratio"] = ratio_of(hidden, dim)
             sentence = "attention pooling reads the patches alone" if before else ""
         elif stated is None and (final == "fc_norm" or "class" not in prefix):
             options["pool"] = "gap"

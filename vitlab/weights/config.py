@@ -6,20 +6,13 @@ have one value.  Keys in none of the tables are listed in a note.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from vitlab.errors import WeightsError
-from vitlab.geometry import Pair
-from vitlab.weights.facts import Encoding, ModelFacts, some
+from vitlab.weights.facts import ModelFacts, some
 from vitlab.weights.files import Json, WeightFile
-from vitlab.weights.formats import State, depth_of
-
-
-def key_set(text: str) -> frozenset[str]:
-    """Return the keys in a text that separates them by white space."""
-    return frozenset(text.split())
-
+from vitlab.weights.formats import State
+from vitlab.weights.hugging_face import config_facts, key_set, note_on_unread, pair_of
 
 Config = tuple[ModelFacts, list[str]]
 """The facts that a file beside the weights states, and a sentence for each of its parts that was not read."""
@@ -41,7 +34,7 @@ def read_config(contents: WeightFile, state: State) -> Config:
         if names_timm(config):
             facts, notes = _timm(config, where)
         elif "model_type" in config:
-            facts, notes = _transformers(config, state, where)
+            facts, notes = config_facts(config, state, where)
         else:
             sentence = f"{where} names neither a timm architecture nor a model_type, and was not read: its keys are"
             facts, notes = ModelFacts(), [f"{sentence} {some(config)}"] if config else []
@@ -71,7 +64,7 @@ def _timm(config: Json, where: str) -> Config:
     pretrained = pretrained_config(config)
     labels, size = config.get("label_names") or pretrained.get("label_names"), pretrained.get("input_size")
     facts = ModelFacts(
-        image=_pair(size[1:]) if size else None,
+        image=pair_of(size[1:]) if size else None,
         mean=_numbers(pretrained.get("mean")),
         std=_numbers(pretrained.get("std")),
         labels=tuple(map(str, labels)) if isinstance(labels, list | tuple) else None,
@@ -86,37 +79,7 @@ def _timm(config: Json, where: str) -> Config:
     return facts, [sentence] if options else []
 
 
-# -- transformers -----------------------------------------------------------------------------------------------------
-
-_ACTIVATIONS: Mapping[str, Literal["none", "tanh"]] = {
-    "gelu": "none",
-    "gelu_python": "none",
-    "gelu_new": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_tanh": "tanh",
-}
-
-_MODEL_TYPES: Mapping[str, float] = {"vit": 1e-12, "deit": 1e-12, "vit_msn": 1e-6}
-"""Supported models of transformers, and the default of their ``layer_norm_eps``."""
-
-_KEYS = key_set(
-    """
-    model_type hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act layer_norm_eps image_size
-    patch_size num_channels qkv_bias pooler_act pooler_output_size id2label label2id num_labels hidden_dropout_prob
-    attention_probs_dropout_prob initializer_range encoder_stride pruned_heads
-
-    _name_or_path architectures dtype torch_dtype transformers_version problem_type return_dict output_attentions
-    output_hidden_states is_encoder_decoder is_decoder cross_attention_hidden_size add_cross_attention
-    tie_encoder_decoder chunk_size_feed_forward torchscript use_bfloat16 use_cache tf_legacy_loss tie_word_embeddings
-    tokenizer_class prefix bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id max_length
-    min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
-    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens task_specific_params
-    finetuning_task gradient_checkpointing attn_implementation _attn_implementation _attn_implementation_autoset
-    """
-)
-"""Keys of these models, then keys of every model of transformers, which do not affect what these compute."""
+# -- preprocessor_config.json ------------------------------------------------------------------------------------------
 
 _PREPROCESSOR_KEYS = key_set(
     """
@@ -126,43 +89,6 @@ _PREPROCESSOR_KEYS = key_set(
     input_data_format device disable_grouping return_tensors image_seq_length size_divisor
     """
 )
-
-
-def _transformers(config: Json, state: State, where: str) -> Config:
-    kind, act, pooler = config["model_type"], config.get("hidden_act", "gelu"), config.get("pooler_act", "tanh")
-    if kind not in _MODEL_TYPES:
-        raise WeightsError(
-            f"{where} says model_type {kind}; supported models of transformers: {', '.join(_MODEL_TYPES)}. Use other "
-            "weights."
-        )
-    if config.get("pruned_heads"):
-        raise WeightsError(
-            f"{where}: pruned_heads is {config['pruned_heads']}, and vitlab does not support pruned models; use other "
-            "weights"
-        )
-    if "pre_logits.fc.weight" in state and pooler != "tanh":
-        raise WeightsError(f"{where}: pooler_act is {pooler}, and vitlab supports tanh alone; use other weights")
-    if act not in _ACTIVATIONS:
-        raise WeightsError(f"{where}: hidden_act is {act}; supported: {', '.join(_ACTIVATIONS)}. Use other weights.")
-    # A config of other weights states heads and norms that no tensor contradicts.
-    norm = state.get("blocks.0.norm1.weight")
-    for key, size in (("hidden_size", None if norm is None else len(norm)), ("num_hidden_layers", depth_of(state))):
-        if None not in (config.get(key), size) and config[key] != size:
-            raise WeightsError(
-                f"{where} says {key} {config[key]}, and the tensors beside it have {size}; use the config.json of "
-                "these weights"
-            )
-    labels = [str(label) for _, label in sorted(config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
-    has_names = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
-    facts = ModelFacts(
-        heads=config.get("num_attention_heads", 12),
-        image=_pair(config.get("image_size", 224)),
-        eps=config.get("layer_norm_eps", _MODEL_TYPES[kind]),
-        gelu=_ACTIVATIONS[act],
-        position=Encoding(),
-        labels=tuple(labels) if has_names else None,
-    )
-    return facts, _note_on_unread(config.keys() - _KEYS, where)
 
 
 def _preprocessor(preprocessor: Json, where: str) -> Config:
@@ -183,17 +109,7 @@ def _preprocessor(preprocessor: Json, where: str) -> Config:
         raise WeightsError(f"{where}: rescale_factor is {factor}; it must be positive")
     if mean is not None and std is not None and abs(scale - 1) > 1e-6:
         mean, std = tuple(value / scale for value in mean), tuple(value / scale for value in std)
-    return ModelFacts(mean=mean, std=std), _note_on_unread(preprocessor.keys() - _PREPROCESSOR_KEYS, where)
-
-
-def _note_on_unread(keys: Iterable[str], where: str) -> list[str]:
-    return [f"{where}: unknown keys were not read: {some(sorted(keys))}"] if keys else []
-
-
-def _pair(value: Any) -> Pair | None:
-    if value is None:
-        return None
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    return ModelFacts(mean=mean, std=std), note_on_unread(preprocessor.keys() - _PREPROCESSOR_KEYS, where)
 
 
 def _numbers(values: Any) -> tuple[float, ...] | None:

@@ -21,7 +21,8 @@ from vitlab.store.files import read_json, write_json
 from vitlab.weights.architecture import Architecture
 from vitlab.weights.facts import ModelFacts, requested_grid
 from vitlab.weights.files import Json, WeightFile, container_of, read_file, write_file
-from vitlab.weights.formats import Format, HuggingFaceFormat, State
+from vitlab.weights.formats import Format, State, dinov3_rotation
+from vitlab.weights.hugging_face import HuggingFaceFormat, description
 from vitlab.weights.opening import (
     HEADER,
     Checkpoint,
@@ -33,7 +34,14 @@ from vitlab.weights.opening import (
     require_match,
 )
 from vitlab.weights.to_timm import timm_config, to_timm
-from vitlab.weights.transfer import drop_head, mismatches, option_differences, select_classes, start_from
+from vitlab.weights.transfer import (
+    drop_head,
+    mismatches,
+    option_differences,
+    select_classes,
+    start_from,
+    to_native_rotation,
+)
 
 MAX_DIFFERENCES = 3  #: in a sentence
 
@@ -123,6 +131,12 @@ def convert(
         old, state = _with_norm_on_tokens(
             replace(checkpoint, state=state).architecture(facts, "keep" if has_head else "new"), state
         )
+        if to == "hf":
+            library = HuggingFaceFormat(_family(old))
+            if library.kind == "dinov3_vit" and target.name not in NAMES_ON_THE_HUB:
+                raise WeightsError(
+                    f"only a config.json shows rotary positions; write to {NAMES_ON_THE_HUB[0]}, not {target}"
+                )
         new = _with_rows(_for_grid(old, image, grid), state, library)
         # The two models differ in nothing but their positions.
         dtype = reduce(torch.promote_types, {value.dtype for value in state.values()})
@@ -141,9 +155,12 @@ def convert(
             else:
                 notes.append(f"{timm_model.call()} builds the model")
         else:
+            if isinstance(library, HuggingFaceFormat) and library.kind == "dinov3_vit":
+                state = to_native_rotation(state, dinov3_rotation(100.0), new.geometry.heads, back=True)
             tensors = library.from_canonical(state, new.geometry.heads)
             if on_the_hub and not has_config and isinstance(library, HuggingFaceFormat):
-                beside = _descriptions(target, new)
+                files = zip(map(target.with_name, DESCRIPTIONS), description(new, _family(new)), strict=True)
+                beside = {file: content for file, content in files if not file.exists()}
             else:
                 notes += _notes_on_defaults(new, library)
         if to != "timm" or (on_the_hub and has_config):
@@ -152,6 +169,13 @@ def convert(
     for file, content in beside.items():
         write_json(file, content)
     return Conversion((target, *beside), tuple(notes))
+
+
+def _family(model: Architecture) -> str:
+    """Return the family of transformers that may hold a model."""
+    if "rope2d" in model.encodings:
+        return "dinov3_vit"
+    return "deit" if "distillation" in model.geometry.prefix else "vit"
 
 
 def _canonical(model: ViT, has_head: bool) -> dict[str, Tensor]:
@@ -234,38 +258,6 @@ def _verify_round_trip(
     if differences:
         more = f", and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
         raise WeightsError(f"{refusal}: {'; '.join(differences[:MAX_DIFFERENCES])}{more}")
-
-
-def _descriptions(target: Path, model: Architecture) -> dict[Path, Json]:
-    """Return path and content of the configs that ``from_pretrained`` needs beside ``target``."""
-    g, block, info, facts = model.geometry, model.anatomy.blocks[0], model.info, model.facts()
-    distilled = "distillation" in g.prefix
-    teacher = "WithTeacher" if model.anatomy.head.type == "distilled" else ""
-    labels = info.labels or tuple(f"LABEL_{index}" for index in range(info.classes))
-    config = {
-        "architectures": [f"{'DeiT' if distilled else 'ViT'}ForImageClassification{teacher}"],
-        "model_type": "deit" if distilled else "vit",
-        "hidden_size": g.dim,
-        "num_hidden_layers": g.depth,
-        "num_attention_heads": g.heads,
-        "intermediate_size": int(g.dim * block.mlp.options["ratio"]),
-        "hidden_act": "gelu_pytorch_tanh" if facts.gelu == "tanh" else "gelu",
-        "layer_norm_eps": facts.eps,
-        "image_size": list(g.image),
-        "patch_size": list(g.patch),
-        "num_channels": g.channels,
-        "qkv_bias": block.attention.options.get("qkv_bias", True),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
-    preprocessor = {
-        "image_processor_type": "ViTImageProcessor",
-        "size": {"height": g.image[0], "width": g.image[1]},
-        "image_mean": model.mean,
-        "image_std": model.std,
-    }
-    files = zip(map(target.with_name, DESCRIPTIONS), (config, preprocessor), strict=True)
-    return {file: content for file, content in files if not file.exists()}
 
 
 def _notes_on_defaults(model: Architecture, library: Format) -> list[str]:

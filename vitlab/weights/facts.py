@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vitlab.components.base import Gelu
 from vitlab.errors import WeightsError
 from vitlab.geometry import Pair
 from vitlab.spec.choice import Frozen
@@ -17,6 +18,8 @@ Values = tuple[float, ...]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of torchvision's and DeiT's normalisation."""
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+"""Mean and standard deviation of OpenAI's CLIP."""
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Mean and standard deviation of Google's checkpoints and of timm's Vision Transformers."""
 
@@ -45,7 +48,7 @@ class ModelFacts(Frozen):
     pool: Literal["cls", "gap", "map", "max", "avgmax", "prr"] | None = None
     norm: Literal["layernorm", "rmsnorm"] | None = None
     eps: Annotated[float, Field(gt=0)] | None = None  #: of the norms
-    gelu: Literal["none", "tanh"] | None = None  #: the approximation the MLPs compute
+    gelu: Gelu | None = None  #: the approximation the MLPs compute
     position: Encoding | None = None  #: beside learned rows
     mean: Values | None = None  #: of pixels in [0, 1]
     std: Values | None = None

@@ -1,4 +1,4 @@
-"""The formats of timm, DeiT, torchvision, Hugging Face and Google: names and layouts of their tensors.
+"""The formats of timm, DeiT, torchvision and Google: names and layouts of their tensors.
 
 The canonical form has timm's names and layouts; one table a format translates names in both directions.  The tables are
 tested against models of the libraries themselves.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class Format:
 
     def to_canonical(self, state: State) -> Canonical:
         """Convert this format's names and shapes to canonical ones."""
-        return Canonical(*_read((*self.table, *self.further), state))
+        return Canonical(*read((*self.table, *self.further), state))
 
     def from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         """Convert canonical names and shapes to this format's.
@@ -71,7 +72,7 @@ class Format:
         return self._from_canonical(state, heads)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        return _written(self.table, state, self.title)
+        return written(self.table, state, self.title)
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return the facts that names and shapes show, and facts to assume unless a file states others."""
@@ -95,7 +96,7 @@ def _names(table: Table, state: State) -> Iterator[tuple[str, str]]:
                     yield ours, theirs
 
 
-def _read(table: Table, state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def read(table: Table, state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors under canonical names, and the names that the table does not have.
 
     Raises:
@@ -107,10 +108,10 @@ def _read(table: Table, state: State) -> tuple[dict[str, Tensor], tuple[str, ...
         if ours[name] in out:
             raise WeightsError(f"the file holds {name} twice, under two spellings; remove one of them")
         out[ours[name]] = state[name]
-    return _joined(out, *_QKV), tuple(name for name in state if name not in ours)
+    return joined(out, *QKV), tuple(name for name in state if name not in ours)
 
 
-def _written(table: Table, state: State, title: str) -> dict[str, Tensor]:
+def written(table: Table, state: State, title: str) -> dict[str, Tensor]:
     """Return canonical tensors under a library's names.
 
     Raises:
@@ -122,11 +123,11 @@ def _written(table: Table, state: State, title: str) -> dict[str, Tensor]:
     return {theirs[name]: value for name, value in state.items()}
 
 
-_QKV = (r"blocks\.\d+\.attn", "qkv")  #: attentions, and the parts of their one matrix
-_POOLING = ("attn_pool", "kv")
+QKV = (r"blocks\.\d+\.attn", "qkv")  #: attentions, and the parts of their one matrix
+POOLING = ("attn_pool", "kv")
 
 
-def _joined(state: State, attention: str, parts: str) -> dict[str, Tensor]:
+def joined(state: State, attention: str, parts: str) -> dict[str, Tensor]:
     """Concatenate the parts of an attention, such as ``q``, ``k`` and ``v``, to one matrix and bias ``qkv``."""
     out = dict(state)
     for match in filter(None, (re.fullmatch(rf"({attention})\.{parts[0]}\.(weight|bias)", name) for name in state)):
@@ -136,8 +137,8 @@ def _joined(state: State, attention: str, parts: str) -> dict[str, Tensor]:
     return out
 
 
-def _split(state: State, attention: str, parts: str) -> dict[str, Tensor]:
-    """Take the parts of an attention's matrix and bias apart; the inverse of :func:`_joined`."""
+def split(state: State, attention: str, parts: str) -> dict[str, Tensor]:
+    """Take the parts of an attention's matrix and bias apart; the inverse of :func:`joined`."""
     out = dict(state)
     for match in filter(None, (re.fullmatch(rf"({attention})\.{parts}\.(weight|bias)", name) for name in state)):
         for part, rows in zip(parts, out.pop(match[0]).chunk(len(parts)), strict=True):
@@ -151,10 +152,51 @@ _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
 _SCALE = re.compile(r"(blocks\.\d+)\.ls([12])\.gamma")
 _GATED = re.compile(r"(blocks\..+\.mlp)\.fc1\.(weight|bias)")
 _QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
+_META: Table = (
+    ("reg_token", "register_tokens"),
+    ("reg_token", "storage_tokens"),
+    ("mlp.fc1.", "mlp.w12."),
+    ("mlp.fc1_g.", "mlp.w1."),
+    ("mlp.fc1_x.", "mlp.w2."),
+    ("mlp.fc2.", "mlp.w3."),
+)
+"""Parts of timm's names, and of those in Meta's files of DINOv2 and DINOv3, which have timm's names otherwise."""
+PERIODS = "rope_embed.periods"
+"""The periods of DINOv3's rotations in Meta's files, one for each of a quarter of the channels of a head."""
+_UNREAD = re.compile(r"mask_token|rope_embed\..*|local_cls_norm\..*|.*\.(bias_mask|relative_position_index)")
+
+
+META = ModelFacts(eps=1e-5, mean=IMAGENET[0], std=IMAGENET[1])
+RELATIVE = "position.relative_position_bias_table"
+"""Canonical name of BEiT's relative positions, the tables of all blocks in one tensor."""
+
+
+def stacked_tables(state: State) -> dict[str, Tensor]:
+    """Return a state whose tables of relative positions, one a block or one for all, are one tensor."""
+    names = [name for name in state if name.endswith(".relative_position_bias_table") and name != RELATIVE]
+    if not names:
+        return dict(state)
+    names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    rest = {name: value for name, value in state.items() if name not in names}
+    return {**rest, RELATIVE: torch.stack([state[name] for name in names])}
+
+
+def without_class_row(state: State) -> dict[str, Tensor]:
+    """Return the class token with its row of positions added, and the rows without it; the sums are the same."""
+    rows_1TD = state["pos_embed"]
+    return {"cls_token": state["cls_token"] + rows_1TD[:, :1], "pos_embed": rows_1TD[:, 1:]}
+
+
+def dinov3_rotation(theta: float) -> Encoding:
+    """Return the rotary positions of DINOv3 (arXiv:2508.10104), with its order of channels."""
+    return Encoding(type="rope2d", options={"theta": theta, "coordinates": "centred"}, axes="ij", pairs="halves")
 
 
 class TimmFormat(Format):
-    """timm's format: the canonical names.  Older models of timm also had ``pre_logits.fc``."""
+    """timm's format: the canonical names; read as well: BEiT's, and Meta's names of DINOv2 and DINOv3.
+
+    Older models of timm also had ``pre_logits.fc``.
+    """
 
     name = "timm"
     title = "timm"
@@ -166,8 +208,17 @@ class TimmFormat(Format):
         return super().recognise(names) and not any(map(_GAMMA.fullmatch, names))
 
     def to_canonical(self, state: State) -> Canonical:
-        """Rename DeiT III's gammas, fuse the biases of q and v, and take the two halves of a gated MLP apart."""
-        out = {_GAMMA.sub(r"\1.ls\2.gamma", name): value for name, value in state.items()}
+        """Rename DeiT III's gammas and Meta's names, fuse q's and v's biases, and split the halves of a gated MLP."""
+        out, dropped = {}, tuple(filter(_UNREAD.fullmatch, state))
+        for name, value in state.items():
+            if name not in dropped:
+                mask = state.get(f"{name}_mask")
+                ours = _GAMMA.sub(r"\1.ls\2.gamma", reduce(lambda text, pair: text.replace(*pair[::-1]), _META, name))
+                out[ours] = value if mask is None else value * mask
+        if "register_tokens" in state:
+            out |= without_class_row(out)
+        out = stacked_tables(out)
+        state = out.copy()
         if "rope.freqs" in out:
             out["position.freqs"] = out.pop("rope.freqs")
         for match in filter(None, map(_GATED.fullmatch, state)):
@@ -179,10 +230,19 @@ class TimmFormat(Format):
             if f"{match[1]}.v_bias" in state:
                 query, value = out.pop(match[0]), out.pop(f"{match[1]}.v_bias")
                 out[f"{match[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
-        return Canonical(out)
+        return Canonical(out, (), dropped)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         return dict(state)
+
+    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+        """Return rotations and heads that DINOv3's periods show, and rows as in DINOv2 with registers."""
+        if PERIODS not in state:
+            return ModelFacts(prefix_rows="none" if "register_tokens" in state else None), self.convention
+        period_Q, dim = state[PERIODS].double(), len(state["norm.weight"])
+        theta = float((period_Q[-1] / period_Q[0]) ** (len(period_Q) / max(len(period_Q) - 1, 1)))
+        position = dinov3_rotation(round(theta, 3))
+        return ModelFacts(heads=dim // (4 * len(period_Q)), position=position), META.or_else(self.convention)
 
 
 class DeiTFormat(TimmFormat):
@@ -208,13 +268,15 @@ class DeiTFormat(TimmFormat):
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return that prefix tokens have no rows of positions in DeiT III, which has layer scales, and else do."""
+        if PERIODS in state:
+            return super().facts(state)
         return ModelFacts(prefix_rows="none" if any(map(_GAMMA.fullmatch, state)) else "own"), self.convention
 
 
-# -- torchvision and Hugging Face -------------------------------------------------------------------------------------
+# -- torchvision ------------------------------------------------------------------------------------------------------
 
-_NEEDS = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "norm.bias")
-_FIXED = ModelFacts(prefix_rows="own", pool="cls", norm="layernorm", position=Encoding())
+NEEDS = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "norm.bias")
+FIXED = ModelFacts(prefix_rows="own", pool="cls", norm="layernorm", position=Encoding())
 
 
 class TorchvisionFormat(Format):
@@ -223,9 +285,9 @@ class TorchvisionFormat(Format):
     name = "torchvision"
     title = "torchvision"
     mark = r"^encoder\.(pos_embedding$|layers\.encoder_layer_)"
-    fixed = ModelFacts(gelu="none").or_else(_FIXED)
+    fixed = ModelFacts(gelu="none").or_else(FIXED)
     convention = ModelFacts(eps=1e-6, mean=IMAGENET[0], std=IMAGENET[1])
-    needs = (*_NEEDS, "blocks.0.attn.qkv.bias")
+    needs = (*NEEDS, "blocks.0.attn.qkv.bias")
     square = True
     table = (
         ("cls_token", "class_token"),
@@ -246,98 +308,6 @@ class TorchvisionFormat(Format):
         ("blocks.{i}.mlp.fc1.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}"),
         ("blocks.{i}.mlp.fc2.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}"),
     )
-
-
-_HUGGING_FACE: Table = (
-    ("cls_token", "embeddings.cls_token"),
-    ("dist_token", "embeddings.distillation_token"),
-    ("pos_embed", "embeddings.position_embeddings"),
-    ("patch_embed.proj.{p}", "embeddings.patch_embeddings.projection.{p}"),
-    ("norm.{p}", "layernorm.{p}"),
-    ("pre_logits.fc.{p}", "pooler.dense.{p}"),
-)
-_ON_DISK: Table = (
-    ("blocks.{i}.norm1.{p}", "encoder.layer.{i}.layernorm_before.{p}"),
-    ("blocks.{i}.attn.q.{p}", "encoder.layer.{i}.attention.attention.query.{p}"),
-    ("blocks.{i}.attn.k.{p}", "encoder.layer.{i}.attention.attention.key.{p}"),
-    ("blocks.{i}.attn.v.{p}", "encoder.layer.{i}.attention.attention.value.{p}"),
-    ("blocks.{i}.attn.proj.{p}", "encoder.layer.{i}.attention.output.dense.{p}"),
-    ("blocks.{i}.norm2.{p}", "encoder.layer.{i}.layernorm_after.{p}"),
-    ("blocks.{i}.mlp.fc1.{p}", "encoder.layer.{i}.intermediate.dense.{p}"),
-    ("blocks.{i}.mlp.fc2.{p}", "encoder.layer.{i}.output.dense.{p}"),
-)
-_IN_MEMORY: Table = (
-    ("blocks.{i}.norm1.{p}", "layers.{i}.layernorm_before.{p}"),
-    ("blocks.{i}.attn.q.{p}", "layers.{i}.attention.q_proj.{p}"),
-    ("blocks.{i}.attn.k.{p}", "layers.{i}.attention.k_proj.{p}"),
-    ("blocks.{i}.attn.v.{p}", "layers.{i}.attention.v_proj.{p}"),
-    ("blocks.{i}.attn.proj.{p}", "layers.{i}.attention.o_proj.{p}"),
-    ("blocks.{i}.norm2.{p}", "layers.{i}.layernorm_after.{p}"),
-    ("blocks.{i}.mlp.fc1.{p}", "layers.{i}.mlp.fc1.{p}"),
-    ("blocks.{i}.mlp.fc2.{p}", "layers.{i}.mlp.fc2.{p}"),
-)
-_CLASSIFIERS: Table = (
-    ("head.{p}", "classifier.{p}"),
-    ("head.{p}", "cls_classifier.{p}"),
-    ("head_dist.{p}", "distillation_classifier.{p}"),
-)
-
-
-class HuggingFaceFormat(Format):
-    """Transformers' ViT and DeiT, as ``save_pretrained`` writes them; both spellings are read.
-
-    Since version 5 its modules are named differently in memory than on disk; ``hf-memory`` is the other spelling.
-    """
-
-    name = "hf"
-    title = "Hugging Face"
-    mark = r"embeddings\.patch_embeddings\.projection\.weight$"
-    fixed = _FIXED
-    convention = ModelFacts(eps=1e-12, gelu="none", mean=HALF[0], std=HALF[1])
-    needs = _NEEDS
-    table = (*_HUGGING_FACE, *_ON_DISK)
-    further = _IN_MEMORY
-
-    def to_canonical(self, state: State) -> Canonical:
-        """Rename the tensors, fuse qkv, and drop those that a classifier does not use."""
-        bare = {re.sub(r"^(vit|deit)\.", "", name): value for name, value in state.items()}
-        has_classifier = any("classifier." in name for name in bare)
-        # Classifiers read neither.
-        unread = ("embeddings.mask_token", "pooler.") if has_classifier else ("embeddings.mask_token",)
-        body = {name: value for name, value in bare.items() if not name.startswith(unread)}
-        canonical, unknown = _read((*self.table, *self.further, *_CLASSIFIERS), body)
-        return Canonical(canonical, unknown, tuple(name for name in bare if name not in body))
-
-    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"
-        prefix = ""  # a body without a head has none
-        if "head.weight" in state:
-            prefix = "deit." if "dist_token" in state else "vit."
-            if "pre_logits.fc.weight" in state:
-                raise WeightsError(
-                    f"{self.title}'s classifiers have no pre-logits; drop them and the head that reads them (--head "
-                    "drop --pre-logits drop)"
-                )
-        body = tuple((ours, prefix + theirs) for ours, theirs in self.table)
-        classifiers = (("head.{p}", classifier + ".{p}"), ("head_dist.{p}", "distillation_classifier.{p}"))
-        return _written((*body, *classifiers), _split(state, *_QKV), self.title)
-
-    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
-        """Return ImageNet's mean and standard deviation for distilled models."""
-        # DeiT was trained with ImageNet's normalisation; no file states the one of transformers' own class.
-        distilled = any(name.endswith("distillation_token") for name in state)
-        pixels = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
-        return self.fixed, pixels.or_else(self.convention)
-
-
-class HuggingFaceMemoryFormat(HuggingFaceFormat):
-    """Transformers' ViT and DeiT under their module names since version 5, as ``state_dict()`` returns them."""
-
-    name = "hf-memory"
-    title = "Hugging Face, in memory"
-    mark = r"layers\.0\.attention\.q_proj\.weight$"
-    table = (*_HUGGING_FACE, *_IN_MEMORY)
-    further = _ON_DISK
 
 
 # -- Google -----------------------------------------------------------------------------------------------------------
@@ -408,8 +378,8 @@ class GoogleFormat(Format):
         """Rename and transpose the weights, and fuse qkv."""
         inside, outside = _model_of(state)
         translated = {name: _from_flax(name, value) for name, value in inside.items()}
-        canonical, unknown = _read((*self.table, *self.further), translated)
-        canonical = _joined(canonical, *_POOLING)
+        canonical, unknown = read((*self.table, *self.further), translated)
+        canonical = joined(canonical, *POOLING)
         if not any(".stages." in name for name in canonical):  # timm has no module "stem" then
             canonical = {name.replace(_STEM, _STEM_ALONE): value for name, value in canonical.items()}
         positions = canonical.get("pos_embed")
@@ -418,10 +388,10 @@ class GoogleFormat(Format):
         return Canonical(canonical, unknown, outside)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        out = _split(_split(state, *_QKV), *_POOLING)
+        out = split(split(state, *QKV), *POOLING)
         if "patch_embed.backbone.conv.weight" in out:
             out = {name.replace(_STEM_ALONE, _STEM): value for name, value in out.items()}
-        renamed = _written(self.table, out, self.title)
+        renamed = written(self.table, out, self.title)
         return {name: _to_flax(name, value, heads) for name, value in renamed.items()}
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
@@ -490,20 +460,6 @@ def _to_flax(name: str, value: Tensor, heads: int) -> Tensor:
     if layer in _OF_QKV:
         return value.T.reshape(value.shape[1], heads, -1)
     return value.T.reshape(heads, -1, len(value)) if layer == "out" else value.T.contiguous()
-
-
-FORMATS: Mapping[str, Format] = {
-    form.name: form
-    for form in (
-        HuggingFaceMemoryFormat(),
-        HuggingFaceFormat(),
-        TorchvisionFormat(),
-        GoogleFormat(),
-        TimmFormat(),
-        DeiTFormat(),
-    )
-}
-"""Format by name, in the order in which they are tried."""
 
 
 # -- what names show --------------------------------------------------------------------------------------------------

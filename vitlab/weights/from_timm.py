@@ -19,7 +19,7 @@ from vitlab.weights.architecture import Options, ratio_of
 from vitlab.weights.config import pretrained_config
 from vitlab.weights.facts import Encoding
 from vitlab.weights.files import WeightFile
-from vitlab.weights.formats import FORMATS, State
+from vitlab.weights.formats import State, TimmFormat
 from vitlab.weights.transfer import to_native_rotation
 
 MAX_REASON = 240  #: characters of timm's own message, which lists all tensors
@@ -115,13 +115,13 @@ def from_timm(module: nn.Module) -> tuple[Options, dict[str, Tensor]]:
     """Return the options and the canonical tensors of a ViT that computes what a module of timm computes.
 
     Args:
-        module: a ``VisionTransformer``, ``VisionTransformerDistilled`` or ``Eva`` of timm.
+        module: a ``VisionTransformer``, ``VisionTransformerDistilled``, ``Eva`` or ``Beit`` of timm.
 
     Raises:
         WeightsError: for a model of another class, or a part that vitlab's ViT does not have.
     """
     kind = type(module).__name__
-    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva"):
+    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit"):
         raise WeightsError(f"timm's {kind} is no model of vitlab's; train it as an arm with model: {{type: timm}}")
     m: Any = module
     parts = [_block(block) for block in m.blocks]
@@ -133,10 +133,12 @@ def from_timm(module: nn.Module) -> tuple[Options, dict[str, Tensor]]:
     encoding = _rotary(getattr(m, "rope", None), m.patch_embed.grid_size)
     position: list[Options] = []
     if getattr(m, "pos_embed", None) is not None:
-        position.append({"type": "learned", "prefix_rows": "none" if m.no_embed_class else "own"})
+        position.append({"type": "learned", "prefix_rows": "none" if getattr(m, "no_embed_class", False) else "own"})
     if encoding.type != "none":
         position.append({"type": encoding.type, **encoding.options})
         state = to_native_rotation(state, encoding, heads)
+    if kind == "Beit":
+        position += _relative(m)
     pooled, final_norm = _norm(getattr(m, "fc_norm", None)), _norm(m.norm)
     if NONE not in (pooled, final_norm):
         raise _refusal("the model", "has a norm on its tokens and another after pooling")
@@ -150,7 +152,7 @@ def from_timm(module: nn.Module) -> tuple[Options, dict[str, Tensor]]:
         "patch": _patch(m.patch_embed),
         "position": position or "none",
         **parts[0],
-        "stem_norm": _norm(m.norm_pre),
+        "stem_norm": _norm(getattr(m, "norm_pre", None)),
         "final_norm": final_norm if pooled == NONE else pooled,
         "final_norm_at": "tokens" if pooled == NONE else "pooled",
         "head": _head(m),
@@ -187,7 +189,7 @@ def _block(block: Any) -> Options:
         first, second = block.attns[0], block.ffns[0]
         norms, scales, mlp = (first.norm, second.norm), [first.ls, second.ls], second.mlp
     else:
-        names = ("gamma_1", "gamma_2") if kind == "EvaBlock" else ("ls1", "ls2")
+        names = ("gamma_1", "gamma_2") if hasattr(block, "gamma_1") else ("ls1", "ls2")
         norms, scales, mlp = (block.norm1, block.norm2), [getattr(block, name, None) for name in names], block.mlp
     norm, other = map(_norm, norms)
     if norm != other:
@@ -232,8 +234,8 @@ def _attention(attention: Any) -> Options:
     return {
         "type": "auto" if getattr(attention, "gate", None) is None else "gated",
         "qkv_bias": any(name in biases for name, _ in attention.named_parameters()),
-        "qk_norm": _norm(attention.q_norm),
-        "norm": _norm(attention.norm),
+        "qk_norm": _norm(getattr(attention, "q_norm", None)),
+        "norm": _norm(getattr(attention, "norm", None)),
         "proj_bias": attention.proj.bias is not None,
     }
 
@@ -254,6 +256,8 @@ def _gelu(act: Any) -> str:
     kind = type(act).__name__
     if kind == "GELUTanh" or (kind == "GELU" and getattr(act, "approximate", "none") == "tanh"):
         return "tanh"
+    if kind == "QuickGELU":
+        return "sigmoid"
     if kind != "GELU":
         raise _refusal(f"activation {kind} of timm", "is no part of vitlab's")
     return "none"
@@ -280,6 +284,16 @@ def _rotary(rope: Any, grid: tuple[int, int]) -> Encoding:
     return Encoding(type="rope2d", options=options, axes=rope.grid_indexing, pairs=pairs)
 
 
+def _relative(m: Any) -> list[Options]:
+    """Return the options of BEiT's relative positions."""
+    shared, own = m.rel_pos_bias is not None, m.blocks[0].attn.relative_position_bias_table is not None
+    if shared and own:
+        raise _refusal("the model", "has relative positions that its blocks share, and others for each block")
+    if not shared and not own:
+        return []
+    return [{"type": "relative_bias", "where": "every_layer_shared" if shared else "every_layer"}]
+
+
 def _head(m: Any) -> Options:
     """Return the options of the head; its weights may be missing."""
     if type(m).__name__ == "VisionTransformerDistilled":
@@ -295,17 +309,17 @@ def _head(m: Any) -> Options:
         options["over"] = "all"
     if pool == "map":
         pooling = m.attn_pool
-        if pooling.num_heads != _attention_of(m.blocks[0]).num_heads or pooling.mlp.fc1.out_features != 4 * m.embed_dim:
-            raise _refusal("its attention pooling", "has other heads, or another width of its MLP, than vitlab's")
         if _norm(pooling.norm) != {"type": "layernorm", "eps": 1e-6, "affine": "scale_and_shift"}:
             raise _refusal("its attention pooling", "has another norm than vitlab's")
-        options["approximate"] = _gelu(pooling.mlp.act)
+        options |= {"approximate": _gelu(pooling.mlp.act), "ratio": ratio_of(pooling.mlp.fc1.out_features, m.embed_dim)}
+        if pooling.num_heads != _attention_of(m.blocks[0]).num_heads:
+            options["heads"] = pooling.num_heads
     return options
 
 
 def _canonical(state: State) -> dict[str, Tensor]:
     """Return tensors of timm's models under canonical names, with one matrix of queries, keys and values."""
-    out = FORMATS["timm"].to_canonical(state).state
+    out = TimmFormat().to_canonical(state).state
     for name in (name for name in state if ".q_proj." in name):
         attention, last = name.split(".q_proj.")
         missing = torch.zeros_like(state[name])  # keys have no bias in some of timm's attentions

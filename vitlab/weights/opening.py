@@ -35,15 +35,29 @@ from vitlab.weights.config import names_timm, read_config
 from vitlab.weights.convnets import is_convnet, open_convnet
 from vitlab.weights.facts import IMAGENET, ModelFacts, Values, normalisation, some
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import FORMATS, Format
+from vitlab.weights.formats import DeiTFormat, Format, GoogleFormat, TimmFormat, TorchvisionFormat
 from vitlab.weights.from_timm import build_timm, from_timm
-from vitlab.weights.transfer import HEAD, drop_head, mismatches, sentence_of
+from vitlab.weights.hugging_face import HuggingFaceFormat, HuggingFaceMemoryFormat, family_of
+from vitlab.weights.transfer import HEAD, drop_head, mismatches, sentence_of, to_native_rotation
 
 HEADER = "vitlab.weights"
 """Key of the facts that tensors do not show, in the header of safetensors files that this package writes."""
 
 TRIAL, TRIAL_DIGEST = "vitlab", "sha256"
 """Keys of the data's description in a trial's file, and its digest; written by :mod:`vitlab.training.artifacts`."""
+
+FORMATS: Mapping[str, Format] = {
+    form.name: form
+    for form in (
+        HuggingFaceMemoryFormat(),
+        HuggingFaceFormat(),
+        TorchvisionFormat(),
+        GoogleFormat(),
+        TimmFormat(),
+        DeiTFormat(),
+    )
+}
+"""Format by name, in the order in which they are tried."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +166,10 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
     known = _header_facts(contents).or_else(config).or_else(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
         usual = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]).or_else(usual)
-    dropped = (*contents.other_keys, *canonical.dropped)
-    return Checkpoint(contents, fmt, canonical.state, known, usual, canonical.unknown, dropped, tuple(unread))
+    dropped, state = (*contents.other_keys, *canonical.dropped), canonical.state
+    if known.position is not None and known.heads is not None:
+        state = to_native_rotation(state, known.position, known.heads)
+    return Checkpoint(contents, fmt, state, known, usual, canonical.unknown, dropped, tuple(unread))
 
 
 def _built_by_timm(contents: WeightFile) -> Checkpoint:
@@ -287,7 +303,9 @@ def require_match(own: Mapping[str, Tensor], state: Mapping[str, Tensor], unknow
 
 
 def _format_of(contents: WeightFile, name: str | None) -> Format:
-    names = contents.tensors.keys()
+    names, kind = contents.tensors.keys(), family_of(contents.config, str(contents.file.with_name("config.json")))
+    if kind and name in (None, "hf"):
+        return HuggingFaceFormat(kind)
     recognised = next((form for form in FORMATS.values() if form.recognise(names)), None)
     if name is None:
         if recognised is None:

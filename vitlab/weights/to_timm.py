@@ -40,6 +40,7 @@ ENTRIES = (
     "eva02_base_patch14_224",
     "eva02_base_patch16_clip_224",
     "eva_giant_patch14_224",
+    "beit_base_patch16_224",
 )
 """Architectures of timm that differ in what JSON cannot say, such as the class of a norm and its eps."""
 
@@ -73,8 +74,9 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
         wanted["num_classes"] = 0
     reasons: list[list[str]] = []
     # First by what a config.json can hold, then by parts that only Python can name.
+    relative = "relative_bias" in architecture.encodings  # BEiT's alone
     for parts in ({}, _parts(architecture)):
-        for name in ENTRIES:
+        for name in (name for name in ENTRIES if name.startswith("beit") == relative):
             accepted = inspect.signature(_class_of(name)).parameters
             arguments = {key: value for key, value in wanted.items() if key in accepted}
             objects = {key: part for key, (part, _) in parts.items() if key in accepted}
@@ -140,6 +142,15 @@ def timm_tensors(target: nn.Module, state: State) -> dict[str, Tensor]:
             names = [f"{stem}_g.{last}", f"{stem}_x.{last}"]  # the gate is the first half
         elif key == "rope.freqs":
             names = ["position.freqs"]
+        elif last == "relative_position_bias_table":
+            tables, block = state["position.relative_position_bias_table"], key.split(".")[1]
+            names, rest[key] = [key], tables[int(block) if block.isdecimal() else 0]
+            rest.pop("position.relative_position_bias_table", None)
+        elif last in ("q_bias", "v_bias"):
+            # Without rotations, a bias of keys adds one number to a query's logits, which the softmax cancels.
+            part = "qkv".index(last[0])
+            names, rest[key] = [key], state[f"{stem}.qkv.bias"].chunk(3)[part]
+            rest.pop(f"{stem}.qkv.bias", None)
         if not all(name in rest for name in names):
             raise WeightsError(f"timm's model needs {key}, which this model does not have")
         out[key] = torch.cat([rest.pop(name) for name in names])
@@ -172,9 +183,12 @@ def timm_config(target: TimmTarget, architecture: Architecture) -> Json:
 
 def _class_of(name: str) -> Any:
     """Return the class whose arguments an architecture of timm takes."""
+    from timm.models.beit import Beit
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
+    if name.startswith("beit"):
+        return Beit
     return Eva if any(word in name for word in ("rope", "dinov3", "eva")) else VisionTransformer
 
 
@@ -184,6 +198,7 @@ def _arguments(architecture: Architecture) -> Options:
     g, block = anatomy.geometry, anatomy.blocks[0]
     attention, mlp, head = (part.plain() for part in (block.attention, block.mlp, anatomy.head))
     rotary = encodings.get("rope2d") or encodings.get("rope2d_mixed")
+    relative = encodings.get("relative_bias", {}).get("where")
     learned, stem_norm, normed = (
         "learned" in encodings,
         _is_norm(anatomy.stem_norm.plain()),
@@ -224,12 +239,14 @@ def _arguments(architecture: Architecture) -> Options:
         "global_pool": next((theirs for theirs, ours in POOLS.items() if ours == head.get("pool")), "token"),
         "pool_include_prefix": head.get("over") == "all",
         "use_rot_pos_emb": rotary is not None,
+        "use_rel_pos_bias": relative == "every_layer",
+        "use_shared_rel_pos_bias": relative == "every_layer_shared",
         # Of Eva's attentions only this one has a bias of keys, as vitlab's.
         "attn_type": "rope",
         "qkv_fused": True,
     }
     if mlp["type"] == "gelu":
-        arguments["act_layer"] = "gelu_tanh" if mlp["approximate"] == "tanh" else "gelu"
+        arguments["act_layer"] = {"tanh": "gelu_tanh", "sigmoid": "quick_gelu"}.get(mlp["approximate"], "gelu")
     else:
         arguments["swiglu_mlp"] = mlp["type"] in ("swiglu", "geglu")
     if rotary is not None:

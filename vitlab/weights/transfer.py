@@ -29,7 +29,7 @@ from vitlab.models.contract import Model, head_names
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
-from vitlab.weights.facts import Encoding, some
+from vitlab.weights.facts import Encoding, plain, some
 from vitlab.weights.formats import State
 
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
@@ -43,7 +43,8 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     """Load the weights of ``source`` into ``model``, and freeze the parameters that ``how`` excludes from training.
 
     Returns:
-        One sentence for each option in which the two compute differently although the weights fit.
+        What was loaded and resampled, what is new, and each option in which the two compute differently although the
+        weights fit.
 
     Raises:
         WeightsError: if a tensor other than a new head's has no counterpart of its shape.
@@ -62,7 +63,16 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
         model.freeze(head_names(model))
-    return [
+    new, unread = sorted(own.keys() - incoming.keys()), sorted(excluded)
+    counted = f"{len(incoming)} of {len(own)} tensors loaded"
+    loaded = [counted + (f", new: {some(new)}" if new else "")]
+    if unread:
+        loaded.append(f"left out: {some(unread)}")
+    mine, theirs = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (model, source))
+    if mine and theirs and mine.grid != theirs.grid:
+        change = f"from a grid of {plain(theirs.grid)} patches to {plain(mine.grid)}"
+        loaded.append(f"positions resampled {change} (resample: {how.resample})")
+    return loaded + [
         f"{option} is {here}, and in the model that the weights were trained in it is {there}"
         for option, here, there in option_differences(model, source, head=keeps)
     ]
@@ -237,8 +247,8 @@ def _convert_rows(
     return torch.cat([rows_LPD, grid_LND], 1)
 
 
-def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str, Tensor]:
-    """Reorder the channels of queries and keys to the order of vitlab's ``rope2d``.
+def to_native_rotation(state: State, encoding: Encoding, heads: int, *, back: bool = False) -> dict[str, Tensor]:
+    """Reorder the channels of queries and keys to the order of vitlab's ``rope2d``, or ``back``.
 
     A product of queries and keys does not depend on the order of their channels, so the function stays the same: pair i
     becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
@@ -247,6 +257,7 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str
         state: canonical tensors.
         encoding: the rotation, and the order in the file.
         heads: number of heads.
+        back: from vitlab's order to the file's.
     """
     out = dict(state)
     if encoding.type == "rope2d_mixed" and encoding.axes == "ij":
@@ -257,6 +268,8 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str
     order_Q = torch.arange(pairs) if encoding.axes == "xy" else torch.arange(pairs).roll(pairs // 2)
     channel = {"interleaved": (2 * order_Q, 2 * order_Q + 1), "halves": (order_Q, order_Q + pairs)}[encoding.pairs]
     order_K = torch.stack(channel, 1).flatten()
+    if back:
+        order_K = order_K.argsort()
     for name, value in state.items():
         if _NORMED.fullmatch(name):
             out[name] = value[order_K]
