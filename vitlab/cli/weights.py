@@ -39,10 +39,13 @@ def command() -> None:
 @_source_grid
 @json_option
 def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None, as_json: bool) -> None:
-    """Show what is in FILE: its format, the model it belongs to, and what does not fit."""
+    """Show what is in FILE: its format, the model it belongs to, and what does not fit.
+
+    FILE may be timm:NAME or hub:ORG/NAME, which are fetched.
+    """
     from vitlab.weights import inspect as look
 
-    inspected = look(file, form, _model_facts(heads, source_grid))
+    inspected = look(_local(file), form, _model_facts(heads, source_grid))
     rows = _rows(inspected)
     if as_json:
         print_json({name.replace(" ", "_"): value for name, value in rows.items()})
@@ -91,12 +94,13 @@ def convert(
 ) -> list[str]:
     """Write the weights in SOURCE to TARGET in another format; TARGET's suffix decides the container.
 
-    Tensors are left out only on request; a tensor that the other format cannot hold is an error.
+    Tensors are left out only on request; a tensor that the other format cannot hold is an error. SOURCE may be
+    timm:NAME or hub:ORG/NAME, which are fetched.
     """
     from vitlab.weights import convert as write
 
     result = write(
-        source,
+        _local(source),
         target,
         to,
         form=form,
@@ -108,6 +112,16 @@ def convert(
     for note in result.notes:
         click.echo(note, err=True)
     return [str(file) for file in result.files]
+
+
+def _local(file: Path) -> Path:
+    """Return a file, fetched if it is ``timm:NAME`` or ``hub:ORG/NAME``."""
+    kind, _, name = str(file).partition(":")
+    if kind not in ("timm", "hub") or file.exists():
+        return file
+    from vitlab.weights import fetched
+
+    return fetched("timm" if kind == "timm" else "hub", name)
 
 
 def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
@@ -158,6 +172,7 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
         "head": _detail(anatomy.head, "pool", "representation_size") if has_head else "none in the file",
         "classes": model.info.classes if has_head else 0,
         "normalised by": f"mean {_numbers(model.mean)}, std {_numbers(model.std)}",
+        "model": _yaml(model),
     }
     if checkpoint.wrapper_note:
         rows["opened"] = checkpoint.wrapper_note
@@ -168,6 +183,17 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
         **inspected.faults,
     }
     return rows | {name: value for name, value in lists.items() if value}
+
+
+def _yaml(model: Architecture) -> str:
+    """Return the model as a study's file has it, without options at their defaults."""
+    import yaml
+
+    from vitlab.registry import slot
+
+    options = slot("model").resolve({"type": "vit", **model.options}).hashed()
+    text: str = yaml.safe_dump(options, default_flow_style=True, sort_keys=False, width=10**6)
+    return text.strip()
 
 
 def _detail(choice: Choice, *names: str) -> str:
