@@ -145,7 +145,7 @@ def test_inspect_prints_a_model_that_starts_from_the_weights(cache: Path, tmp_pa
         arguments = ["export", "start", "--arm", "baseline", "--out", tmp_path / "out", "--to", tmp_path / "to"]
         done = CliRunner().invoke(cli, [*map(str, arguments), "--format", form])
         assert done.exit_code == 0, done.output
-        file, card = map(Path, done.stdout.split())
+        file, card = map(Path, done.stdout.splitlines())
         assert file.name == f"model.{suffix}" and "## Verdict" in card.read_text()
 
 

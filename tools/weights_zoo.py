@@ -118,7 +118,8 @@ def _logits(output: Any) -> Tensor:
 
 def _exact_rotation(mine: Any, theirs: Any) -> bool:
     """Recompute fixed rotations of both sides in float64; return whether nothing is computed in float32."""
-    if any(type(module).__name__.endswith("Fp32") for module in theirs.modules()):
+    names = {type(module).__name__ for module in theirs.modules()}
+    if any(name.endswith("Fp32") for name in names) or names & {"Aimv2RMSNorm", "DINOv3ViTRopePositionEmbedding"}:
         return False
     rope = getattr(theirs, "rope", None)
     if rope is None:
@@ -413,7 +414,7 @@ def hugging_face(kind: str, folder: Path, *, preprocessor: dict[str, Any] | None
 def _last_hidden(model: nn.Module, x_BCHW: Tensor) -> Tensor:
     # Without noise, transformers' MAE shuffles the patches.
     order = {"noise": torch.arange(16.0).expand(len(x_BCHW), -1)} if type(model).__name__ == "ViTMAEModel" else {}
-    tokens: Tensor = model(x_BCHW, **order).last_hidden_state
+    tokens: Tensor = getattr(model, "vit", model)(x_BCHW, **order).last_hidden_state
     return tokens
 
 

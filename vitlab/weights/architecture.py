@@ -262,6 +262,8 @@ class Inference:
                 side = (math.isqrt(self._shape(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
                 self.assumed.append(f"a square grid, {side}x{side}")
                 return (side, side), known.prefix_rows or "own"
+            if requested is None and self.unknown:
+                raise WeightsError(self._without("pos_embed is missing"))
             if requested is None:
                 raise WeightsError(
                     f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}"

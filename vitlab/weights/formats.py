@@ -43,11 +43,11 @@ class Format:
     name: ClassVar[str] = "vitlab"
     title: ClassVar[str] = "vitlab"  #: the library's name in sentences
     fixed: ClassVar[ModelFacts] = ModelFacts()  #: facts of every file
-    convention: ClassVar[ModelFacts] = ModelFacts()  #: facts that are assumed unless a file states others
+    convention: ModelFacts = ModelFacts()  #: facts that are assumed unless a file states others
     mark: ClassVar[str] = "$"  #: a pattern of names that only this format has
     table: ClassVar[Table] = ()  #: names that are read and written
     further: ClassVar[Table] = ()  #: names that are read, never written
-    needs: ClassVar[tuple[str, ...]] = ()  #: canonical names that are required
+    needs: tuple[str, ...] = ()  #: canonical names that are required
     square: ClassVar[bool] = False  #: whether images and patches must be square
 
     def recognise(self, names: Collection[str]) -> bool:

@@ -201,7 +201,7 @@ class HuggingFaceFormat(Format):
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename the tensors, fuse qkv, and drop those that a classifier does not use."""
-        bare = {_ROOT.sub("", name): value for name, value in state.items()}
+        bare = {_ROOT.sub("", name): value for name, value in state.items() if value.numel()}  # 0 registers are none
         classifier = any("classifier." in name for name in bare)
         unread = self.family.unread if classifier else ()
         if self.family.classifier is None:
