@@ -12,7 +12,7 @@ import torch
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.weights import ModelFacts, convert, open_model
-from vitlab.weights import config as tables
+from vitlab.weights import hugging_face as tables
 from vitlab.weights import inspect as look
 from vitlab.weights.from_timm import from_timm
 
@@ -79,10 +79,19 @@ def test_architecture_that_timm_lacks_is_refused_by_name(tmp_path: Path) -> None
             from_timm(timm.create_model(name))
 
 
-@pytest.mark.parametrize("kind", [transformers.ViTConfig, transformers.DeiTConfig, transformers.ViTMSNConfig])
-def test_every_transformers_key_is_in_a_table(kind: Any) -> None:
-    assert set(kind().to_dict()) <= tables._KEYS
-    assert tables._MODEL_TYPES[kind.model_type] == kind().layer_norm_eps
+CONFIGS = (
+    *(f"{name}Config" for name in ("ViT", "DeiT", "ViTMSN", "ViTMAE", "IJepa", "Beit", "Data2VecVision", "Dinov2")),
+    *(f"{name}Config" for name in ("Dinov2WithRegisters", "DINOv3ViT", "CLIPVision", "SiglipVision", "Aimv2Vision")),
+)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_defaults_of_every_family_are_those_of_transformers(name: str) -> None:
+    config = getattr(transformers, name)()
+    family = tables.FAMILIES[tables.family_of(config.to_dict(), "config.json")]
+    assert set(config.to_dict()) <= tables.KEYS
+    eps = config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_eps
+    assert (family.eps, family.act, family.heads) == (eps, config.hidden_act, config.num_attention_heads)
 
 
 def vit(folder: Path, **config: Any) -> Path:
