@@ -260,3 +260,23 @@ def test_files_of_meta_compute_the_same(name: str, heads: int | None, tmp_path: 
     x_BCHW = images(16)
     with torch.no_grad():
         torch.testing.assert_close(tokens(ours, x_BCHW), theirs.forward_features(x_BCHW), **CLOSE)
+
+
+# -- out again --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_rotary_model_is_equal_in_transformers(mlp: str, tmp_path: Path) -> None:
+    options = {"num_register_tokens": 2, "use_gated_mlp": mlp == "swiglu"}
+    options |= {"hidden_act": "silu" if mlp == "swiglu" else "gelu", "key_bias": True}
+    theirs, side = hugging_face("DINOv3ViTModel", {**SMALL, **options}, tmp_path)
+    # Through timm's names and vitlab's order of channels, and back.
+    with pytest.raises(WeightsError, match=r"write to model\.safetensors"):
+        convert(tmp_path / "model.safetensors", tmp_path / "other.safetensors", "hf", head="drop")
+    convert(tmp_path / "model.safetensors", tmp_path / "back" / "model.safetensors", "hf", head="drop")
+    again = transformers.DINOv3ViTModel.from_pretrained(tmp_path / "back", dtype=torch.float64).eval()
+    x_BCHW = images(side)
+    with torch.no_grad():
+        expected = theirs(x_BCHW).last_hidden_state
+        torch.testing.assert_close(again(x_BCHW).last_hidden_state, expected, **CLOSE)
+    assert again.config.key_bias and again.config.num_register_tokens == 2
