@@ -45,6 +45,7 @@ BAD = {
     "weights inspect": ["nothing.pth"],
     "weights convert": ["nothing.pth", "x.safetensors", "--to", "timm"],
     "explain": ["nothing"],
+    "export": ["nothing", "--arm", "a"],
     "similarity": ["nothing"],
     "coordinates": ["bad.yaml"],
     "skill": ["more"],
