@@ -1235,7 +1235,7 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
 def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path, width):
     plan, store = _grid(tmp_path)
     figure_set = figures_of(plan, store, width)
-    assert list(figure_set) == ["arms", "curves", "interactions"]
+    assert list(figure_set) == ["arms", "curves"]
     left, right = figure_set["arms"].axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
@@ -1331,7 +1331,7 @@ def test_page_starts_with_answer_and_fits_phone(tmp_path):
     values = GRID["sincos2d", "linear"]
     cells = f"{100 * np.mean(values) - 1:.1f} \u00b1 {100 * np.std(values, ddof=1):.1f}"
     assert cells in section.split("<details>")[1]
-    assert html.count('class="picture page"') == html.count('class="picture phone"') == 3
+    assert html.count('class="picture page"') == html.count('class="picture phone"') == 2
     assert 'data-label="difference">' in section and html.count("<dt>Versions") == 1 and "<dt>vitlab" not in html
 
 
