@@ -30,7 +30,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {"seeds": 1, "train.epochs": 1, "train.evaluations": 1, "data.fraction": 0.05}
 APART = {"run.executor": "inline", "run.tracker": "none"}
-ONLY_READ = {"ui", "sync", "check"}  #: vitlab commands that serve, need a server, or train for long
+ONLY_READ = {"ui", "sync", "check", "ab"}  #: vitlab commands that serve, need a server, or train for long
 DRAWN = "tutorial.md"  #: the page whose reports are drawn
 ELSEWHERE = {"git", "python", "sbatch"}  #: programs whose lines are not run
 WARM = [

@@ -19,7 +19,6 @@ from vitlab import report
 from vitlab.driver import benchmark
 from vitlab.driver.session import Session, Watch
 from vitlab.engines.vmap import Vmap
-from vitlab.executors.inline import Inline
 from vitlab.lab import plan_study
 from vitlab.plan.values import EngineBenchmark, probes_of
 from vitlab.store.folders import Store
@@ -40,15 +39,9 @@ STUDY: dict[str, Any] = {
 WRITE = report.write
 
 
-class Here(Inline):
-    """Measures in this process; the local executor has its own tests."""
-
-    runner = "vitlab.driver.benchmark"
-
-
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(benchmark, "_BenchmarkExecutor", Here)
+    monkeypatch.setattr(benchmark, "_apart", lambda measure, *arguments: measure(*arguments))
     monkeypatch.setattr(benchmark, "BLOCK_S", 0.01)
     monkeypatch.setattr(benchmark, "ROUNDS", 2)
     monkeypatch.setattr(benchmark, "PROBES", 1)
@@ -81,10 +74,10 @@ def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(benchmark, "BLOCK_S", 10.0)
-    assert benchmark._speed(step, torch.device("cpu"), lambda: False) == pytest.approx(4.0, rel=1e-9)
+    assert benchmark.speed(step, torch.device("cpu")) == pytest.approx(4.0, rel=1e-9)
     assert steps[0] == benchmark.WARM_UP + 40
-    assert benchmark._speed(step, torch.device("cpu"), lambda: True, 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
-    assert steps[0] == benchmark.WARM_UP + 41, "one step is measured, even of what is stopped"
+    assert benchmark.speed(step, torch.device("cpu"), 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
+    assert steps[0] == benchmark.WARM_UP + 41, "one step is measured at least"
 
 
 def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +150,7 @@ def probed(folder: Path, **changes: Any) -> tuple[EngineBenchmark, list[str]]:
     run = plan_study(write(folder, design=None))[0].run
     watch = Watch()
     watch.say = messages.append  # type: ignore[method-assign]
-    (probe,) = benchmark.benchmark_engines({"shape": plan.trials}, Session(store, run, watch=watch)).values()
+    (probe,) = benchmark.benchmark_engines(plan, {"shape": plan.trials}, Session(store, run, watch=watch)).values()
     assert messages == [f"baseline: {probe.summary}"] and not store.root.exists()
     return probe, messages
 

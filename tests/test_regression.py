@@ -90,7 +90,7 @@ def test_three_verdicts() -> None:
     assert (same.verdict, same.reason, same.drop) == ("pass", "identical", 0.0)
     assert near.verdict == "pass" and near.worst < 2
     assert worse.verdict == "regressed" and worse.p_adjusted < 0.05
-    assert noisy.verdict == "inconclusive" and (noisy.needs or 999) > 5
+    assert noisy.verdict == "inconclusive"
     assert (
         overall([same.verdict, noisy.verdict]) == "inconclusive"
         and overall([noisy.verdict, worse.verdict]) == "regressed"
@@ -167,7 +167,7 @@ def test_rate_of_found_drops_equals_simulation_by_scipy() -> None:
     p = stats.ttest_rel(new, old, axis=1, alternative="less").pvalue
     worst = (old - new).mean(axis=1) + stats.t.ppf(0.95, n - 1) * stats.sem(old - new, axis=1)
     found = (arms * p < 0.05) & ((old - new).mean(axis=1) >= 1) & (worst >= 2)
-    sound = judged.count_broken.sum(axis=(1, 2)) == 0  # a Gaussian seed is seldom ten robust deviations off
+    sound = judged.count_broken.sum(axis=1) == 0  # a Gaussian seed is seldom ten robust deviations off
     assert sound.mean() > 0.9 and 0.2 < found.mean() < 0.8
     assert ((judged.verdict[:, 0] == 2) == found)[sound].all()
 
@@ -187,7 +187,7 @@ def test_pass_probability_equals_simulation() -> None:
     passed = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells).verdict == 0
     chance = chance_to_pass(n, 1.0, margin, 0.05)
     assert passed.mean() == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000))
-    seed_count = seeds_to_pass(math.sqrt(2), margin, 0.05)
+    seed_count = seeds_to_pass(1.0, margin, 0.05)
     assert seed_count is not None
     assert chance_to_pass(seed_count, 1.0, margin, 0.05) >= 0.8 > chance_to_pass(seed_count - 1, 1.0, margin, 0.05)
     assert chance_to_pass(2, 1.0, margin, 0.05) == 0 and seeds_to_pass(1e6, margin, 0.05) is None
@@ -227,8 +227,8 @@ def values(shift: float = 0.0, seeds: int = 3, device: str = "cpu", **more: floa
     )
 
 
-def baseline(names: Values, anchor: Values | None = None) -> Baseline:
-    return Baseline(study="s", accepted=(), values=names, anchor=anchor or names)
+def baseline(names: Values) -> Baseline:
+    return Baseline(study="s", accepted=(), values=names)
 
 
 def test_margins_come_from_spread_of_baseline() -> None:
@@ -241,13 +241,6 @@ def test_margins_come_from_spread_of_baseline() -> None:
     assert family(study(margin={"val/accuracy": 0.01}), baseline(values()), values())[0][0].margin == 0.01
 
 
-def test_small_steps_add_up_against_anchor() -> None:
-    anchor, old, new = values(), values(-0.05), values(-0.051)
-    pairs, _ = family(study(), baseline(old, anchor), new)
-    cells = judge(pairs)
-    assert {(cell.against, cell.verdict) for cell in cells} == {("baseline", "pass"), ("anchor", "regressed")}
-
-
 def test_differing_arms_devices_and_data_are_reported() -> None:
     new = values(device="cuda", c=[0.5, 0.5, 0.6])  # type: ignore[arg-type]
     pairs, notes = family(study(), baseline(values()), new)
@@ -257,8 +250,6 @@ def test_differing_arms_devices_and_data_are_reported() -> None:
         "the baseline has no val/accuracy of this arm; re-run with --accept",
     ]
     assert judge(pairs)[2].verdict == "inconclusive"
-    _, since = family(study(), baseline(values(), values(0.1)), new)
-    assert any("'c' has no val/accuracy in the anchor" in note for note in since)
     assert any("trained on cpu, and the candidate on cuda" in note for note in notes)
     pairs, _ = family(
         study(), baseline(values()), values().model_copy(update={"data": {"a": "digits:2", "b": "digits:1"}})
@@ -308,16 +299,10 @@ def test_arm_without_metric_gets_no_more_seeds() -> None:
     assert [(item.arm, item.lost[1]) for item in pairs] == [("a", frozenset()), ("b", {0, 1, 2})]
 
 
-def test_outlook_is_for_all_seeds_and_includes_loss_since_anchor() -> None:
+def test_outlook_is_for_all_seeds() -> None:
     """Each of two looks has half of alpha, and a model that passes at the second one passes."""
     (one, *_), (two, *_) = (outlook(study(escalate_to=most), baseline(values(seeds=6))) for most in (None, 6))
     assert (one.n, two.n) == (3, 6) and two.chance > one.chance
-    before, since = (
-        [cell for cell in outlook(study(), baseline(values(), values(drop))) if cell.against == "anchor"]
-        for drop in (0.02, 0.05)
-    )
-    assert 0 < before[0].chance < outlook(study(), baseline(values()))[0].chance and since[0].chance == 0
-    assert "since the anchor" in outlook_table(before)
 
 
 def test_outlook_is_for_seeds_of_file() -> None:
@@ -436,15 +421,14 @@ def test_added_removed_and_skipped_arms_are_named() -> None:
 def test_baseline_file_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "s.baseline.yaml"
     first = update_baseline(None, "s", facts(traces=(Trace(precision="fp32", losses=(1e-5, math.inf), before=0.1, after=math.inf),)),
-                     values(), "why", "1", anchor=False)  # fmt: skip
+                     values(), "why", "1")  # fmt: skip
     write_baseline(file, first)
     assert read_baseline(file) == first
     assert file.read_text().startswith("#") and "reason: why" in file.read_text()
-    second = update_baseline(first, "s", facts(), values(-0.1), "because", "2", anchor=False)
-    assert second.anchor == values() and second.values == values(-0.1)
+    second = update_baseline(first, "s", facts(), values(-0.1), "because", "2")
+    assert second.values == values(-0.1)
     assert [entry.reason for entry in second.accepted] == ["why", "because"]
-    assert update_baseline(second, "s", facts(), values(-0.1), "so", "3", anchor=True).anchor == values(-0.1)
-    assert update_baseline(second, "s", facts(), None, "so", "3", anchor=False).values == values(-0.1)
+    assert update_baseline(second, "s", facts(), None, "so", "3").values == values(-0.1)
 
 
 @pytest.mark.parametrize(
@@ -474,8 +458,8 @@ CHECKED = CheckResult(
     True,
     (Finding("a|b", "trace fp64", "regressed", "the loss of step 2: 1 -> 2, 100 %\nmore"), Finding("", "plan", "pass")),
     (
-        Cell("a|b", "val/accuracy", "baseline", "inconclusive", "a drop <of 1>", 3, "paired t", 0.9, 0.8, 0.1, seconds=1.5),
-        Cell("c", "val/accuracy", "anchor", "pass", "identical", 3, "identical"),
+        Cell("a|b", "val/accuracy", "inconclusive", "a drop <of 1>", 3, "paired t", 0.9, 0.8, 0.1, seconds=1.5),
+        Cell("c", "val/accuracy", "pass", "identical", 3, "identical"),
     ),
     ("a note",),
 )  # fmt: skip

@@ -99,7 +99,7 @@ def gate(
     margin: float | None = None,
 ) -> tuple[list[Cell], Verdict]:
     """Return the cells and the verdict of a study, from the values of its arms at all seeds that it may need."""
-    baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum), anchor=None)
+    baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum))
     samples = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
     cells, counts, _ = statistical(
         study(seeds, second, margin), baseline, lambda more, _: samples[len(more or range(seeds))]

@@ -27,6 +27,7 @@ COMMANDS = {
     "plan": "show the arms and trials, and which are cached",
     "validate": "check study files against the installed components",
     "check": "say whether a change has made a study's trials worse",
+    "ab": "compare two commits of your repository on a study",
     "status": "show how far a study is",
     "studies": "list the studies that have been run, and their versions",
     "report": "print or write the report of a study",

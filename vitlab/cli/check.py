@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,7 @@ from vitlab.cli import print_json
 from vitlab.cli.options import (
     as_written,
     json_option,
+    junit_option,
     parse_changes,
     study_file,
     study_options,
@@ -22,7 +23,11 @@ from vitlab.cli.options import (
 from vitlab.errors import UserError
 from vitlab.regression import TIERS
 
-CHOICES = ("--tier", "--accept", "--reason", "--anchor", "--plan", "--workflow", "--junit", "--json")
+if TYPE_CHECKING:
+    from vitlab.regression.baseline import Baseline
+    from vitlab.regression.gate import CheckResult
+
+CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", "--json")
 """Options that the command line in messages leaves out."""
 
 
@@ -36,14 +41,13 @@ CHOICES = ("--tier", "--accept", "--reason", "--anchor", "--plan", "--workflow",
 )
 @click.option("--accept", is_flag=True, help="Write the results of this run as the baseline; needs --reason.")
 @click.option("--reason", metavar="TEXT", help="Reason for the new baseline, stored in it.")
-@click.option("--anchor", is_flag=True, help="With --accept: measure drift from here on.")
 @click.option("--plan", "plan_only", is_flag=True, help="Print how likely an unchanged model passes.  Trains nothing.")
 @click.option(
     "--workflow",
     is_flag=True,
     help="Print a workflow of GitHub Actions that runs this check, under Python and torch of the baseline.",
 )
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
+@junit_option
 @json_option
 @click.pass_context
 def command(
@@ -56,7 +60,6 @@ def command(
     plugins: tuple[Path, ...],
     accept: bool,
     reason: str | None,
-    anchor: bool,
     plan_only: bool,
     workflow: bool,
     junit: Path | None,
@@ -70,8 +73,6 @@ def command(
         raise UserError("--accept, --plan and --workflow exclude each other; give one of them")
     if accept != bool(reason and reason.strip()):
         raise UserError("--accept needs --reason TEXT, and --reason needs --accept")
-    if anchor and not accept:
-        raise UserError("--anchor needs --accept")
     if (accept or plan_only or workflow) and (as_json or junit is not None):
         raise UserError(
             "--json and --junit write the result of a check, and --accept, --plan and --workflow do no check; leave "
@@ -82,48 +83,56 @@ def command(
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
     if workflow:
         words = [str(name), *as_written(context, without=(*CHOICES, "--baseline", "--out"))]
-        click.echo(_workflow([*words, "--baseline", str(baseline)], baseline))
+        from vitlab.regression.baseline import read_baseline
+
+        stored = read_baseline(baseline) if baseline.exists() else None
+        click.echo(workflow_of("check", [*words, "--baseline", str(baseline)], stored))
         return
 
     from vitlab.driver.progress import watch_on
     from vitlab.regression import check, phrasing
 
-    # Messages repeat the command for another tier or for a new baseline, which they add.
-    again = shlex.join(["vitlab", "check", str(name), *as_written(context, without=CHOICES)])
-    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on(), again)
+    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:
         click.echo(phrasing.outlook_table(check.outlook(request)))
         return
     if accept:
-        check.accept(request, str(reason).strip(), tiers or TIERS, anchor)
+        check.accept(request, str(reason).strip(), tiers or TIERS)
         click.echo(f"{baseline} is written; review it, and commit it.")
         return
     checked = check.check(request, tiers or TIERS)
-    if junit is not None:
-        junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(phrasing.junit(checked), encoding="utf-8")
+    page = phrasing.markdown(checked)
+    finish(checked, page, page, as_json, junit)
+
+
+def finish(checked: CheckResult, shown: str, page: str, as_json: bool, junit: Path | None) -> None:
+    """Print a result, write JUnit and the summary of a GitHub job, and exit with the code of a check."""
+    from vitlab.regression import check, phrasing
+
     if as_json:
         print_json(phrasing.as_json(checked))
     else:
-        click.echo(phrasing.markdown(checked))
+        click.echo(shown)
+    if junit is not None:
+        junit.parent.mkdir(parents=True, exist_ok=True)
+        junit.write_text(phrasing.junit(checked), encoding="utf-8")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(summary, "a", encoding="utf-8") as page:
-            page.write(phrasing.markdown(checked))
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(page)
     click.get_current_context().exit(check.exit_code(checked))
 
 
-def _workflow(words: Sequence[str], baseline: Path) -> str:
-    """Return the workflow with the Python and torch versions of the baseline, or the installed ones if there is none.
+def workflow_of(command: str, words: Sequence[str], stored: Baseline | None = None) -> str:
+    """Return the workflow of a command, with Python and torch of its baseline, or the installed ones without one.
 
     Args:
-        words: file and options of the check.
-        baseline: the file of the baseline.
+        command: ``check`` or ``ab``.
+        words: its file and options.
+        stored: the baseline.
     """
     from vitlab.cli.new import templates
-    from vitlab.regression.baseline import read_baseline
     from vitlab.runner.circumstances import versions
 
-    stored = read_baseline(baseline) if baseline.exists() else None
     recorded = dict(versions())
     if stored is not None and stored.values is not None:
         recorded |= stored.values.versions
@@ -133,12 +142,13 @@ def _workflow(words: Sequence[str], baseline: Path) -> str:
     # Values used in a shell are quoted.
     workflow = (
         templates()
-        .get_template("check.yml.j2")
+        .get_template(f"{command}.yml.j2")
         .render(
             words=shlex.join(words),
             python=".".join(recorded["python"].split(".")[:2]),
             torch=shlex.quote(torch.partition("+")[0]),
             requirement=requirement,
+            commit="" if stored is None else stored.commit,
         )
     )
     return workflow.rstrip()

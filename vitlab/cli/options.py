@@ -60,6 +60,7 @@ def study_options(function: Callback) -> Callback:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+junit_option = click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
 
 
 def to_option(default: str, each: str) -> Callable[[Callback], Callback]:

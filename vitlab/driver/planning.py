@@ -117,7 +117,7 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
         if shapes := without_benchmark(missing, plan.probes):
             from vitlab.driver.benchmark import benchmark_engines
 
-            decided = replace(plan, probes={**plan.probes, **benchmark_engines(shapes, session)})
+            decided = replace(plan, probes={**plan.probes, **benchmark_engines(plan, shapes, session)})
     return decided
 
 

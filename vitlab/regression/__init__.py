@@ -1,12 +1,12 @@
 """Regression gate: detect whether a code change has made a study's trials worse.
 
-Three tiers, the cheapest first: an exact comparison of what must be equal (``facts``), a check that every arm learns
-(``traces``), and a statistical test of what differs by chance (``decide``).
+Four tiers: an exact comparison of what must be equal (``facts``), a check that every arm learns (``traces``), a
+statistical test of what differs by chance (``decide``), and time and memory beside the baseline's commit (``cost``).
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-Tier = Literal["exact", "learning", "statistical"]
+Tier = Literal["exact", "learning", "statistical", "cost"]
 TIERS: tuple[Tier, ...] = get_args(Tier)

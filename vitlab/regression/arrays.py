@@ -34,20 +34,18 @@ class Cells:
     margin: Floats  #: of each cell, or of each study and cell
     min_abs: Floats
     quantum: Floats
-    trainings: Ints  #: the arm, and the side that it is compared with, of each cell
-    sides: Ints  #: the side of each of these; each has its own count
+    trainings: Ints  #: the arm of each cell
     counted: Mask  #: cells whose trainings are counted and tested
 
     @classmethod
     def of_arms(cls, arms: int, margin: Floats, min_abs: Floats, quantum: float = 0.0) -> Cells:
-        """Return cells of one metric and one side."""
-        sides, counted = np.zeros(arms, int), np.ones(arms, bool)
-        return cls(margin, min_abs, np.full(arms, quantum), np.arange(arms), sides, counted)
+        """Return cells of one metric."""
+        return cls(margin, min_abs, np.full(arms, quantum), np.arange(arms), np.ones(arms, bool))
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The judged cells of studies (S, C), and the counts of each side (S, G)."""
+    """The judged cells of studies (S, C), and the counts of all arms (S)."""
 
     pairs: Ints  #: seeds that neither side lost
     means: Floats  #: of the baseline and of the candidate (S, C, 2)
@@ -61,16 +59,16 @@ class Judged:
     collapsed: Ints  #: (S, C, 2)
     broken: Ints  #: lost and collapsed seeds of the baseline and of the candidate (S, C, 2)
     seeds: Ints  #: among these (S, C, 2)
-    count_broken: Ints  #: (S, G, 2)
-    count_seeds: Ints  #: (S, G, 2)
-    count_p: Floats  #: adjusted (S, G); NaN without lost and collapsed trainings
-    count_verdict: Ints  #: (S, G)
+    count_broken: Ints  #: (S, 2)
+    count_seeds: Ints  #: (S, 2)
+    count_p: Floats  #: adjusted (S); NaN without lost and collapsed trainings
+    count_verdict: Ints  #: (S)
     family: Ints  #: (S)
 
     @property
     def overall(self) -> Ints:
         """Return the verdict of each study (S)."""
-        return np.asarray(np.concatenate([self.verdict, self.count_verdict], axis=1).max(axis=1))
+        return np.asarray(np.maximum(self.verdict.max(axis=1), self.count_verdict))
 
 
 def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float = 0.05) -> Judged:
@@ -104,10 +102,10 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
 
     present = np.isfinite(values_SC2N) | lost_SC2N
     broken_SC2, seeds_SC2, sums, sizes = _count(present, collapsed_SC2N | lost_SC2N, cells)
-    p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes, cells))
-    family = n.shape[1] + (sums.sum(axis=2) > 0).sum(axis=1)
+    p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes))
+    family = n.shape[1] + (sums.sum(axis=1) > 0)
     p_adjusted = np.minimum(1.0, family[:, None] * p)
-    count_p = np.minimum(1.0, family[:, None] * _p_of_counts(sums, sizes))
+    count_p = np.minimum(1.0, family * _p_of_counts(sums, sizes))
 
     share_SC2 = broken_SC2 / np.maximum(seeds_SC2, 1)
     count_share = sums / np.maximum(sizes, 1)
@@ -115,7 +113,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     with np.errstate(invalid="ignore"):
         passes = (identical | (worst < cells.margin)) & ~has_more
         regressed = (p_adjusted < alpha) & (drop >= cells.min_abs) & ~(worst < cells.margin)
-        count_verdict = np.select([count_p < alpha, count_share[:, :, 1] > count_share[:, :, 0]], [2, 1], 0)
+        count_verdict = np.select([count_p < alpha, count_share[:, 1] > count_share[:, 0]], [2, 1], 0)
     verdict = np.select([regressed, passes], [2, 0], 1)
     return Judged(
         n, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
@@ -137,9 +135,8 @@ def _collapsed(values_SC2N: Floats) -> Mask:
 
 
 def _count(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return lost and collapsed trainings, and all, of each cell's arm (S, C, 2) and of each side (S, G, 2)."""
-    trainings, first = np.unique(cells.trainings, return_index=True)
-    groups = [cells.trainings == training for training in trainings]
+    """Return lost and collapsed trainings, and all, of each cell's arm (S, C, 2) and of all arms (S, 2)."""
+    groups = [cells.trainings == training for training in np.unique(cells.trainings)]
     of_arm, is_bad = (
         np.stack([np.any(flags[:, group], axis=1) for group in groups], axis=1) for flags in (present, broken)
     )  # (S, T, 2, N)
@@ -147,26 +144,23 @@ def _count(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints,
     used = of_arm & (common | ~np.any(common, axis=3, keepdims=True))
     bad_ST2, all_ST2 = (used & is_bad).sum(axis=3), used.sum(axis=3)
     is_counted = np.array([cells.counted[group].any() for group in groups])
-    of_side = [is_counted & (cells.sides[first] == side) for side in range(cells.sides.max() + 1)]
-    sums, sizes = (np.stack([n[:, some].sum(axis=1) for some in of_side], axis=1) for n in (bad_ST2, all_ST2))
+    sums, sizes = (n[:, is_counted].sum(axis=1) for n in (bad_ST2, all_ST2))
     return bad_ST2[:, cells.trainings], all_ST2[:, cells.trainings], sums, sizes
 
 
 def _p_of_counts(sums: Ints, sizes: Ints) -> Floats:
-    """Return the p of Boschloo's test that the candidate lost more (S, G); NaN if neither side lost any."""
-    p = np.where(sums.sum(axis=2) > 0, 1.0, NAN)
-    has_more = sums[:, :, 1] * sizes[:, :, 0] > sums[:, :, 0] * sizes[:, :, 1]
-    for study, side in zip(*np.nonzero(has_more), strict=True):
-        old, new = sums[study, side].tolist()
-        p[study, side] = statistics.boschloo((old, new), tuple(sizes[study, side].tolist()))
+    """Return the p of Boschloo's test that the candidate lost more (S); NaN if neither side lost any."""
+    p = np.where(sums.sum(axis=1) > 0, 1.0, NAN)
+    for study in np.flatnonzero(sums[:, 1] * sizes[:, 0] > sums[:, 0] * sizes[:, 1]):
+        old, new = sums[study].tolist()
+        p[study] = statistics.boschloo((old, new), tuple(sizes[study].tolist()))
     return p
 
 
-def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes: Ints, cells: Cells) -> Floats:
+def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes: Ints) -> Floats:
     """Return the probability that as many trainings of an arm all come to nothing, at the rate of the others (S, C)."""
-    side = cells.sides[cells.trainings]
-    others = sizes[:, side].sum(axis=2) - seeds[:, :, 1]
-    bad = sums[:, side].sum(axis=2) - broken[:, :, 1]
+    others = sizes.sum(axis=1, keepdims=True) - seeds[:, :, 1]
+    bad = sums.sum(axis=1, keepdims=True) - broken[:, :, 1]
     rate = np.clip((bad + 1) / (others + 1), 0.0, 1.0)
     return np.where(bad > 0, rate ** np.maximum(n, 1), 0.0)
 

@@ -1,8 +1,6 @@
 """Baseline file: the accepted facts and values of a study, as text that can be reviewed.
 
-The YAML file is changed by ``vitlab check --accept --reason`` alone, and records every reason.  The anchor holds the
-values accepted first, or last with ``--anchor``: candidates are compared with it too, so that many small drops, each
-within its margin, cannot add up unnoticed.
+The YAML file is changed by ``vitlab check --accept --reason`` alone, and records every reason.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from vitlab.spec.mistakes import mistakes_in
 from vitlab.store.files import write_bytes
 
 HEAD = "# What 'vitlab check' compares with.  Written by 'vitlab check --accept --reason TEXT'; do not edit.\n"
+
+ACCEPT = "'vitlab check FILE --accept --reason TEXT'"  #: the command that messages advise
 
 
 class Trace(Frozen):
@@ -78,7 +78,7 @@ class Acceptance(Frozen):
     date: str
     reason: str
     vitlab: str
-    what: str  #: the sections that were changed: exact, values, anchor
+    what: str  #: the sections that were changed: exact, values
 
 
 class Baseline(Frozen):
@@ -89,21 +89,17 @@ class Baseline(Frozen):
     accepted: tuple[Acceptance, ...]
     facts: Facts | None = None
     values: Values | None = None
-    anchor: Values | None = None
+    commit: str = ""  #: the code of the last acceptance, if the study limits costs
 
 
-def read_baseline(file: Path, command: str = "vitlab check FILE") -> Baseline:
+def read_baseline(file: Path) -> Baseline:
     """Read a baseline.
-
-    Args:
-        file: the file.
-        command: the command line of the check, which the message for a missing file repeats.
 
     Raises:
         UserError: if the file is missing or is not a baseline.
     """
     if not file.is_file():
-        raise UserError(f"{file}: the baseline does not exist; write it with '{command} --accept --reason TEXT'")
+        raise UserError(f"{file}: the baseline does not exist; write it with {ACCEPT}")
     try:
         return Baseline.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -120,7 +116,13 @@ def write_baseline(file: Path, baseline: Baseline) -> None:
 
 
 def update_baseline(
-    old: Baseline | None, study: str, facts: Facts, values: Values | None, reason: str, version: str, anchor: bool
+    old: Baseline | None,
+    study: str,
+    facts: Facts,
+    values: Values | None,
+    reason: str,
+    version: str,
+    commit: str = "",
 ) -> Baseline:
     """Return the baseline with new facts and values accepted.
 
@@ -131,18 +133,16 @@ def update_baseline(
         values: the new values; None keeps the previous ones.
         reason: why they are accepted; recorded in the file.
         version: of vitlab.
-        anchor: whether the values also become the anchor.
+        commit: of the code, if the study limits costs.
     """
     before = old or Baseline(study=study, accepted=())
     changes: dict[str, Facts | Values] = {"facts": facts}
     if values is not None:
         changes["values"] = values
-    if values is not None and (anchor or before.anchor is None):
-        changes["anchor"] = values
     entry = Acceptance(
         date=datetime.now(UTC).date().isoformat(),
         reason=reason,
         vitlab=version,
         what=", ".join(["exact", *list(changes)[1:]]),
     )
-    return before.model_copy(update={**changes, "accepted": (*before.accepted, entry)})
+    return before.model_copy(update={**changes, "accepted": (*before.accepted, entry), "commit": commit})

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitlab import lab, registry
+from vitlab import lab
 from vitlab._version import __version__
-from vitlab.driver.planning import costs
+from vitlab.driver.planning import costs, read_data
 from vitlab.driver.session import Watch
 from vitlab.errors import TrialFailed, UserError, count
 from vitlab.identity.code import requirements_of
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
-from vitlab.regression.baseline import Baseline, Facts, Values, read_baseline, update_baseline, write_baseline
-from vitlab.regression.decide import Cell, Finding, overall, warnings
+from vitlab.regression.baseline import ACCEPT, Baseline, Values, read_baseline, update_baseline, write_baseline
+from vitlab.regression.decide import Cell, Finding, overall
 from vitlab.regression.facts import compare_facts, compute_facts, first_of_arms
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import logs_command
+from vitlab.revisions.checkout import Revision, checkout, commit_of, uncommitted
 from vitlab.spec import Study, read_document
 from vitlab.store.folders import OUT, Store
 
@@ -28,10 +29,7 @@ MAX_NAME_LENGTH = 90  #: characters of a study's name in the name of the gate's 
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """The study to check and its baseline; ``out`` to ``watch`` are as in :func:`vitlab.run`.
-
-    ``command`` is the command line of this check, which messages repeat.
-    """
+    """The study to check and its baseline; ``out`` to ``watch`` are as in :func:`vitlab.run`."""
 
     file: Path
     baseline: Path
@@ -39,7 +37,6 @@ class CheckRequest:
     changes: Mapping[str, object] = field(default_factory=dict)
     plugins: Sequence[Path] = ()
     watch: Watch = field(default_factory=Watch)
-    command: str = "vitlab check FILE"
 
 
 def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
@@ -51,6 +48,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     """
     baseline = _baseline(request)
     study, plan = _plan_with_data(request)
+    request.watch.say(f"{study.study}: {', '.join(tiers)}")
     findings: list[Finding] = []
     cells: list[Cell] = []
     installed = _installed_versions()
@@ -59,12 +57,10 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     if "exact" in tiers:
         if baseline.facts is None:
             raise UserError(
-                f"{request.baseline} has no section of the exact tier; add one from the current code with "
-                f"'{request.command} --tier exact --accept --reason TEXT'"
+                f"{request.baseline} has no section of the exact tier; add one from the current code with {ACCEPT}"
             )
-        findings += compare_facts(baseline.facts, _facts(request, plan))
+        findings += compare_facts(baseline.facts, compute_facts(plan, costs(plan), request.plugins))
     if "learning" in tiers:
-        _announce("learning", request, plan)
         findings += gate.learning(plan, request.plugins)
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, installed)
@@ -78,30 +74,36 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
                 raise
             notes.append(str(failed).rstrip("."))  # a regression of an earlier tier is still reported
         if not cells:
-            notes.append("no arm has values to compare over seeds")
-    verdicts = [*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)]
-    verdict = overall(verdicts if cells or "statistical" not in tiers else [*verdicts, "inconclusive"])
-    fails = verdict == "regressed" or (verdict == "inconclusive" and gate.settings(study).on_inconclusive == "fail")
-    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), tuple(warnings(cells)))
+            findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
+    if "cost" in tiers and gate.settings(study).cost is not None:
+        findings += _costs(request, study, plan, baseline)
+    elif tuple(tiers) == ("cost",):
+        raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
+    return gate.result(study, findings, cells, notes)
 
 
-def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:
+def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> Baseline:
     """Accept the results of the current code as the baseline.
 
     Args:
         request: the study.
         reason: why they are accepted; recorded in the file.
         tiers: without ``statistical`` nothing is trained, and the previous values are kept.
-        anchor: whether the new values also become the anchor, from which drift is measured.
     """
     study, plan = _plan_with_data(request)
+    commit = "" if gate.settings(study).cost is None else commit_of("HEAD")
+    if commit and (changed := uncommitted(request.baseline)):
+        raise UserError(
+            f"{', '.join(changed)}: not committed, and check.cost measures beside a commit; run 'git commit -a', then "
+            "the same command again"
+        )
     old = _baseline(request) if request.baseline.exists() else None
-    facts = _facts(request, plan)
+    facts = compute_facts(plan, costs(plan), request.plugins)
     values = None
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, _installed_versions())
         values = _train(request, study, gate.more_seeds(study), (), pinned)
-    baseline = update_baseline(old, study.study, facts, values, reason, __version__, anchor)
+    baseline = update_baseline(old, study.study, facts, values, reason, __version__, commit)
     write_baseline(request.baseline, baseline)
     return baseline
 
@@ -120,7 +122,7 @@ def outlook(request: CheckRequest) -> list[Outlook]:
 
 
 def _baseline(request: CheckRequest) -> Baseline:
-    baseline = read_baseline(request.baseline, request.command)
+    baseline = read_baseline(request.baseline)
     name = read_document(request.file).data.get("study")
     if baseline.study != name:
         raise UserError(
@@ -133,26 +135,21 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     """Return the study and its plan, after its data was read."""
     changes, plugins, out = request.changes, request.plugins, request.out
     study, plan = lab.plan_study(request.file, changes=changes, plugins=plugins, out=out)
-    if study.tune is not None:
-        raise UserError(f"{request.file} has 'tune', which would hide a change; replace 'tune' by the chosen values")
-    absent = {str(item.trial.spec.data): item.trial for item in plan.trials if item.trial.data is None}
-    for trial in absent.values():
-        registry.slot("dataset").build(trial.spec.data).read("train")
-    if absent or plan.looks is not None:
+    refuse_tuning(study, request.file)
+    if read_data(plan, Store(out.resolve()), request.file) or plan.looks is not None:
         # The trials of a second look depend on results, and the gate has its own second look.
         once = {**changes, "seeds": _seeds(study)}
         study, plan = lab.plan_study(request.file, changes=once, plugins=plugins, out=out)
     return study, plan
 
 
-def _announce(tier: Tier, request: CheckRequest, plan: Plan) -> None:
-    arms = sum(not arm.skip for arm in plan.arms)
-    request.watch.say(f"{plan.study}: {tier} tier, {count(arms, 'arm')}.")
-
-
-def _facts(request: CheckRequest, plan: Plan) -> Facts:
-    _announce("exact", request, plan)
-    return compute_facts(plan, costs(plan), request.plugins)
+def _costs(request: CheckRequest, study: Study, plan: Plan, baseline: Baseline) -> list[Finding]:
+    if not baseline.commit:
+        raise UserError(f"{request.baseline} names no commit that costs are measured beside; add it with {ACCEPT}")
+    commit, arms = commit_of(baseline.commit), [planned.arm for planned in first_of_arms(plan)]
+    what = {"file": request.file, "changes": request.changes, "out": request.out}
+    with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
+        return gate.costs(study, old, Revision("this code", request.plugins), arms, what)
 
 
 def _installed_versions() -> dict[str, str]:
@@ -167,14 +164,11 @@ def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str
 
     None are recorded if every stored result was trained under the installed versions, so that it can be reused.
     """
-    changes = _changes(request, study, gate.more_seeds(study))
+    changes = changes_for("check", request, study, gate.more_seeds(study))
     _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.trial(trial.key, trial.code).result() for trial in trials)
-    if others := gate.differing_versions(recorded, installed):
-        consequence = "and other versions are installed; vitlab check trains the trials again"
-        request.watch.say(f"results were trained under {others}, {consequence}")
-    return installed if others else {}
+    return installed if gate.differing_versions(recorded, installed) else {}
 
 
 def _train(
@@ -192,7 +186,7 @@ def _train(
         answer = lab.run(
             request.file,
             out=request.out,
-            changes=_changes(request, study, seeds),
+            changes=changes_for("check", request, study, seeds),
             plugins=request.plugins,
             only=only,
             versions=versions,
@@ -206,12 +200,20 @@ def _train(
     return gate.values_of(answer.plan, answer.store, study)
 
 
-def _changes(request: CheckRequest, study: Study, seeds: Sequence[int] | None) -> dict[str, object]:
-    """Return the changes to a study's file for the gate's own study."""
+def changes_for(
+    what: str, request: CheckRequest, study: Study, seeds: Sequence[int] | None = None
+) -> dict[str, object]:
+    """Return the changes to a study's file for a study of its own, named after ``what``."""
     own_seeds = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
-    return {**request.changes, "study": f"{study.study[:MAX_NAME_LENGTH]}-check", "seeds": own_seeds}
+    return {**request.changes, "study": f"{study.study[:MAX_NAME_LENGTH]}-{what}", "seeds": own_seeds}
 
 
 def _seeds(study: Study) -> dict[str, object]:
     """Return the seeds of a study's first look, in the form of a study file."""
     return {"values": list(study.seeds.values), "vary": list(study.seeds.vary)}
+
+
+def refuse_tuning(study: Study, file: Path) -> None:
+    """Raise UserError for a study that tunes its arms, as its choices would follow the code."""
+    if study.tune is not None:
+        raise UserError(f"{file} has 'tune', which would hide a change; replace 'tune' by the chosen values")

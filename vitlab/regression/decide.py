@@ -6,7 +6,7 @@ Let d be the candidate's values minus the baseline's at equal seeds, signed so t
   drop is at least ``min_abs``; otherwise tiny drops of tiny spread would be significant among many cells of few seeds.
 - ``pass``: the test of "a drop of the margin, or more" rejects.  All cells have to, so each may be tested at ``alpha``
   itself (Berger's intersection-union test), and the chance that a change worse than the margin passes is at most alpha.
-- ``inconclusive``: neither.  The cell reports the seeds with which an unchanged model would pass.
+- ``inconclusive``: neither.
 
 Values that are all equal pass as ``identical``.  The standard deviation of the differences is at least what the
 metric's rounding causes (q / sqrt 6 for the difference of two values rounded to q).
@@ -28,7 +28,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -38,7 +37,6 @@ from vitlab.regression.arrays import VERDICTS, Cells, Judged, Verdict, judge_arr
 from vitlab.spec.choice import Goal
 from vitlab.statistics.replicates import NAN
 
-Against = Literal["baseline", "anchor"]
 MAX_SEEDS = 200  #: largest number of seeds that is recommended
 NOTABLE_SHARE = 0.2  #: of an arm's seeds: as many additional lost or collapsed trainings are a warning
 
@@ -51,6 +49,7 @@ class Finding:
     check: str
     verdict: Verdict
     sentence: str = ""
+    seconds: float = NAN  #: that it took
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Pair:
     margin: float
     min_abs: float
     quantum: float = 0.0  #: the smallest step of the metric, 0 where it has none
-    against: Against = "baseline"
     lost: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
     """Seeds without a finite value, of the baseline and of the candidate."""
     refused: str = ""  #: the reason why the cell is not judged
@@ -84,7 +82,6 @@ class Cell:
 
     arm: str
     metric: str
-    against: Against
     verdict: Verdict
     reason: str
     n: int
@@ -105,13 +102,6 @@ class Cell:
     collapsed: tuple[int, int] = (0, 0)  #: collapsed seeds among them
     seconds: float = NAN  #: that training the candidate's seeds took
 
-    @property
-    def needs(self) -> int | None:
-        """Seeds with which an unchanged model passes with 80 % power; None if unknown or above ``MAX_SEEDS``."""
-        if self.test != "paired t":
-            return None
-        return seeds_to_pass(self.se * math.sqrt(self.n), self.margin, self.alpha)
-
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of several verdicts."""
@@ -125,20 +115,23 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list
     seeds = sorted({seed for pair in family for side in (pair.old, pair.new, *pair.lost) for seed in side})
     values_C2N = np.array([statistics.as_array((pair.old, pair.new), seeds) * pair.sign for pair in family])
     lost_C2N = np.array([[np.isin(seeds, [*side]) for side in pair.lost] for pair in family])
-    trainings = list(dict.fromkeys((pair.against, pair.arm) for pair in family))
-    sides = list(dict.fromkeys(pair.against for pair in family))
+    trainings = list(dict.fromkeys(pair.arm for pair in family))
     cells = Cells(
         margin=np.array([pair.margin for pair in family]),
         min_abs=np.array([pair.min_abs for pair in family]),
         quantum=np.array([pair.quantum for pair in family]),
-        trainings=np.array([trainings.index((pair.against, pair.arm)) for pair in family]),
-        sides=np.array([sides.index(pair.against) for pair in family]),
+        trainings=np.array([trainings.index(pair.arm) for pair in family]),
         counted=np.array([not pair.refused and not pair.no_sample for pair in family]),
     )
     judged = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
     found = [_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
-    findings = [_finding(side, judged, place) for place, side in enumerate(sides)]
-    return found, [finding for finding in findings if finding is not None]
+    (old, new), (seeds_old, seeds_new) = judged.count_broken[0], judged.count_seeds[0]
+    if not old + new:
+        return found, []
+    sentence = f"{new} of {seeds_new} were lost or collapsed, {old} of {seeds_old} in the baseline"
+    p = judged.count_p[0]
+    test = f" (Boschloo's exact test, adjusted p {p:.2g})" if p < 1 else ""
+    return found, [Finding("", "trainings", VERDICTS[judged.count_verdict[0]], sentence + test)]
 
 
 def warnings(cells: Iterable[Cell]) -> list[str]:
@@ -147,7 +140,7 @@ def warnings(cells: Iterable[Cell]) -> list[str]:
     for cell in cells:
         (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
         if new and new / seeds_new - old / max(seeds_old, 1) >= NOTABLE_SHARE:
-            sentences[cell.arm, cell.against] = _broken_trainings(cell, f" of {cell.arm}")
+            sentences[cell.arm] = _broken_trainings(cell, f" of {cell.arm}")
     return list(sentences.values())
 
 
@@ -163,7 +156,6 @@ def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
     cell = Cell(
         arm=pair.arm,
         metric=pair.metric,
-        against=pair.against,
         verdict=VERDICTS[of_cell["verdict"]] if is_judged else "inconclusive",
         reason="",
         n=n,
@@ -213,19 +205,7 @@ def _broken_trainings(cell: Cell, of_arm: str = "") -> str:
     kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
     kind = "collapsed" if cell.collapsed == cell.broken else kind
     (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
-    return f"{new} of {seeds_new} trainings{of_arm} {kind}, {old} of {seeds_old} in the {cell.against}"
-
-
-def _finding(against: Against, judged: Judged, place: int) -> Finding | None:
-    """Return the result of the test of counts; None if no training was lost or collapsed."""
-    (old, new), (seeds_old, seeds_new) = judged.count_broken[0, place], judged.count_seeds[0, place]
-    if not old + new:
-        return None
-    check = "trainings" if against == "baseline" else f"trainings since the {against}"
-    sentence = f"{new} of {seeds_new} were lost or collapsed, {old} of {seeds_old} in the {against}"
-    p = judged.count_p[0, place]
-    test = f" (Boschloo's exact test, adjusted p {p:.2g})" if p < 1 else ""
-    return Finding("", check, VERDICTS[judged.count_verdict[0, place]], sentence + test)
+    return f"{new} of {seeds_new} trainings{of_arm} {kind}, {old} of {seeds_old} in the baseline"
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
@@ -246,8 +226,8 @@ def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
     return statistics.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
 
 
-def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
+def seeds_to_pass(sd: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
     """Return the fewest seeds with which an unchanged model passes at ``chance``; None above ``MAX_SEEDS``."""
-    sizes, sd = range(MIN_SEEDS, MAX_SEEDS + 1), sd_of_differences / math.sqrt(2)
+    sizes = range(MIN_SEEDS, MAX_SEEDS + 1)
     place = bisect_left(sizes, chance, key=lambda n: chance_to_pass(n, sd, margin, alpha))
     return sizes[place] if place < len(sizes) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,10 +16,13 @@ from vitlab.plan.values import Plan
 from vitlab.regression import arrays
 from vitlab.regression import decide as judging
 from vitlab.regression.arrays import Verdict, as_array
-from vitlab.regression.baseline import Baseline, Values
-from vitlab.regression.decide import Against, Cell, Finding, Pair
+from vitlab.regression.baseline import ACCEPT, Baseline, Values
+from vitlab.regression.decide import Cell, Finding, Pair
 from vitlab.regression.facts import first_of_arms
 from vitlab.report import frame
+from vitlab.report.phrasing import percent
+from vitlab.revisions.checkout import Revision
+from vitlab.revisions.cost import measure_costs
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
 from vitlab.spec.study import Check
@@ -52,7 +55,6 @@ class Outlook:
 
     arm: str
     metric: str
-    against: Against
     n: int  #: seeds, with a second look included
     sd: float  #: pooled standard deviation of the baseline
     margin: float
@@ -115,13 +117,10 @@ def differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str]
 
 
 def version_notes(baseline: Baseline, installed: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each side of the comparison that was trained under other than the installed versions."""
-    return [
-        f"the {against} was trained under {recorded}, and this environment has "
-        f"{differing_versions(installed, values.versions)}"
-        for against, values in (_sides(baseline) if baseline.values is not None else ())
-        if (recorded := differing_versions(values.versions, installed))
-    ]
+    """Return a sentence if the baseline was trained under other than the installed versions."""
+    versions = {} if baseline.values is None else baseline.values.versions
+    recorded, here = differing_versions(versions, installed), differing_versions(installed, versions)
+    return [f"the baseline was trained under {recorded}, and this environment has {here}"] if recorded else []
 
 
 def settings(study: Study) -> Check:
@@ -140,47 +139,40 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
     Raises:
         UserError: if the baseline has no values.
     """
-    pairs, notes = [], []
-    for against, values in _sides(baseline):
-        if values.device != new.device:
-            notes.append(f"the {against} was trained on {values.device}, and the candidate on {new.device}")
-        for metric, goal in goals(study).items():
-            by_arm = values.metrics.get(metric, {})
-            margin, min_abs = _margins(study, values, metric)
-            for arm, candidate in new.metrics[metric].items():
-                seeds, before, after = by_arm.get(arm), values.data.get(arm), new.data.get(arm)
-                if seeds is None and against == "anchor":
-                    notes.append(f"arm '{arm}' has no {metric} in the anchor: its drift is not measured")
-                    continue
-                if seeds == {} and not candidate and arm not in new.diverged:
-                    notes.append(f"arm '{arm}' has no {metric}, and had none in the {against}: it is not judged")
-                    continue
-                refused = "" if before == after else f"its data was {before} and is {after}"
-                if seeds is None:
-                    refused = f"the baseline has no {metric} of this arm; re-run with --accept"
-                pairs.append(
-                    Pair(
-                        arm=arm,
-                        metric=metric,
-                        goal=goal,
-                        old=seeds or {},
-                        new=candidate,
-                        margin=margin,
-                        min_abs=min_abs,
-                        quantum=values.quanta.get(metric, 0.0),
-                        against=against,
-                        lost=(
-                            frozenset(values.diverged.get(arm, ())).difference(seeds or ()),
-                            frozenset(new.diverged.get(arm, ())).difference(candidate),
-                        ),
-                        refused=refused,
-                        seconds=new.seconds.get(arm, NAN),
-                        no_sample=no_sample(new.behind[arm]) if arm in new.behind else "",
-                    )
+    pairs, notes, values = [], [], _values(baseline)
+    if values.device != new.device:
+        notes.append(f"the baseline was trained on {values.device}, and the candidate on {new.device}")
+    for metric, goal in goals(study).items():
+        by_arm = values.metrics.get(metric, {})
+        margin, min_abs = _margins(study, values, metric)
+        for arm, candidate in new.metrics[metric].items():
+            seeds, before, after = by_arm.get(arm), values.data.get(arm), new.data.get(arm)
+            if seeds == {} and not candidate and arm not in new.diverged:
+                notes.append(f"arm '{arm}' has no {metric}, and had none in the baseline: it is not judged")
+                continue
+            refused = "" if before == after else f"its data was {before} and is {after}"
+            if seeds is None:
+                refused = f"the baseline has no {metric} of this arm; re-run with --accept"
+            pairs.append(
+                Pair(
+                    arm=arm,
+                    metric=metric,
+                    goal=goal,
+                    old=seeds or {},
+                    new=candidate,
+                    margin=margin,
+                    min_abs=min_abs,
+                    quantum=values.quanta.get(metric, 0.0),
+                    lost=(
+                        frozenset(values.diverged.get(arm, ())).difference(seeds or ()),
+                        frozenset(new.diverged.get(arm, ())).difference(candidate),
+                    ),
+                    refused=refused,
+                    seconds=new.seconds.get(arm, NAN),
+                    no_sample=no_sample(new.behind[arm]) if arm in new.behind else "",
                 )
-        notes += [
-            f"arm '{arm}' of the {against} is no longer in the study" for arm in values.data if arm not in new.data
-        ]
+            )
+    notes += [f"arm '{arm}' of the baseline is no longer in the study" for arm in values.data if arm not in new.data]
     return pairs, list(dict.fromkeys(notes))
 
 
@@ -206,11 +198,9 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
         return cells, findings, [*notes, f"more seeds would not help, because the baseline has no more; {advice}"]
     pairs, notes = family(study, baseline, train(seeds, arms))
     more_cells, more_findings = judging.judge(pairs, alpha)
-    second_look = {(cell.arm, cell.metric, cell.against): cell for cell in more_cells}
+    second_look = {(cell.arm, cell.metric): cell for cell in more_cells}
     cells = [
-        second_look.get((cell.arm, cell.metric, cell.against), cell)
-        if cell.arm in arms and cell.verdict == "inconclusive"
-        else cell
+        second_look.get((cell.arm, cell.metric), cell) if cell.arm in arms and cell.verdict == "inconclusive" else cell
         for cell in cells
     ]
     decided = {finding.check: finding for finding in findings if finding.verdict == "regressed"}
@@ -253,45 +243,64 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
     return findings
 
 
+def result(
+    study: Study, findings: Sequence[Finding], cells: Sequence[Cell] = (), notes: Sequence[str] = ()
+) -> CheckResult:
+    """Return the result of a check, whose verdict is the worst of all."""
+    verdict = judging.overall([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
+    fails = verdict == "regressed" or (verdict == "inconclusive" and settings(study).on_inconclusive == "fail")
+    warnings = judging.warnings(cells)
+    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), tuple(warnings))
+
+
+def costs(
+    study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object]
+) -> list[Finding]:
+    """Measure arms under two revisions, see :func:`vitlab.revisions.cost.measure_costs`, and judge their limits.
+
+    Costs without a limit pass.
+    """
+    alpha, limits = settings(study).alpha, settings(study).cost
+    findings = []
+    for cost in measure_costs(old, new, arms, request, alpha):
+        limit = getattr(limits, cost.quantity, None)
+        interval = f"simultaneous {percent(1 - alpha)} interval {cost.low:.3f} to {cost.high:.3f}"
+        sentence = f"{cost.median:.3f} times as before ({interval}, {count(cost.rounds, 'round')} in turns)"
+        verdict: Verdict = "pass"
+        if limit is not None:
+            verdict = "regressed" if cost.low > limit else "pass" if cost.high <= limit else "inconclusive"
+            sentence += f"{', which cannot tell' * (verdict == 'inconclusive')}; at most {limit:g} times is allowed"
+        findings.append(Finding(cost.arm, cost.quantity, verdict, sentence))
+    return findings
+
+
 def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
     """Return for each cell the probability that a model passes if nothing but its rounding has changed.
 
-    Against the anchor, the drop from the anchor to the baseline counts against the margin.  Of two looks, the
-    second counts, as the first one can only add to the probability.
+    Of two looks, the second counts, as the first one can only add to the probability.
     """
-    alpha, now = _level(study), _values(baseline)
+    alpha, values = _level(study), _values(baseline)
     cells = []
-    for against, values in _sides(baseline):
-        for metric, goal in goals(study).items():
-            by_arm, current_by_arm = (_sound(side.metrics.get(metric, {}), goal) for side in (values, now))
-            sd = float(arrays.pooled_sd(as_array(by_arm))[0])
-            margin, _ = _margins(study, values, metric)
-            for arm, seeds in by_arm.items():
-                current = current_by_arm.get(arm, {})
-                if not seeds or not current:
-                    continue
-                spare = margin - _sign(goal) * (fmean(seeds.values()) - fmean(current.values()))
-                arm_sd = float(arrays.pooled_sd(as_array({arm: seeds}))[0]) or sd
-                n = len(seeds.keys() & {*(more_seeds(study) or study.seeds.values)})
-                chance, needs = 0.0, None
-                if spare > 0:
-                    chance = judging.chance_to_pass(n, arm_sd, spare, alpha)
-                    needs = judging.seeds_to_pass(arm_sd * math.sqrt(2), spare, alpha)
-                cells.append(Outlook(arm, metric, against, n, arm_sd, margin, chance, needs))
+    for metric, goal in goals(study).items():
+        by_arm = _sound(values.metrics.get(metric, {}), goal)
+        sd = float(arrays.pooled_sd(as_array(by_arm))[0])
+        margin, _ = _margins(study, values, metric)
+        for arm, seeds in by_arm.items():
+            if not seeds:
+                continue
+            arm_sd = float(arrays.pooled_sd(as_array({arm: seeds}))[0]) or sd
+            n = len(seeds.keys() & {*(more_seeds(study) or study.seeds.values)})
+            chance, needs = 0.0, None
+            if margin > 0:
+                chance = judging.chance_to_pass(n, arm_sd, margin, alpha)
+                needs = judging.seeds_to_pass(arm_sd, margin, alpha)
+            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs))
     return cells
 
 
 def _level(study: Study) -> float:
     """Return the alpha of one look: half of the study's if there may be two looks."""
     return settings(study).alpha / (1 if more_seeds(study) is None else 2)
-
-
-def _sides(baseline: Baseline) -> Iterator[tuple[Against, Values]]:
-    """Yield the value sets that a candidate is compared with."""
-    values = _values(baseline)
-    yield "baseline", values
-    if baseline.anchor is not None and baseline.anchor.metrics != values.metrics:
-        yield "anchor", baseline.anchor
 
 
 def _sound(arms: Mapping[str, Mapping[int, float]], goal: Goal) -> dict[str, dict[int, float]]:
@@ -306,10 +315,7 @@ def _sign(goal: Goal) -> int:
 
 def _values(baseline: Baseline) -> Values:
     if baseline.values is None:
-        raise UserError(
-            "the baseline has no results of trials; add them with 'vitlab check FILE --accept --reason TEXT', without "
-            "--tier"
-        )
+        raise UserError(f"the baseline has no results of trials; add them with {ACCEPT}, without --tier")
     return baseline.values
 
 

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 from vitlab.regression.decide import MAX_SEEDS, Cell
 from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
 from vitlab.report import escaping
-from vitlab.statistics.replicates import NAN
 
 
 def markdown(result: CheckResult) -> str:
@@ -48,8 +47,8 @@ def junit(result: CheckResult) -> str:
 
     Inconclusive ones are skipped.
     """
-    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, NAN) for item in result.findings]
-    cases += [(cell.arm, _metric(cell), cell.verdict, _sentence(cell), cell.seconds) for cell in result.cells]
+    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, item.seconds) for item in result.findings]
+    cases += [(cell.arm, cell.metric, cell.verdict, _sentence(cell), cell.seconds) for cell in result.cells]
     suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")
     children = {"regressed": "failure", "inconclusive": "skipped"}
     for arm, name, verdict, sentence, seconds in cases:
@@ -73,7 +72,7 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
     for cell in cells:
         needs = f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
         numbers = (_number(cell.sd), _number(cell.margin), f"{100 * cell.chance:.0f} %", needs)
-        lines.append(f"| {escaping.markdown(cell.arm)} | {_metric(cell)} | {cell.n} | {' | '.join(numbers)} |")
+        lines.append(f"| {escaping.markdown(cell.arm)} | {cell.metric} | {cell.n} | {' | '.join(numbers)} |")
     chance = math.prod(cell.chance for cell in cells)
     lines += [
         "",
@@ -91,26 +90,14 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
 
 def _row(cell: Cell) -> str:
     numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_adjusted)
-    columns = [cell.arm, _metric(cell), cell.verdict, *map(_number, numbers), str(cell.n), _reason(cell)]
+    columns = [cell.arm, cell.metric, cell.verdict, *map(_number, numbers), str(cell.n), cell.reason]
     return f"| {' | '.join(map(escaping.markdown, columns))} |"
-
-
-def _metric(cell: Cell | Outlook) -> str:
-    return cell.metric if cell.against == "baseline" else f"{cell.metric} since the {cell.against}"
-
-
-def _reason(cell: Cell) -> str:
-    reasons = [cell.reason]
-    if cell.verdict == "inconclusive" and cell.se > 0:
-        seeds = f"more than {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
-        reasons.append(f"unchanged, it would need {seeds} seeds to pass")
-    return "; ".join(reasons)
 
 
 def _sentence(cell: Cell) -> str:
     if not math.isfinite(cell.drop):
-        return _reason(cell)
-    return f"{_number(cell.old)} -> {_number(cell.new)} over {cell.n} seeds; {_reason(cell)}"
+        return cell.reason
+    return f"{_number(cell.old)} -> {_number(cell.new)} over {cell.n} seeds; {cell.reason}"
 
 
 def _number(value: float) -> str:

@@ -1,8 +1,7 @@
 """Traces: the losses of the first training steps, recomputed in every check.
 
 A trace trains an arm for a few steps on the CPU with one thread, with the schedule shortened to them and the engine
-that trains its seeds, and records the loss of every step.  Stored results are neither read nor written: prerequisites
-(a teacher, a pre-trained body) are trained as briefly in a temporary folder.
+that trains its seeds, and records the loss of every step.  Stored results are neither read nor written.
 
 A trace in double precision agrees to many digits across processors; a second one in the arm's own precision covers the
 kernels of that precision.
@@ -10,22 +9,19 @@ kernels of that precision.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from vitlab.driver.benchmark import brief_trial
 from vitlab.engines import supported_engine
 from vitlab.engines.base import EngineFailed
-from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.plan.values import Plan, Planned
 from vitlab.regression.baseline import Trace
-from vitlab.runner.job import Job, JobTrial, Settings
-from vitlab.runner.run import begin_trial, execute
-from vitlab.spec.trial import LENGTHS
-from vitlab.store.folders import Store
+from vitlab.runner.job import Settings
+from vitlab.runner.run import begin_trial
 from vitlab.training.evaluation import evaluation_batches
 from vitlab.training.loop import Training
 
@@ -52,18 +48,9 @@ def trace(
         plugins: files of components.
     """
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
-    trials = {_name(trial): trial for trial in (*(item.trial for item in plan.trials), *plan.prerequisites)}
-    with tempfile.TemporaryDirectory(prefix="vitlab-trace-") as root:
-        store = Store(Path(root))
-        for prerequisite in _prerequisites(planned.trial, trials):
-            short = shorten(prerequisite, steps, precision)
-            folder = store.trial(short.key, short.code).path
-            [outcome] = execute(Job((JobTrial(short.key, folder, replace(short, code="")),), settings))
-            if isinstance(outcome, Exception):
-                raise outcome
-        short = shorten(planned.trial, steps, precision)
+    with brief_trial(plan, planned, steps, settings, precision) as (trial, folder):
         while True:
-            with begin_trial(replace(short, code=""), store.trial(short.key, short.code), settings) as training:
+            with begin_trial(trial, folder, settings) as training:
                 before = _loss(training)
                 engine, engine_type, _ = supported_engine(engine, training)
                 try:
@@ -75,35 +62,12 @@ def trace(
                     continue
                 losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []
                 return Trace(
-                    precision=short.spec.train.precision,
+                    precision=trial.spec.train.precision,
                     engine=engine,
                     losses=tuple(losses),
                     before=before,
                     after=_loss(training),
                 )
-
-
-def shorten(trial: Trial, steps: int, precision: str | None) -> Trial:
-    """Return the trial with its training limited to a number of steps."""
-    train = trial.spec.train
-    changes = {
-        **dict.fromkeys(LENGTHS),
-        "steps": steps if train.steps is None else min(steps, train.steps),
-        "evaluations": 1,
-        "precision": precision or train.precision,
-    }
-    return replace(trial, spec=trial.spec.model_copy(update={"train": train.model_copy(update=changes)}))
-
-
-def _prerequisites(trial: Trial, trials: dict[str, Trial]) -> Iterable[Trial]:
-    """Yield the prerequisites of a trial, each after its own prerequisites."""
-    for name in trial.needs.values():
-        yield from _prerequisites(trials[name], trials)
-        yield trials[name]
-
-
-def _name(trial: Trial) -> str:
-    return f"{trial.key}/{trial.code}"
 
 
 @torch.no_grad()

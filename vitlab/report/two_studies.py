@@ -53,8 +53,15 @@ class _Side:
         return next((item.trial for item in self.plan.trials if item.arm == arm), None)
 
 
-def compare_studies(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Content:
+def compare_studies(
+    first: tuple[Plan, Store], second: tuple[Plan, Store], exploratory: str | None = UNREGISTERED
+) -> Content:
     """Compare the second of two studies with the first, which serves as the baseline, as one family.
+
+    Args:
+        first: the baseline.
+        second: the study that is compared with it.
+        exploratory: why the comparison is exploratory; None if it was asked for before there were results.
 
     Raises:
         UserError: if they are judged by different metrics, or no arm of one has its name in the other.
@@ -69,10 +76,11 @@ def compare_studies(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Co
     )
     results = _results(plan, old, new)
     rows = [
-        row if row["baseline"] is None else {**row, "exploratory": UNREGISTERED}
+        row if row["baseline"] is None else {**row, "exploratory": exploratory}
         for row in summary(results, _refusals(old, new))
     ]
-    return Content.of(results, rows, [*_notes(old, new), *unpaired_seeds(results, rows)])
+    reason = [f"{exploratory[0].upper()}{exploratory[1:]}: it is exploratory."] if exploratory else []
+    return Content.of(results, rows, [*reason, *_notes(old, new), *unpaired_seeds(results, rows)])
 
 
 def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:
@@ -135,7 +143,6 @@ def _refusals(old: _Side, new: _Side) -> dict[str, str]:
 
 def _notes(old: _Side, new: _Side) -> Iterator[str]:
     """Yield the caveats: how arms differ between the studies, and which are in one alone."""
-    yield f"{UNREGISTERED[0].upper()}{UNREGISTERED[1:]}: it is exploratory."
     for arm in new.common:
         if difference := _differences(old.first_trial(arm), new.first_trial(arm)):
             yield f"From its counterpart, {new.name(arm)} differs by {difference}."

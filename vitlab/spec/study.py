@@ -101,6 +101,15 @@ class Analysis(Frozen):
         return "lower is better" if self.goal == "min" else "higher is better"
 
 
+class CostLimits(Frozen):
+    """Largest costs of checked code, as multiples of the costs of the commit that the baseline was accepted at."""
+
+    time: Annotated[float, Field(gt=1)] | None = None
+    """Seconds of a training image."""
+    memory: Annotated[float, Field(gt=1)] | None = None
+    """Peak memory of a training."""
+
+
 class Check(Frozen):
     """The regression gate.  A cell is an arm and a metric; all cells of a study are one family.
 
@@ -124,6 +133,8 @@ class Check(Frozen):
     """Total number of seeds of inconclusive arms; each of the two analyses then has half of ``alpha``."""
     on_inconclusive: Literal["neutral", "fail"] = "neutral"
     """Exit code 0 or 5."""
+    cost: CostLimits | None = None
+    """Limits of time and memory, which are measured in turns with the baseline's commit."""
 
     @field_validator("metrics", "margin", "min_abs")
     @classmethod

@@ -11,8 +11,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,11 +76,13 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere; 0 if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError, IndexError):  # on Linux, as ru_maxrss includes the peak of the program that started this one
+        return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
     try:
         import resource
     except ImportError:  # Windows
         return 0
-    # macOS counts bytes, Linux KiB.
+    # macOS counts bytes, other systems KiB.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -48,8 +48,10 @@ class Arms(Section[Row]):
     heading = "Arms"
     place = 0
 
-    def table(self, rows: Sequence[Row], report: Report) -> Table:
+    def table(self, rows: Sequence[Row], report: Report) -> Table | None:
         """Return the table: mean, difference from the baseline, verdict, cost."""
+        if not report.arms:
+            return None
         caption = "What each arm reached, and how it differs from its baseline."
         return Table(columns(report.arms, report.analysis, report.units), caption)
 

@@ -1,0 +1,334 @@
+"""Tests of git revisions that run beside each other: worktrees, costs in turns, and ``vitlab ab``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from scipy import stats
+
+from vitlab.cli import cli
+from vitlab.driver import benchmark
+from vitlab.errors import TrialFailed, UserError
+from vitlab.regression.baseline import Facts, read_baseline
+from vitlab.revisions import checkout as revisions
+from vitlab.revisions import cost
+from vitlab.revisions.checkout import Revision, checkout, commit_of, commits_of
+from vitlab.store.folders import Store
+
+PART = '''
+import torch
+from vitlab.plugin import Geometry, Position, position
+
+
+@position.register("own")
+class Own(Position):
+    """A bias of {value} on every token.  Reference: none."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+
+    def add(self, x_BTD: torch.Tensor, layer: int) -> torch.Tensor:
+        """Return the tokens with the bias."""
+        return x_BTD + {value}
+'''
+STUDY: dict[str, Any] = {
+    "study": "own",
+    "base": {
+        "data": {"type": "synthetic", "image_size": 8, "train_images": 40, "test_images": 8, "validation": 0.2},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "own"},
+        "train": {"steps": 3, "batch_size": 16, "evaluations": 1},
+    },
+    "design": {"one_at_a_time": {"model.position": ["none"]}},
+    "seeds": 3,
+    "run": {"executor": "inline", "tracker": "none"},
+}
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout
+
+
+def commit(message: str) -> None:
+    git("add", "-A")
+    git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-m", message)
+
+
+def vitlab(*words: str) -> Any:
+    done = CliRunner().invoke(cli, [*words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a repository with a study and a file of components, whose second commit changes it."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    git("init", "-q", "-b", "main")
+    (folder / ".gitignore").write_text("vitlab-runs\n")
+    (folder / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    for value in ("0.0", "0.5"):
+        (folder / "own.py").write_text(PART.format(value=value))
+        commit(f"a bias of {value}")
+    return folder
+
+
+def run_in_fork(self: Revision, *words: str, folder: Path | None = None) -> str:
+    """Run a command of vitlab in a fork of this process, which need not import torch again."""
+    assert words[:2] == ("-m", "vitlab")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.dup2(writer, 1)
+            from vitlab import report
+
+            report.write = lambda *_: []  # type: ignore[assignment]
+            done = CliRunner().invoke(cli, [*words[2:]])
+            os.write(writer, done.stdout_bytes)
+            code = done.exit_code if not isinstance(done.exception, UserError) else 2
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        output = stream.read().decode()
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise (UserError if code == 2 else TrialFailed)(f"{self.name}: {code}")
+    return output
+
+
+# -- worktrees --------------------------------------------------------------------------------------------------------
+
+
+def test_revision_imports_its_own_package_and_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The package has a src layout; here it is installed as pip does it for an editable one."""
+    package = repository / "src" / "acme"
+    package.mkdir(parents=True)
+    project = "[build-system]\nrequires = ['setuptools']\nbuild-backend = 'setuptools.build_meta'\n[project]\nname = 'acme'\nversion = '1'\n[project.entry-points.'vitlab.position']\n"
+    for name in ("before", "after"):
+        (package / "__init__.py").write_text(f"NAME = '{name}'")
+        (repository / "pyproject.toml").write_text(f"{project}{name} = 'acme:NAME'")
+        commit(name)
+    site = tmp_path / "site" / "acme-1.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Name: acme\nVersion: 1\n")
+    (site / "direct_url.json").write_text(json.dumps({"url": repository.as_uri(), "dir_info": {"editable": True}}))
+    (site / "entry_points.txt").write_text("[vitlab.position]\nafter = acme:NAME\n")
+    monkeypatch.syspath_prepend(site.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site.parent), str(repository / "src")]))
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # no network
+    program = (
+        "import acme; from importlib.metadata import entry_points;"
+        "print(acme.NAME, [point.name for point in entry_points(group='vitlab.position') if point.dist.name == 'acme'])"
+    )
+    assert Revision("here").run("-c", program) == "after ['after']\n"
+    with checkout(commit_of("HEAD~"), "base", tmp_path / "out") as base:
+        assert base.run("-c", program) == "before ['before']\n"
+        (tmp_path / "elsewhere" / "acme").mkdir(parents=True)
+        (tmp_path / "elsewhere" / "acme" / "__init__.py").write_text("")
+        with pytest.raises(UserError, match="exit code 2"):
+            base.run("-c", revisions.CHECK, str(tmp_path / "elsewhere"))
+    assert "acme/__init__.py is imported instead of" in capfd.readouterr().err
+    assert len(git("worktree", "list").splitlines()) == 1 and not [*(tmp_path / "out" / "revisions").iterdir()]
+
+
+def test_commits_that_cannot_be_compared_are_refused(repository: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (_, first), (name, second) = commits_of("HEAD~..")
+    assert (first, second) == (git("rev-parse", "HEAD~").strip(), git("rev-parse", "HEAD").strip())
+    assert name == f"HEAD ({second[:7]})"
+    for words, message in [
+        ("main", "write BASE..HEAD"),
+        ("main...HEAD", "write BASE..HEAD"),
+        ("nowhere..HEAD", "no commit 'nowhere' is here.*fetch"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            commits_of(words)
+    with pytest.raises(UserError, match=r"nothing of .* is installed"), checkout(second, "HEAD", tmp_path / "out"):
+        pass
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="in no git repository"):
+        commit_of("HEAD")
+
+
+def test_failing_revision_is_named_with_its_exit_code() -> None:
+    with pytest.raises(UserError, match="fails there, with exit code 2"):
+        Revision("base").run("-c", "import sys; sys.exit(2)", "--x", "--y")
+    with pytest.raises(TrialFailed, match="exit code 3"):
+        Revision("base").run("-c", "import sys; sys.exit(3)")
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+
+class Measured(Revision):
+    """A revision whose measurements are given."""
+
+    def __init__(self, name: str, costs: Iterator[float], order: list[str]) -> None:
+        super().__init__(name)
+        object.__setattr__(self, "costs", costs)
+        object.__setattr__(self, "order", order)
+
+    def run(self, *words: str, folder: Path | None = None) -> str:
+        self.order.append(self.name)  # type: ignore[attr-defined]
+        return f"a plugin prints\n{json.dumps({'time': next(self.costs), 'memory': 2.0})}\n"  # type: ignore[attr-defined]
+
+
+def test_interval_of_ratio_is_of_sign_test() -> None:
+    """Of 11 rounds, the second smallest ratio is the lower end: fewer than 2 of 11 coins fall heads in 0.6 %."""
+    ratios = [1.3, 1.1, 1.2, 9.0, 1.25, 1.15, 1.22, 1.18, 0.2, 1.21, 1.19]
+    order: list[str] = []
+    old, new = Measured("old", itertools.repeat(3.0), order), Measured("new", iter([3 * x for x in ratios]), order)
+    time, memory = cost.measure_costs(old, new, ["a"], {}, 0.05)
+    assert time.rounds == len(ratios) and stats.binom.cdf(1, 11, 0.5) < 0.05 / 4 < stats.binom.cdf(2, 11, 0.5)
+    assert [time.low, time.median, time.high] == pytest.approx([1.1, 1.2, 1.3])
+    assert (memory.low, memory.median, memory.high) == (1.0, 1.0, 1.0)
+    assert order == ["new", "old", "old", "new"] * 5 + ["new", "old"], "the order is not balanced"
+
+
+def test_cost_is_measured_with_prerequisites(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmark, "BLOCK_S", 0.01)
+    study = {
+        **STUDY,
+        "base": {**STUDY["base"], "model": {**STUDY["base"]["model"], "position": "none"}},
+        "design": None,
+    }
+    study["base"]["init_from"] = {"trial": {**study["base"]}}
+    Path("started.yaml").write_text(yaml.safe_dump(study))
+    request = {"file": "started.yaml", "plugins": [], "changes": {}, "out": "vitlab-runs"}
+    cost.main("baseline", json.dumps(request))
+    measured = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 0 < measured["time"] < 1 and measured["memory"] > 1 << 20
+    assert not Path("vitlab-runs").exists(), "nothing is stored"
+
+
+@pytest.fixture
+def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the losses of first steps, which have their own tests."""
+    facts = Facts(torch="1", processor="p", seeds=(0,), skipped={}, arms={})
+    monkeypatch.setattr("vitlab.regression.check.compute_facts", lambda *_: facts)
+
+
+@pytest.mark.usefixtures("no_traces")
+def test_check_limits_costs_beside_commit_of_baseline(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(old: Revision, new: Revision, arms: Sequence[str], *_: object) -> Iterator[cost.CostRatio]:
+        assert [Path(plugin).read_text() for plugin in old.plugins] == [PART.format(value="0.5")]
+        assert arms == ["baseline", "position=none"] and new.plugins == (Path("own.py"),)
+        yield cost.CostRatio("baseline", "time", 1.4, 1.3, 1.5, 12)
+        yield cost.CostRatio("baseline", "memory", 1.4, 1.3, 1.5, 12)
+        yield cost.CostRatio("position=none", "time", 1.3, 1.1, 1.5, 12)
+        yield cost.CostRatio("position=none", "memory", 1.15, 1.1, 1.2, 12)
+
+    monkeypatch.setattr("vitlab.regression.gate.measure_costs", measured)
+    words = ("check", "study.yaml", "--plugin", "own.py")
+    Path("study.yaml").write_text(yaml.safe_dump({**STUDY, "check": {"cost": {"time": 1.2}}}))
+    with pytest.raises(UserError, match=r"study.yaml: not committed, .* run 'git commit -a'"):
+        vitlab(*words, "--accept", "--reason", "x", "--tier", "exact")
+    commit("limit costs")
+    assert vitlab(*words, "--accept", "--reason", "x", "--tier", "exact").exit_code == 0
+    assert read_baseline(Path("study.baseline.yaml")).commit == git("rev-parse", "HEAD").strip()
+    commit("the baseline")
+    assert vitlab(*words, "--accept", "--reason", "y", "--tier", "exact").exit_code == 0, "only the baseline differs"
+    Path("own.py").write_text(PART.format(value="0.7"))
+    done = vitlab(*words, "--tier", "cost", "--junit", "cost.xml", "--json")
+    findings = json.loads(done.stdout)["findings"]
+    assert [(item["check"], item["verdict"]) for item in findings] == [
+        ("time", "regressed"), ("memory", "pass"), ("time", "inconclusive"), ("memory", "pass")
+    ]  # fmt: skip
+    assert findings[0]["sentence"] == (
+        "1.400 times as before (simultaneous 95 % interval 1.300 to 1.500, 12 rounds in turns); at most 1.2 times is allowed"
+    )
+    assert ", which cannot tell; at most 1.2" in findings[2]["sentence"] and "at most" not in findings[1]["sentence"]
+    assert done.exit_code == 1 and "fetch-depth: 0" in vitlab(*words, "--workflow").stdout
+    assert [case.get("name") for case in ElementTree.parse("cost.xml").getroot()] == ["time", "memory"] * 2
+
+
+@pytest.mark.usefixtures("no_traces")
+def test_check_without_limits_or_commit_says_what_to_do(repository: Path) -> None:
+    words = ("check", "study.yaml", "--plugin", "own.py", "--tier", "exact")
+    assert vitlab(*words, "--accept", "--reason", "x").exit_code == 0
+    with pytest.raises(UserError, match=r"study.yaml limits no cost; write check: \{cost: \{time: 1.2"):
+        vitlab(*words[:-1], "cost")
+    with pytest.raises(UserError, match=r"names no commit .* add it with 'vitlab check FILE --accept"):
+        vitlab(*words[:-1], "cost", "--set", "check={cost: {memory: 1.1}}")
+
+
+# -- ab ---------------------------------------------------------------------------------------------------------------
+
+
+def test_ab_trains_and_compares_what_the_diff_reaches(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(old: Revision, new: Revision, arms: Sequence[str], *_: object) -> Iterator[cost.CostRatio]:
+        assert [Path(plugin).read_text() for plugin in (*old.plugins, *new.plugins)] == [
+            PART.format(value=value) for value in ("0.0", "0.5")
+        ]
+        yield cost.CostRatio(arms[0], "time", 1.1, 1.0, 1.2, 11)
+
+    monkeypatch.setattr(Revision, "run", run_in_fork)
+    monkeypatch.setattr("vitlab.regression.gate.measure_costs", measured)
+    words = ("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py")
+    done = vitlab(*words, "--json", "--junit", "ab.xml")
+    result = json.loads(done.stdout)
+    assert {(item["arm"], item["check"]) for item in result["findings"]} == {
+        ("baseline", "val/accuracy"), ("baseline", "time"), ("position=none", "val/accuracy")
+    }  # fmt: skip
+    by_arm = {item["arm"]: item for item in result["findings"] if item["check"] == "val/accuracy"}
+    assert "the diff does not reach it" in by_arm["position=none"]["sentence"]
+    assert by_arm["baseline"]["seconds"] > 0
+    suite = ElementTree.parse("ab.xml").getroot()
+    assert suite.get("tests") == "3" and done.exit_code == (1 if result["verdict"] == "regressed" else 0)
+    store = Store(Path("vitlab-runs"))
+    trained = {*Path("vitlab-runs").glob("trials/*/*/result.json")}
+    assert len(trained) == 6, "three seeds of the arm that the diff reaches, by two commits"
+    page = vitlab(*words, "--format", "md").stdout
+    assert "baseline: time 1.100 times as before" in page and "position=none: same" in page
+    assert "exploratory" not in page
+    assert {*Path("vitlab-runs").glob("trials/*/*/result.json")} == trained, "trained twice"
+    assert store.study("own-" + git("rev-parse", "HEAD").strip()[:7]).is_dir()
+
+
+def test_ab_of_commits_that_differ_in_words_trains_nothing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Revision, "run", run_in_fork)
+    Path("README.md").write_text("A bias.")
+    Path("own.py").write_text(PART.format(value="0.5") + "# a comment\n")
+    commit("words")
+    Path("own.py").write_text(PART.format(value="0.9"))
+    for form in ("terminal", "md", "json"):
+        done = vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py", "--format", form)
+        assert done.exit_code == 0 and "the diff does not reach it" in done.stdout
+        assert "Uncommitted changes of own.py are in neither commit" in done.stdout
+    assert not Path("vitlab-runs/trials").exists()
+
+
+def test_ab_names_the_revision_that_cannot_run_the_study(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Revision, "run", run_in_fork)
+    git("mv", "own.py", "other.py")
+    commit("renamed")
+    with pytest.raises(UserError, match=r"HEAD~ \(\w{7}\): 2"):
+        vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "other.py")
+    with pytest.raises(UserError, match="has 'tune'"):
+        vitlab("ab", "HEAD~..HEAD", "study.yaml", "--set", "tune={knobs: {train.optimizer.lr: [0.1, 0.2]}}")
+
+
+def test_workflow_of_ab_runs_ab(repository: Path) -> None:
+    text = vitlab("ab", "main..HEAD", "study.yaml", "--plugin", "own.py", "--workflow").stdout
+    job = yaml.safe_load(text)["jobs"]["ab"]
+    assert job["env"]["BASE"] == "${{ github.base_ref }}"
+    (step,) = [step["run"] for step in job["steps"] if "vitlab ab" in step.get("run", "")]
+    assert step == 'vitlab ab "origin/$BASE..HEAD" study.yaml --plugin own.py --junit ab.xml'
+    assert [step["with"]["fetch-depth"] for step in job["steps"] if "checkout" in step.get("uses", "")] == [0]

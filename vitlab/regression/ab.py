@@ -1,0 +1,105 @@
+"""Comparison of two revisions of the user's repository on a study: ``vitlab ab BASE..HEAD STUDY``.
+
+Both revisions train every arm, with the same data, seeds and draws, and each arm is compared with itself.  Both plan
+the study first: an arm whose trials have equal keys and code is out of the diff's reach, and is not trained.  Trials
+are stored like those of any study, so a stopped comparison resumes, and the revisions share what they can.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from glob import escape
+
+from vitlab.comparison.verdict import Verdict
+from vitlab.errors import SpecError
+from vitlab.regression import gate
+from vitlab.regression.arrays import Verdict as CheckVerdict
+from vitlab.regression.check import CheckRequest, changes_for, refuse_tuning
+from vitlab.regression.decide import Finding
+from vitlab.report.api import open_study
+from vitlab.report.document import Content, Report
+from vitlab.report.two_studies import compare_studies
+from vitlab.revisions.checkout import checkout, commits_of, uncommitted
+from vitlab.spec.study import read_study
+
+OUT_OF_REACH = "same: the diff does not reach it, so it was not trained"
+VERDICTS: Mapping[str, CheckVerdict] = {
+    Verdict.WORSE: "regressed",
+    Verdict.CANNOT_TELL: "inconclusive",
+    Verdict.REFUSED: "inconclusive",
+}
+"""Verdicts as a check has them; the others pass."""
+
+
+def compare_revisions(
+    revisions: str, request: CheckRequest, install: str | None = None
+) -> tuple[Content, gate.CheckResult]:
+    """Train a study by two revisions, and return the report of their comparison, and its result like one of a check.
+
+    Args:
+        revisions: two commits, such as ``main..HEAD``.
+        request: the study; it needs no baseline.
+        install: see :func:`vitlab.revisions.checkout.checkout`.
+
+    Raises:
+        UserError: if there is no such commit, or a revision cannot run the study.
+        TrialFailed: if trials fail.
+    """
+    study, _, problems = read_study(request.file, request.changes)
+    if study is None or problems:
+        raise SpecError(problems)
+    refuse_tuning(study, request.file)
+    metric, sides, findings, costs = study.analysis.metric, [], [], []
+    changed = ", ".join(uncommitted(request.file))
+    dirty = [f"Uncommitted changes of {changed} are in neither commit; 'git commit -a' adds them."] if changed else []
+    with ExitStack() as stack:
+        for name, commit in commits_of(revisions):
+            revision = stack.enter_context(checkout(commit, name, request.out, request.plugins, install))
+            changes = changes_for(commit[:7], request, study)
+            words = [f"--set={path}={json.dumps(value, default=str)}" for path, value in changes.items()]
+            words += [f"--out={request.out}", *(f"--plugin={plugin}" for plugin in revision.plugins)]
+            sides.append((revision, str(changes["study"]), [str(request.file), *words]))
+
+        def run(command: str, *options: str) -> list[str]:
+            """Run a command of vitlab on the study in both revisions."""
+            return [revision.run("-m", "vitlab", command, *words, *options) for revision, _, words in sides]
+
+        before, after = map(_trials, run("plan", "--format=json"))
+        reached = [arm for arm, trials in after.items() if trials != before.get(arm) or not all(map(all, trials))]
+        for pattern in map(escape, reached) if len(reached) < len(after) else "*":
+            run("run", f"--only=arm={pattern}")
+        old, new = (revision for revision, _, _ in sides)
+        question = f"How does {new.name} differ from {old.name}?"
+        content = Content(Report(study.study, question, study.analysis, {}, "", (), (), {}, ()))
+        if reached:
+            results = []
+            for revision, name, _ in sides:
+                plan, store = open_study(name, out=request.out)
+                arms = tuple(arm if arm.name in reached else replace(arm, skip=OUT_OF_REACH) for arm in plan.arms)
+                results.append((replace(plan, study=revision.name, arms=arms), store))
+            content = compare_studies(results[0], results[1], exploratory=None)
+            rows = [row for row in content.report.arms if row["baseline"] is not None]
+            for row, answer in zip(rows, content.report.answers, strict=True):
+                verdict, arm = row["verdict"], row["arm"].removeprefix(f"{new.name}: ")
+                sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
+                findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
+            what = {"file": request.file, "changes": request.changes, "out": request.out}
+            costs = gate.costs(study, old, new, reached, what)
+    same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
+    report = replace(
+        content.report,
+        answers=[*content.report.answers, *(f"{item.arm}: {item.sentence}." for item in same)],
+        notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *dirty, *content.report.notes],
+    )
+    return replace(content, report=report), gate.result(study, [*findings, *same, *costs])
+
+
+def _trials(plan: str) -> dict[str, set[tuple[str, str]]]:
+    """Return key and code of the trials of each arm in a plan; of data that is still to be read, a key is empty."""
+    trials: dict[str, set[tuple[str, str]]] = {}
+    for planned in json.loads(plan[plan.index("{") :])["trials"]:  # a plugin may print before it
+        trials.setdefault(planned["arm"], set()).add((planned["key"], planned["code"]))
+    return trials

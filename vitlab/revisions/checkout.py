@@ -1,0 +1,196 @@
+"""A commit of the user's repository as code that runs: a git worktree, and subprocesses that import it.
+
+By default a revision shares the installed packages, apart from those that were installed from a folder of the
+repository, such as by ``pip install -e .``: pip builds these anew from the worktree into a folder that precedes all
+others on ``PYTHONPATH``.  A built package has the entry points of its revision, whatever its layout and its build
+backend, and vitlab itself can be one.  With ``install``, a revision has a virtual environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import distributions
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from vitlab.errors import TrialFailed, UserError
+from vitlab.plan.versions import rev_parse
+
+CHECK = """
+import pathlib, sys
+from importlib.util import find_spec
+site = pathlib.Path(sys.argv[1])
+for name in (path.stem for path in site.iterdir() if (path / "__init__.py").is_file() or path.suffix == ".py"):
+    origin = find_spec(name).origin
+    if not pathlib.Path(origin).is_relative_to(site):
+        print(f"{origin} is imported instead of {site / name}; add --install .", file=sys.stderr)
+        sys.exit(2)
+"""  #: a program that checks that packages are imported from a folder: some editable installations precede PYTHONPATH
+SAFE = {"PYTHONSAFEPATH": "1"}  #: imports nothing from the current folder
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Code that subprocesses import; by default the code that is installed here."""
+
+    name: str  #: as messages call it
+    plugins: Sequence[Path] = ()  #: its files of components
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=lambda: {**os.environ, **SAFE})
+
+    def run(self, *words: str, folder: Path | None = None) -> str:
+        """Run Python with these words and return what it prints; its messages are shown.
+
+        The subprocess is in a session of its own, so that Ctrl-C reaches it once, through this process: a run then
+        writes its checkpoints.
+
+        Raises:
+            UserError: if it ends with the exit code of a user's mistake.
+            TrialFailed: if it fails otherwise.
+        """
+        with subprocess.Popen(
+            [self.python, *words],
+            cwd=folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate()
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+        if process.returncode:
+            error = UserError if process.returncode == UserError.exit_code else TrialFailed
+            raise error(f"{self.name}: '{' '.join(words[1:3])}' fails there, with exit code {process.returncode}")
+        return output
+
+
+def repository() -> Path:
+    """Return the git repository that the current folder is in.
+
+    Raises:
+        UserError: if there is none.
+    """
+    root = rev_parse(Path(), "--show-toplevel")
+    if not root:
+        raise UserError("this folder is in no git repository that git reads; 'git status' says why")
+    return Path(root).resolve()
+
+
+def commit_of(name: str) -> str:
+    """Return the hash of a commit, given by any of its names.
+
+    Raises:
+        UserError: if the repository has no such commit.
+    """
+    commit = rev_parse(repository(), "--verify", "--quiet", f"{name}^{{commit}}")
+    if not commit:
+        raise UserError(
+            f"no commit '{name}' is here; get it by 'git fetch origin {shlex.quote(name)}', or in a shallow clone by "
+            "'git fetch --unshallow' (actions/checkout: fetch-depth: 0)"
+        )
+    return commit
+
+
+def uncommitted(but: Path) -> list[str]:
+    """Return the tracked files, other than one, that differ from the checked-out commit."""
+    names = _git("diff", "--no-ext-diff", "--name-only", "-z", "HEAD").split("\0")
+    return [name for name in names if name and repository() / name != but.resolve()]
+
+
+def commits_of(revisions: str) -> list[tuple[str, str]]:
+    """Return name and hash of two commits, such as ``main..HEAD``."""
+    base, dots, head = revisions.partition("..")
+    if not dots or head.startswith("."):
+        raise UserError(f"{revisions}: write BASE..HEAD, such as main..HEAD")
+    names = base or "HEAD", head or "HEAD"
+    return [(f"{name} ({commit[:7]})", commit) for name in names if (commit := commit_of(name))]
+
+
+@contextmanager
+def checkout(
+    commit: str, name: str, out: Path, plugins: Sequence[Path] = (), install: str | None = None
+) -> Iterator[Revision]:
+    """Make a worktree and an environment of a commit, which last as long as the block.
+
+    Args:
+        commit: its hash.
+        name: how messages call it.
+        out: folder in which the worktree is made, as workers of clusters see it.
+        plugins: files of components; of a file in the repository, the worktree's copy is used.
+        install: words for ``pip install`` in the worktree, which fill an environment of its own; by default the
+            installed packages are shared.
+
+    Raises:
+        UserError: if it cannot be made, or other code would be imported in its place.
+    """
+    root, folder = repository(), out.resolve() / "revisions"
+    packages = _packages(root)
+    if install is None and not packages and not any(plugin.resolve().is_relative_to(root) for plugin in plugins):
+        raise UserError(
+            f"nothing of {root} is installed, so its revisions would run the same code; run 'pip install -e .' for a "
+            "package, or name a file of components by --plugin"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    _git("worktree", "prune")  # of runs that were killed
+    with tempfile.TemporaryDirectory(prefix=f"{commit[:12]}-", dir=folder) as scratch:
+        tree, site, environment = (Path(scratch) / part for part in ("tree", "site", "environment"))
+
+        def moved(path: str | Path) -> Path:
+            path = Path(path).resolve()
+            return tree / path.relative_to(root) if path.is_relative_to(root) else path
+
+        _git("worktree", "add", "--detach", str(tree), commit)
+        try:
+            before = [str(moved(part)) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+            variables = {**os.environ, **SAFE, "PYTHONPATH": os.pathsep.join([str(site), *before])}
+            revision = Revision(name, [moved(plugin) for plugin in plugins], environment=variables)
+            if install is not None:
+                venv.create(environment, with_pip=True)
+                python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
+                revision = replace(revision, python=str(python))
+                revision.run("-m", "pip", "install", "--quiet", *shlex.split(install), folder=tree)
+            elif packages:
+                pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site))
+                revision.run(*pip, *(str(moved(package)) for package in packages))
+                revision.run("-c", CHECK, str(site))
+            yield revision
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
+
+
+def _packages(root: Path) -> list[Path]:
+    """Return the folders of a repository from which packages are installed here."""
+    folders = set()
+    for installed in distributions():
+        origin = json.loads(installed.read_text("direct_url.json") or "{}").get("url", "")
+        if origin.startswith("file:"):
+            folders.add(Path(url2pathname(urlsplit(origin).path)).resolve())
+    return sorted(folder for folder in folders if folder.is_relative_to(root))
+
+
+def _git(*words: str) -> str:
+    """Return the output of a git command, without hooks.
+
+    Raises:
+        UserError: if it fails, with its message.
+    """
+    command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *words]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise UserError(f"'git {shlex.join(words[:2])}' fails: {' '.join(process.stderr.split())}")
+    return process.stdout

@@ -1,0 +1,86 @@
+"""Time and memory of two revisions, measured in turns on one machine.
+
+A measurement is a process that trains one arm for about a second, after some steps of warm-up, and prints the seconds
+of an image and the peak memory.  In a round, every arm is measured under both revisions, one right after the other and
+the other way round in the next round, so that other load on the machine affects both alike.
+
+The median of the ratios over rounds has the exact interval of the sign test, which asks nothing of the distribution of
+the noise.  It holds for all arms and quantities of a study at once (Bonferroni).  The number of rounds allows one
+outlier on each side.
+
+Reference: Conover (1999), Practical Nonparametric Statistics, section 3.2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vitlab.revisions.checkout import Revision
+
+QUANTITIES = ("time", "memory")
+SPARE_ROUNDS = 4  #: beyond the fewest that give an interval
+
+
+@dataclass(frozen=True)
+class CostRatio:
+    """The cost of an arm under a revision, as a multiple of its cost under an earlier one."""
+
+    arm: str
+    quantity: str  #: time (seconds of a training image) or memory (peak bytes)
+    median: float
+    low: float  #: simultaneous interval
+    high: float
+    rounds: int
+
+
+def measure_costs(
+    old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object], alpha: float
+) -> Iterator[CostRatio]:
+    """Measure arms of a study under two revisions, and yield the ratio of each arm and quantity.
+
+    Args:
+        old: the earlier revision.
+        new: the revision that is compared with it.
+        arms: their names.
+        request: ``file``, ``changes`` and ``out``, as for :func:`vitlab.run`.
+        alpha: error rate of all intervals together.
+    """
+    from scipy.stats import quantile_test
+
+    level = 1 - alpha / (len(arms) * len(QUANTITIES))
+    rounds = math.ceil(-math.log2((1 - level) / 2)) + SPARE_ROUNDS
+    ratios = defaultdict[tuple[str, str], list[float]](list)
+    for number in range(rounds):
+        for arm in arms:
+            costs = {}
+            for revision in (old, new) if number % 2 else (new, old):
+                study = json.dumps({**request, "plugins": revision.plugins}, default=str)
+                output = revision.run("-m", "vitlab.revisions.cost", arm, study)
+                costs[revision is new] = json.loads(output.splitlines()[-1])
+            for quantity in QUANTITIES:
+                ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
+    for (arm, quantity), values in ratios.items():
+        interval = quantile_test(values, p=0.5).confidence_interval(level)
+        yield CostRatio(arm, quantity, sorted(values)[rounds // 2], interval.low, interval.high, rounds)
+
+
+def main(arm: str, text: str) -> None:
+    """Measure an arm of a study, given as JSON, in this process, and print its cost as JSON."""
+    from vitlab import lab
+    from vitlab.driver import benchmark
+
+    request = json.loads(text)
+    study, plan = lab.plan_study(**request)
+    planned = next(planned for planned in plan.trials if planned.arm == arm)
+    cost = benchmark.measure_cost(plan, planned, benchmark.settings_of(study.run, request["plugins"]))
+    # Where peaks are unknown, there is no ratio of them.
+    print(json.dumps({"time": 1 / cost["train_images_per_s"], "memory": cost["peak_bytes"] or math.nan}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
