@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from glob import escape
 
-from vitlab.comparison.verdict import Verdict
+from vitlab.comparison import Verdict
 from vitlab.errors import SpecError
 from vitlab.regression import gate
 from vitlab.regression.arrays import Verdict as CheckVerdict
@@ -67,7 +67,7 @@ def compare_revisions(
             """Run a command of vitlab on the study in both revisions."""
             return [revision.run("-m", "vitlab", command, *words, *options) for revision, _, words in sides]
 
-        before, after = map(_trials, run("plan", "--format=json"))
+        before, after = map(_trials, run("plan", "--json"))
         reached = [arm for arm, trials in after.items() if trials != before.get(arm) or not all(map(all, trials))]
         for pattern in map(escape, reached) if len(reached) < len(after) else "*":
             run("run", f"--only=arm={pattern}")
