@@ -272,7 +272,7 @@ def test_check_without_limits_or_commit_says_what_to_do(repository: Path) -> Non
 # -- ab ---------------------------------------------------------------------------------------------------------------
 
 
-def test_ab_trains_and_compares_what_the_diff_reaches(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ab_trains_and_compares_by_both_commits(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(old: Revision, new: Revision, arms: Sequence[str], *_: object) -> Iterator[cost.CostRatio]:
         assert [Path(plugin).read_text() for plugin in (*old.plugins, *new.plugins)] == [
             PART.format(value=value) for value in ("0.0", "0.5")
@@ -288,15 +288,15 @@ def test_ab_trains_and_compares_what_the_diff_reaches(repository: Path, monkeypa
         ("baseline", "val/accuracy"), ("baseline", "time"), ("position=none", "val/accuracy")
     }  # fmt: skip
     by_arm = {item["arm"]: item for item in result["findings"] if item["check"] == "val/accuracy"}
-    assert "the diff does not reach it" in by_arm["position=none"]["sentence"]
-    assert by_arm["baseline"]["seconds"] > 0
+    # A file of components counts for every arm, as running it can have any effect.
+    assert by_arm["position=none"]["sentence"].startswith("same: HEAD ") and by_arm["baseline"]["seconds"] > 0
     suite = ElementTree.parse("ab.xml").getroot()
     assert suite.get("tests") == "3" and done.exit_code == (1 if result["verdict"] == "regressed" else 0)
     store = Store(Path("vitlab-runs"))
     trained = {*Path("vitlab-runs").glob("trials/*/*/result.json")}
-    assert len(trained) == 6, "three seeds of the arm that the diff reaches, by two commits"
+    assert len(trained) == 12, "three seeds of two arms, by two commits"
     page = vitlab(*words, "--format", "md").stdout
-    assert "baseline: time 1.100 times as before" in page and "position=none: same" in page
+    assert "baseline: time 1.100 times as before" in page
     assert "exploratory" not in page
     assert {*Path("vitlab-runs").glob("trials/*/*/result.json")} == trained, "trained twice"
     assert store.study("own-" + git("rev-parse", "HEAD").strip()[:7]).is_dir()
