@@ -242,7 +242,11 @@ def test_data_set_of_the_hub_is_read_from_its_local_cache(tmp_path: Path, monkey
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("a" * 40)
     address = {"type": "image_table", "root": "hf://datasets/org/pics", "image_size": 8}
-    assert data_info(address).identity == data_info({**data(here), "image_size": 8}).identity
+    expected = data_info({**data(here), "image_size": 8}).identity
+    for part in ("", "@main", f"@{'a' * 40}/data", "/data"):
+        assert data_info({**address, "root": f"{address['root']}{part}"}).identity == expected
+    with pytest.raises(DataError, match="hf://datasets/pics is no data set; write hf://datasets/ORGANISATION/NAME"):
+        data_info({**address, "root": "hf://datasets/pics"})
     for options in ({}, {"download": "missing"}):
         reason = DataSource({**address, "root": "hf://datasets/org/none@v1", **options}).missing() or ""
         assert reason.startswith("image_table: org/none is not here: ") and "'download: missing'" in reason
@@ -264,22 +268,14 @@ def test_rows_of_a_table_are_mapped_and_copied_once(tmp_path: Path, cache: Path)
     assert source.notes()[1].startswith("The test split is 0.25 of the pictures of each class in")
 
 
-def test_one_table_is_split_by_a_column_and_by_patterns(tmp_path: Path) -> None:
+def test_one_table_is_split_by_a_share_and_other_files_are_named(tmp_path: Path) -> None:
     write_csv(tmp_path, "labels", [row for rows in ROWS.values() for row in rows])
-    text = (tmp_path / "labels.csv").read_text().splitlines()
-    words = [split for split, rows in ROWS.items() for _ in rows]
-    lines = [f"{line},{word}" for line, word in zip(text, ["part", *words], strict=True)]
-    (tmp_path / "labels.csv").write_text("\n".join(lines))
-    prepared = prepare(data(tmp_path / "labels.csv", split="part"), SEEDS)
-    assert [len(split) for split in (prepared.train, prepared.val, prepared.test)] == list(COUNTS.values())
-    assert prepared.test.y_N.tolist() == [row.label for row in ROWS["test"]]
-    whole = DataSource(data(tmp_path, test=0.5))
-    assert whole.notes()[0].endswith("train 18 pictures of 3 classes, test 20, in 1 file.")
+    for root in (tmp_path, tmp_path / "labels.csv"):
+        whole = DataSource(data(root, test=0.5))
+        assert whole.notes()[0].endswith("train 18 pictures of 3 classes, test 20, in 1 file.")
     root = written(tmp_path / "more", write_parquet)
     (root / "beside.parquet").write_bytes(b"")
     assert DataSource(data(root)).notes()[1] == f"Files whose names say no split are not read: '{root}/beside.parquet'."
-    patterns = {"train": "data/train*", "test": "data/valid*"}
-    assert len(prepare(data(root, files=patterns), SEEDS).test) == COUNTS["validation"]
 
 
 def test_validation_rows_are_the_test_split_if_there_is_no_other(tmp_path: Path) -> None:
@@ -346,12 +342,10 @@ def overwrite(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
         ("csv", overwrite("test.csv", b"dog", b"dgo"), {}, r"none of the 3 classes of training rows in '.*: dgo'"),
         ("csv", overwrite("train.csv", b"cat", b"12"), {}, r"labels are numbers and names, first in .*train.csv, row \d; w"),
         ("columns", overwrite("test.csv", b",1\r\n", b",2\r\n"), {"label": ["cat", "eel"]}, r"'eel' is neither 0 nor 1 in '.*: 2'"),
-        ("csv", None, {"split": "label"}, r"'label' is not train, val or test in '.*row 0', .* and \d+ more; correct it"),
         ("csv", lambda root: os.rename(root / "test.csv", root / "test_train.csv"), {}, "test_train.csv names several splits"),
-        ("csv", lambda root: os.rename(root / "test.csv", root / "rest.csv"), {"files": {"train": "t*"}}, r"has no test rows; ch"),
-        ("csv", None, {"files": {"train": "*.tsv"}}, r"has no file .parquet or .arrow or .csv or .tar; correct 'root' or"),
-        ("csv", None, {"files": {"train": "train.csv"}}, r"has no test rows; choose files by 'files'"),
-        ("csv", None, {"files": {"test": "test.csv"}}, "has no train rows; choose files by 'files'"),
+        ("csv", lambda root: [path.unlink() for path in root.glob("[vt][ae][ls]*.csv")], {}, "has no test rows: the names of"),
+        ("csv", lambda root: (root / "train.csv").unlink(), {}, "has no train rows: the names of files or folders say"),
+        ("csv", lambda root: [path.unlink() for path in root.glob("*.csv")], {}, r"has no file .parquet or .arrow or .csv or .tar"),
     ],
 )  # fmt: skip
 def test_mistakes_are_sentences_with_their_place(
@@ -450,5 +444,3 @@ def test_plan_says_how_large_a_decoded_set_is_and_how_long_it_takes(
     monkeypatch.setattr(image_cache, "seconds_each", lambda pictures: 0.5)
     pattern = f"The 38 pictures of image_table are cached decoded in {image_cache.folder()} for all workers: 0.0 GiB, "
     assert DataSource(data(root)).notes()[-1].startswith(f"{pattern}about 19 s of one core, ")
-    monkeypatch.setattr(image_cache, "has_room", lambda required: False)
-    assert "are decoded by each worker into its memory: 0.0 GiB, about 19 s" in DataSource(data(root)).notes()[-1]

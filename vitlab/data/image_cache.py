@@ -224,15 +224,6 @@ def folder() -> Path:
     return files.cache() / "decoded"
 
 
-def has_room(required: int) -> bool:
-    """Return whether the folder of decoded pictures can be written to, and has room for a number of bytes."""
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        return os.access(folder(), os.W_OK) and shutil.disk_usage(folder()).free >= FREE_SPACE_FACTOR * required
-    except OSError:
-        return False
-
-
 def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], object]) -> np.ndarray:
     """Return the images in a memory-mapped file that is written once for all processes of the machine.
 
@@ -258,7 +249,9 @@ def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], obje
         if x_MCHW is None:
             raise OSError("its content differs from what was written; check the disk")
     except (OSError, ValueError) as error:
-        raise DataError(f"{what} could not be cached in {file}: {error}") from None
+        raise DataError(
+            f"{what} could not be cached in {file}: {error}; set XDG_CACHE_HOME to another disk, or 'decoded: never'"
+        ) from None
     return x_MCHW
 
 
@@ -277,8 +270,7 @@ def _write(images: StoredImages, file: Path, check: Callable[[], object]) -> Non
     required, free = FREE_SPACE_FACTOR * math.prod(images.shape), shutil.disk_usage(file.parent).free
     if required > free:
         raise OSError(
-            f"it requires {required / 2**30:.1f} GiB of free disk space, and there are {free / 2**30:.1f} GiB; set "
-            "XDG_CACHE_HOME to another disk, or 'decoded: never'"
+            f"it requires {required / 2**30:.1f} GiB of free disk space, and there are {free / 2**30:.1f} GiB"
         )
     temporary = file.with_suffix(".part")
     try:

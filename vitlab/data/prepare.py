@@ -145,13 +145,10 @@ class DataSource:
         where, name = _place(pictures, info)[0], self.digest(info, (*NON_PIXEL_OPTIONS, "classes"))
         for split, one in zip(SPLITS, pictures, strict=True):
             images, what = StoredImages(one, info.channels, info.image), f"{self.choice.type}: its {split} split"
-            size = math.prod(images.shape)
             if where == "memory":
-                check_memory(size, what)
-            if where == "disk" or (where == "memory" and image_cache.has_room(size)):
+                check_memory(math.prod(images.shape), what)
+            if where != "never":
                 images.decoded = image_cache.on_disk(images, f"{name}.{split}", what, check)
-            elif where == "memory":
-                images.decoded = images.take(torch.arange(len(one))).numpy()
             if where == "memory" and not self.crops_pictures:
                 decoded = Images(torch.from_numpy(images.decoded), one.y_N)
                 subsets.append(apply_options(decoded, self.options))
@@ -227,11 +224,7 @@ class DataSource:
         seconds = number * seconds_each
         if where == "memory" and seconds < 1:
             return []
-        how = f"cached decoded in {folder} for all workers"
-        if where == "never":
-            how = "decoded again for every batch"
-        elif where == "memory" and not image_cache.has_room(size_bytes):
-            how = "decoded by each worker into its memory"
+        how = "decoded again for every batch" if where == "never" else f"cached decoded in {folder} for all workers"
         lasts = f"{seconds:,.0f} s" if seconds < 100 else f"{seconds / 60:,.0f} minutes"
         note = (
             f"The {number:,} pictures of {self.choice.type} are {how}: {size_bytes / 2**30:,.1f} GiB, about {lasts} of "

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -37,7 +37,7 @@ WORDS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), VAL),
     **dict.fromkeys(("test", "testing"), TEST),
 }
-"""Words in names of files, and values of a column, that name a split."""
+"""Words in names of files that name a split."""
 
 SUFFIXES = (".parquet", ".arrow", ".csv", ".tar")
 
@@ -47,14 +47,10 @@ HUB = "hf://datasets/"
 BATCH = 64  #: rows of a Parquet file that are copied at once
 
 
-Pattern = Annotated[str, Field(pattern=r"^[^/]")]
-"""Pattern of files below a folder."""
-
-
 class Rows(NamedTuple):
     """The rows of a file."""
 
-    table: Any  #: pyarrow.Table of the labels, and of the split if a column names it
+    table: Any  #: pyarrow.Table of the labels
     open: Callable[[int], bytes]  #: returns the encoded picture of a row; empty if there is none
     places: Sequence[str]  #: what messages call the rows
     beside: Sequence[Path] = ()  #: further files that have the pictures
@@ -85,7 +81,8 @@ class ImageTable(PictureSet):
 
     Args:
         root: file or folder, such as one that ``datasets`` wrote by ``save_to_disk``; or a data set of the Hugging Face
-            hub, ``hf://datasets/ORGANISATION/NAME@REVISION``, read from its local cache.
+            hub, ``hf://datasets/ORGANISATION/NAME@REVISION/FOLDER``, read from its local cache; the last two parts are
+            optional.
         download: ``missing`` fetches a data set of the hub that is not in the cache, already when a study is planned.
         image: column of encoded pictures, bytes or ``{bytes, path}``, or of the names of files beside the table.  In a
             tar archive it is ``image`` for the members that Pillow decodes, or their ending.
@@ -94,8 +91,6 @@ class ImageTable(PictureSet):
         label_separator: text between the classes of a cell that has several.
         class_names: names of the classes by index; by default those that the files declare, else the different labels
             of the training rows, sorted.
-        split: column that says ``train``, ``val`` or ``test``, in place of the names of files.
-        files: split to its files below the folder, such as ``{test: data/validation-*.parquet}``.
     """
 
     kind = "image_table"
@@ -106,8 +101,6 @@ class ImageTable(PictureSet):
     label: str | Annotated[list[str], Field(min_length=2)] = "label"
     label_separator: Annotated[str, Field(min_length=1)] | None = None
     class_names: Annotated[list[str], Field(min_length=2)] | None = None
-    split: str | None = None
-    files: Annotated[dict[Literal["train", "val", "test"], Pattern] | None, Unhashed()] = None
 
     @cached_property  # of the hub, each look-up asks the network
     def where(self) -> Path:
@@ -131,15 +124,10 @@ class ImageTable(PictureSet):
 
         labels = [self.label] if isinstance(self.label, str) else self.label
         paths, unread = self._paths()
-        columns = [*labels, *([self.split] if self.split and self.split not in labels else [])]
-        parts = [self._read(path, columns) for path in paths]
+        parts = [self._read(path, labels) for path in paths]
         places = [place for part in parts for place in part.places]
         frame = pd.concat([part.table.to_pandas(integer_object_nulls=True) for part in parts], ignore_index=True)
-        if self.split:
-            split_N = frame[self.split].astype(str).str.lower().map(WORDS)
-            _refuse(places, split_N.isna(), f"'{self.split}' is not train, val or test")
-        else:
-            split_N = pd.Series([split for split, part in zip(paths.values(), parts, strict=True) for _ in part.places])
+        split_N = pd.Series([split for split, part in zip(paths.values(), parts, strict=True) for _ in part.places])
         splits = {str(split): torch.tensor(rows) for split, rows in split_N.groupby(split_N).groups.items()}
         details = self._complete(splits)
         names, y_N = self._classes(frame, places, parts[0].table.schema, splits[TRAIN].tolist())
@@ -162,19 +150,17 @@ class ImageTable(PictureSet):
         if root.is_file():
             return {root: TRAIN}, []
         paths: dict[Path, str] = {}
-        for split, pattern in (self.files or {}).items():
-            paths |= dict.fromkeys(sorted(root.glob(pattern)), split)
-        for path in [] if self.files else sorted(root.rglob("*")):
+        for path in sorted(root.rglob("*")):
             name = path.relative_to(root)
             # Copies that the library datasets makes beside its files are named cache-*.
             if path.suffix not in SUFFIXES or any(map(is_hidden, name.parts)) or name.name.startswith("cache-"):
                 continue
             named = {WORDS[word] for word in re.split(r"[\W_]+", str(name).lower()) if word in WORDS}
             if len(named) > 1:
-                raise DataError(f"image_table: {path} names several splits; set 'files'")
+                raise DataError(f"image_table: {path} names several splits; rename it")
             paths[path] = named.pop() if named else ""
         if not paths:
-            raise DataError(f"image_table: {root} has no file {' or '.join(SUFFIXES)}; correct 'root' or 'files'")
+            raise DataError(f"image_table: {root} has no file {' or '.join(SUFFIXES)}; correct 'root'")
         if not any(paths.values()):
             return dict.fromkeys(paths, TRAIN), []
         unnamed = [str(path) for path, split in paths.items() if not split]
@@ -188,8 +174,8 @@ class ImageTable(PictureSet):
         tests = TEST in splits or self.test is not None
         if TRAIN not in splits or not (tests or VAL in splits):
             raise DataError(
-                f"image_table: {self.where} has no {'test' if TRAIN in splits else 'train'} rows; choose files by "
-                "'files', name a column by 'split', or set 'test: 0.2' to test on a share of train"
+                f"image_table: {self.where} has no {'test' if TRAIN in splits else 'train'} rows: the names of files "
+                "or folders say the split; or set 'test: 0.2' to test on a share of train"
             )
         if tests:
             return {}
@@ -275,19 +261,21 @@ class ImageTable(PictureSet):
             from huggingface_hub import snapshot_download
         except ImportError:
             raise DataError(f"image_table: {HUB} needs a library; run: pip install huggingface_hub") from None
-        name, _, revision = address.partition("@")
-        patterns = list(self.files.values()) if self.files else [f"*{suffix}" for suffix in SUFFIXES]
-        local = self.download == "never"
+        match = re.fullmatch(r"([^/@]+/[^/@]+)(?:@([^/]+))?/?(.*)", address)
+        if match is None:
+            raise DataError(f"image_table: {HUB}{address} is no data set; write {HUB}ORGANISATION/NAME")
+        name, revision, folder = match.groups()
+        patterns, local = [f"{folder}*{suffix}" for suffix in SUFFIXES], self.download == "never"
         try:
-            folder = snapshot_download(
-                name, repo_type="dataset", revision=revision or None, allow_patterns=patterns, local_files_only=local
+            root = snapshot_download(
+                name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=local
             )
         except (OSError, ValueError) as error:  # what the library raises for networks, names and an empty cache
             raise DataError(
                 f"image_table: {name} is not here: {str(error).partition('. ')[0].rstrip('.')}; allow fetching it by "
                 "'download: missing', or check the name and the connection"
             ) from None
-        return Path(folder)
+        return Path(root, folder)
 
 
 def _refuse(places: Sequence[str], wrong: Iterable[bool], what: str, cells: Iterable[object] | None = None) -> None:
