@@ -79,9 +79,9 @@ class PictureSet(Dataset):
         interpolation: of the resize.
         orient: ``exif`` turns photographs upright by their EXIF orientation, ``ignore`` reads them as stored.
         test: share of the training pictures of each class to test on, if there are no test pictures.
-        decoded: place for decoded pictures: ``memory``, of every worker; ``disk``, one copy for all workers in the
-            user's cache; or ``never``: each batch is decoded anew by the trial's threads.  ``auto``: one copy for all
-            workers if the set fits into a quarter of the memory, else never.  Batches do not depend on it.
+        decoded: place for decoded pictures, one copy for all workers in the user's cache: mapped as a whole
+            (``memory``) or read batch by batch (``disk``); or ``never``: each batch is decoded anew by the trial's
+            threads.  ``auto``: memory if the set fits into a quarter of it, else never.  Batches do not depend on it.
     """
 
     kind: ClassVar[str]  #: first part of the identity, and of messages
