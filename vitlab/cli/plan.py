@@ -285,9 +285,10 @@ def _describe_time(plan: Plan, store: Store, cached: Set[tuple[str, int]]) -> It
         low, high = (duration(sum(missing[arm] * end(some) for arm, some in known.items())) for end in (min, max))
         unknown = [arm for arm in missing if arm not in known]
         beside = f", without {'; '.join(unknown)}, which had none" if unknown else ""
+        span = low if low == high else f"{low} to {high}"
         yield (
-            f"The missing trainings add up to {low} to {high} on one worker, by the shortest and the longest earlier "
-            f"training of their arms{beside}."
+            f"The missing trainings add up to {span} on one worker, by the shortest and the longest earlier training "
+            f"of their arms{beside}."
         )
 
 

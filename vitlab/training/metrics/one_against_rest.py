@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.geometry import DataInfo
 from vitlab.training.metrics.contract import Metric, mean, metric
 
 
@@ -59,7 +58,3 @@ class AUROC(Metric):
             if negative:
                 areas.append((ranks_M.sum() - positive * (positive + 1) / 2) / (positive * negative))
         return float(np.mean(areas)) if areas else 0.5
-
-    def chance(self, data: DataInfo) -> float:
-        """Return the area of guesses: 1/2."""
-        return 0.5
