@@ -44,7 +44,7 @@ def command(
     as_json: bool,
     form: str,
 ) -> None:
-    """Train STUDY by two commits of this repository, and say whether HEAD is better, worse or equivalent.
+    """Train FILE's study by two commits of this repository, and say whether HEAD is better, worse or equivalent.
 
     Exit code 0: no regression; 1: HEAD is worse, or costs more than check.cost allows; 5: it cannot be told, if the
     file makes that a failure.
