@@ -188,7 +188,7 @@ def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
         store = Store(tmp_path / name)
         spec, plan = lab.plan_study(study(tmp_path, executor))
         todo = with_prerequisites(plan, plan.trials, store)
-        schedule = Schedule.of(todo, Session(store, spec.run))
+        schedule = Schedule.of(todo, Session(store, spec.run), plan)
         schedule.complete()
         assert schedule.failed == 0
         folders = [file.parent for file in store.root.glob("trials/*/*/result.json")]
