@@ -142,7 +142,7 @@ def test_inspect_prints_a_model_that_starts_from_the_weights(cache: Path, tmp_pa
     done = CliRunner().invoke(cli, [*map(str, arguments), "--format", "torch"])
     assert done.exit_code == 0, done.output
     file, card = map(Path, done.stdout.splitlines())
-    assert file.name == "model.pt2" and "## Verdict" in card.read_text()
+    assert file.name == "model.pt2" and "arm baseline, seed 0" in card.read_text() and note[:30] in card.read_text()
 
 
 def test_exported_file_computes_the_same_and_a_false_one_is_deleted(

@@ -12,8 +12,6 @@ from vitlab.cli.options import out_option, study_argument
 from vitlab.store.files import folder_name
 
 if TYPE_CHECKING:
-    from vitlab.plan.values import Plan
-    from vitlab.report import Report
     from vitlab.training.artifacts import InputSpec
 
 
@@ -43,7 +41,7 @@ def command(study: Path, arm: str, seed: int, form: Any, target: Path, out: Path
     plan, store = open_study(study, out=out)
     trial = plan.find(arm, seed)
     click.echo("importing PyTorch", err=True)
-    from vitlab.report import collect
+    from vitlab.report import render
     from vitlab.runner.models import load_model
     from vitlab.weights.export import SUFFIX, export
 
@@ -52,60 +50,35 @@ def command(study: Path, arm: str, seed: int, form: Any, target: Path, out: Path
     folder = target / folder_name(plan.study) / folder_name(f"{arm}, seed {seed}")
     file = folder / f"model{SUFFIX[form]}"
     difference = export(model, sees.info, sees.mean, sees.std, file, form)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    text = card(collect(plan, store).report, plan, f"{arm}, seed {seed}", sees, file.name, count, difference)
+    name = f"study {plan.study}, arm {arm}, seed {seed}"
+    text = card(name, sees, file.name, difference, str(render(plan, store, "md")))
     (folder / "README.md").write_text(text, encoding="utf-8")
     for written in (file, folder / "README.md"):
         click.echo(str(written))
 
 
-def card(report: Report, plan: Plan, name: str, sees: InputSpec, file: str, parameters: int, difference: float) -> str:
+def card(name: str, sees: InputSpec, file: str, difference: float, report: str) -> str:
     """Return the model card in Markdown.
 
     Args:
-        report: of the study.
-        plan: of the study.
-        name: arm and seed of the model.
+        name: study, arm and seed of the model.
         sees: the input of the model.
         file: name of the exported file.
-        parameters: their number.
         difference: largest difference of the file's logits from the model's, relative to the largest logit.
+        report: of the study, in Markdown.
     """
     from vitlab.report.escaping import markdown
 
-    info, (height, width) = sees.info, sees.info.image
-    classes = f"{info.classes} classes" + (f": {', '.join(info.labels)}" if info.labels else "")
-    arms = [arm.name for arm in plan.arms if not arm.skip]
-    seeds = sorted({trial.seed for trial in plan.trials})
-    lines = [
-        "---",
-        "tags: [image-classification, vitlab]",
-        "---",
-        "",
-        f"# {markdown(report.study)}: {markdown(name)}",
-        "",
-        f"- `{file}`: pixels in [0, 1], float32, (batch, {info.channels}, {height}, {width}), to logits (batch, "
-        f"{info.classes}); the normalisation is inside",
-        f"- {markdown(classes)}",
-        f"- {parameters:,} parameters",
-        f"- its logits on random pixels differ from the trained model's by at most {difference:.1e} of the largest",
-        "",
-        "## What was compared",
-        "",
-        *([markdown(report.question), ""] if report.question else []),
-        f"- arms: {markdown(', '.join(arms))}",
-        f"- seeds: {', '.join(map(str, seeds))}",
-        f"- metric: {markdown(report.analysis.metric)}",
-        "",
-        "## Verdict",
-        "",
-        *([markdown(report.overview), ""] if report.overview else []),
-        *(f"- {markdown(sentence)}" for sentence in report.answers),
-        "",
-        "This is one model of one seed; the verdict is about the means of the arms.",
-    ]
-    if report.notes:
-        lines += ["", "## Notes", "", *(f"- {markdown(note)}" for note in report.notes)]
-    if report.provenance:
-        lines += ["", "## How it was made", "", *(f"- {head}: {markdown(text)}" for head, text in report.provenance)]
-    return "\n".join(lines) + "\n"
+    info = sees.info
+    shape = ", ".join(map(str, (info.channels, *info.image)))
+    return f"""---
+tags: [image-classification, vitlab]
+---
+
+`{file}` holds one model, {markdown(name)}; the verdict below is about the means of arms over seeds.
+It takes pixels in [0, 1], float32, (batch, {shape}), and returns logits (batch, {info.classes}); the normalisation is
+inside. On random pixels its logits differ from the trained model's by at most {difference:.1e} of the largest.
+
+Classes: {markdown(", ".join(info.labels)) or info.classes}
+
+{report}"""
