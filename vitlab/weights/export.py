@@ -64,25 +64,18 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
     batches = [torch.rand(size, info.channels, *info.image, generator=generator) for size in BATCHES]
     shapes = {"pixels_BCHW": {0: torch.export.Dim("batch")}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    error: Exception | None = None
-    # The strides of attention's product differ with and without gradients, and ONNX's exporter refuses some of them.
-    for gradients in (False, True):
-        try:
-            with torch.set_grad_enabled(gradients):
-                # The example has several images, so that a batch of one is no special case.
-                program = torch.export.export(module, (batches[-1],), dynamic_shapes=shapes, strict=False)
-                run = _save_onnx(program, file) if form == "onnx" else _save_torch(program, file)
-            with torch.no_grad():
-                pairs = [(module(x_BCHW), run(x_BCHW)) for x_BCHW in batches]
-            break
-        except WeightsError:
-            raise
-        except Exception as reason:  # exporters raise anything for what they do not support
-            error = reason
-    else:
+    try:
+        with torch.no_grad():  # with gradients, ONNX's exporter refuses the strides of some attentions
+            # The example has several images, so that a batch of one is no special case.
+            program = torch.export.export(module, (batches[-1],), dynamic_shapes=shapes, strict=False)
+            run = _save_onnx(program, file) if form == "onnx" else _save_torch(program, file)
+            pairs = [(module(x_BCHW), run(x_BCHW)) for x_BCHW in batches]
+    except WeightsError:
+        raise
+    except Exception as error:  # exporters raise anything for what they do not support
         file.unlink(missing_ok=True)
         line = next(iter(str(error).splitlines()), "")
-        raise WeightsError(f"this model cannot be exported to {form}: {type(error).__name__}: {line}")
+        raise WeightsError(f"this model cannot be exported to {form}: {type(error).__name__}: {line}") from None
     difference = max(float((own - other).abs().max() / own.abs().max()) for own, other in pairs)
     if not difference <= TOLERANCE:
         file.unlink()
