@@ -340,7 +340,7 @@ def _controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return what each control did, which equals its baseline but for the seeds."""
     scale, lines = Scale.of(plan.analysis.metric, plan.units), []
     _, decimals = decimals_of_means_and_differences(rows, scale)
-    for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control):
+    for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control and row["p"] is not None):
         outcome = "they are not told apart, as it should be"
         if row["verdict"] in (Verdict.BETTER, Verdict.WORSE):
             outcome = f"this is a false alarm, as {percent(plan.analysis.alpha)} of controls give by chance"
