@@ -195,6 +195,33 @@ def test_identity_is_that_of_pictures_and_labels_in_any_container(tmp_path: Path
     )
 
 
+def test_names_that_are_numbers_do_not_take_the_indices_of_others(tmp_path: Path) -> None:
+    root, stars = written(tmp_path, write_parquet), ["1", "2", "3"]
+    expected = DataSource(data(root)).dataset.pictures("test").y_N  # type: ignore[union-attr]
+    for split in COUNTS:
+        declare(split, *stars)(root)
+    for options in ({}, {"class_names": stars}):
+        source = DataSource(data(root, **options))
+        assert source.info().labels == tuple(stars)
+        assert torch.equal(source.dataset.pictures("test").y_N, expected)  # type: ignore[union-attr]
+    for file in root.rglob("*.parquet"):
+        cells = [label + 1 for label in parquet.read_table(file)["label"].to_pylist()]
+        parquet.write_table(parquet.read_table(file).set_column(1, "label", pa.array(cells)), file)
+    named = DataSource(data(root, class_names=stars)).dataset
+    assert torch.equal(named.pictures("test").y_N, expected)  # type: ignore[union-attr]
+
+
+def test_other_column_of_pictures_has_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitlab.data.datasets.files.SETTLED_S", -60.0)  # so that identities are remembered at once
+    root = written(tmp_path, write_bytes_column)
+    for file in root.rglob("*.parquet"):
+        columns = parquet.read_table(file)
+        parquet.write_table(
+            columns.append_column("other", columns["image"].take(pa.array(range(len(columns)))[::-1])), file
+        )
+    assert data_info(data(root)).identity != data_info(data(root, image="other")).identity
+
+
 def test_files_of_hugging_face_datasets_are_read_as_by_that_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,9 +258,9 @@ def test_files_of_hugging_face_datasets_are_read_as_by_that_library(
 
 def test_data_set_of_the_hub_is_read_from_its_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layout is that of huggingface_hub: links in a snapshot to blobs."""
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     here = written(tmp_path / "blobs", write_parquet)
     folder = tmp_path / "datasets--org--pics"
     (folder / "snapshots" / ("a" * 40) / "data").mkdir(parents=True)
@@ -320,6 +347,20 @@ def overwrite(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
     return change
 
 
+def declare(split: str, *names: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        path = next(root.rglob(f"{split}*.parquet"))
+        classes = hugging_face(label={"names": names, "_type": "ClassLabel"})
+        parquet.write_table(parquet.read_table(path).replace_schema_metadata(classes), path)
+
+    return change
+
+
+def again(path: Path) -> None:
+    with tarfile.open(path, "a") as archive:
+        add(archive, "002000.jpg", ROWS["test"][0].content)
+
+
 @pytest.mark.parametrize(
     ("container", "harm", "options", "message"),
     [
@@ -338,6 +379,11 @@ def overwrite(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
         ("tar", overwrite("*train*0.tar", b"000003.png", b"\xff00003.png"), {}, r"damaged or truncated at byte [\d,]+;"),
         ("tar", None, {"label": "txt"}, r"pics-test-000000.tar cannot be read: sample '002000' has no txt"),
         ("tar", None, {"label": "json.tag"}, r"cannot be read: 'tag'"),
+        ("csv", overwrite("test.csv", b",dog,", b",,"), {}, r"no label in '.*test.csv, row \d'"),
+        ("columns", None, {"label": ["cat", "eel", "cat"]}, "'label' has a name twice: 'cat', 'eel', 'cat'; correct it"),
+        ("columns", None, {"label": list(NAMES), "class_names": ["a", "b"]}, "'class_names' has 2 names, and 'label' names 3 columns; name each"),
+        ("parquet", declare("test", "eel", "dog", "cat"), {}, "different classes, or in another order: 'cat', 'dog', 'eel'; 'eel'"),
+        ("tar", lambda root: again(root / "pics-test-000000.tar"), {}, "sample '002000' has several pictures; name the ending"),
         ("csv", lambda root: (root / "pictures/5.png").unlink(), {}, r"there is no such file in '.*train.csv, row 5: .*5.png'"),
         ("csv", overwrite("test.csv", b"dog", b"dgo"), {}, r"none of the 3 classes of training rows in '.*: dgo'"),
         ("csv", overwrite("train.csv", b"cat", b"12"), {}, r"labels are numbers and names, first in .*train.csv, row \d; w"),

@@ -55,6 +55,7 @@ class Listing(NamedTuple):
     files: Sequence[Path]  #: that contain the pictures
     details: Mapping[str, str] = {}  #: of ``train``, ``test`` and the ``rest``, what the note on the splits adds
     notes: Sequence[str] = ()  #: further notes
+    column: str = ""  #: which has the pictures, where the files are tables
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def content_of(kind: str, listing: Listing) -> Content:
         for row in row_M.tolist()
     ]
     digest = hashlib.blake2b("\n".join(key for key, _ in rows).encode(), digest_size=16)
-    entries = [(f"{kind} {digest.hexdigest()}", file) for file in listing.files]
+    entries = [(f"{kind} {listing.column} {digest.hexdigest()}", file) for file in listing.files]
 
     def compute() -> str:
         digest, checksums = hashlib.blake2b(digest_size=16), []

@@ -13,7 +13,7 @@ import os
 import re
 import tarfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -123,6 +123,9 @@ class ImageTable(PictureSet):
         import pandas as pd
 
         labels = [self.label] if isinstance(self.label, str) else self.label
+        for option, given in (("label", labels), ("class_names", self.class_names or [])):
+            if len(set(given)) < len(given):
+                raise DataError(f"image_table: '{option}' has a name twice: {listed_names(given)}; correct it")
         paths, unread = self._paths()
         parts = [self._read(path, labels) for path in paths]
         places = [place for part in parts for place in part.places]
@@ -130,7 +133,7 @@ class ImageTable(PictureSet):
         split_N = pd.Series([split for split, part in zip(paths.values(), parts, strict=True) for _ in part.places])
         splits = {str(split): torch.tensor(rows) for split, rows in split_N.groupby(split_N).groups.items()}
         details = self._complete(splits)
-        names, y_N = self._classes(frame, places, parts[0].table.schema, splits[TRAIN].tolist())
+        names, y_N = self._classes(frame, places, dict(zip(paths, parts, strict=True)), splits[TRAIN].tolist())
         splits, notes = self.with_test(splits, y_N, str(self.where))
         return Listing(
             TablePictures(parts, y_N, self.decoding, self.decoded),
@@ -140,6 +143,7 @@ class ImageTable(PictureSet):
             if y_N.ndim == 1
             else [str([(index, name) for index, name in enumerate(names) if y_K[index]]) for y_K in y_N.tolist()],
             files=[*paths, *(path for part in parts for path in part.beside)],
+            column=self.image,
             details={**details, "rest": f", in {count(len(paths), 'file')}"},
             notes=(*unread, *notes),
         )
@@ -218,24 +222,32 @@ class ImageTable(PictureSet):
             raise DataError(f"image_table: {path} cannot be read: {reason}; correct the options or the file") from None
 
     def _classes(
-        self, frame: Any, places: Sequence[str], schema: Any, train: Sequence[int]
+        self, frame: Any, places: Sequence[str], parts: Mapping[Path, Rows], train: Sequence[int]
     ) -> tuple[Sequence[str], Tensor]:
         """Return the names of the classes, and the classes of every row."""
         import pyarrow as pa
 
         if not isinstance(self.label, str):
-            marks = frame[self.label].astype(str).replace({"True": "1", "False": "0"})
+            of_columns = self.class_names or self.label
+            if len(of_columns) != len(self.label):
+                raise DataError(
+                    f"image_table: 'class_names' has {count(len(of_columns), 'name')}, and 'label' names "
+                    f"{count(len(self.label), 'column')}; name each"
+                )
+            marks = frame[self.label].astype(str).replace({"True": "1", "False": "0", "1.0": "1", "0.0": "0"})
             for name in self.label:
                 _refuse(places, ~marks[name].isin(("0", "1")), f"'{name}' is neither 0 nor 1", marks[name])
-            return self.class_names or self.label, torch.from_numpy(marks.astype("uint8").to_numpy())
-        cells, several = frame[self.label], pa.types.is_nested(schema.field(self.label).type)
-        _refuse(places, cells.isna(), "no label")
+            return of_columns, torch.from_numpy(marks.astype("uint8").to_numpy())
+        cells, schema = frame[self.label], next(iter(parts.values())).table.schema
+        several = self.label_separator is not None or pa.types.is_nested(schema.field(self.label).type)
+        is_blank = cells.isna() if several else cells.isna() | (cells.astype(str).str.strip() == "")
+        _refuse(places, is_blank, "no label")
         if self.label_separator is not None:
-            cells, several = cells.str.split(self.label_separator, regex=False), True
+            cells = cells.astype(str).str.split(self.label_separator, regex=False)
         tokens = cells.explode().dropna().astype(str).str.strip()
         if several:
             tokens = tokens[tokens != ""]
-        names, why = self.class_names or _declared(schema, self.label), ""
+        names, why = self.class_names or _declared_by_all(parts, self.label), ""
         if not names:
             of_train, why = tokens[tokens.index.isin(train)], " of training rows"
             are_numbers = of_train.str.fullmatch(r"\d+")
@@ -245,8 +257,13 @@ class ImageTable(PictureSet):
             names = sorted(of_train.unique(), key=int if are_numbers.all() else str)
             if len(names) < 2:
                 raise DataError(f"image_table: {self.where} has {count(len(names), 'label')}; 2 are the least")
-        by_index = {} if why else {str(index): index for index in range(len(names))}
-        index_M = tokens.map(by_index | {name: index for index, name in enumerate(names)})
+        index_M = tokens.map({name: index for index, name in enumerate(names)})
+        if not why:
+            # Names may be numbers, such as '1' for index 0, so what all labels can be decides.  A file that declares
+            # names has indices.
+            by_index_M = tokens.map({str(index): index for index in range(len(names))})
+            ways = (index_M, by_index_M) if self.class_names else (by_index_M, index_M)
+            index_M = next((way for way in ways if not way.isna().any()), index_M.fillna(by_index_M))
         what = f"the label is none of the {len(names)} classes{why}"
         _refuse([places[row] for row in tokens.index], index_M.isna(), what, tokens)
         if not several:
@@ -301,6 +318,8 @@ def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
                 continue
             sample, ending = samples.setdefault(match[1], {"#key": match[1]}), match[2].lower()
             if ending == image or (image == "image" and f".{ending}" in picture_suffixes()):
+                if "#image" in sample:
+                    raise ValueError(f"sample '{match[1]}' has several pictures; name the ending of one by 'image'")
                 sample["#image"] = {"start": member.offset_data, "size": member.size}
             for column in columns:
                 name, _, key = column.partition(".")
@@ -318,12 +337,32 @@ def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
     yield pa.RecordBatch.from_pylist(list(samples.values()))
 
 
+def _declared_by_all(parts: Mapping[Path, Rows], column: str) -> list[str] | None:
+    """Return the class names of a column that files declare; None if there are none.
+
+    Raises:
+        DataError: if two files declare different ones, whose indices would then be different classes.
+    """
+    found = {path: names for path, part in parts.items() if (names := _declared(part.table.schema, column))}
+    for path, names in found.items():
+        first, expected = next(iter(found.items()))
+        if names != expected:
+            raise DataError(
+                f"image_table: {path} and {first} declare different classes, or in another order: "
+                f"{listed_names(names)}; {listed_names(expected)}; write the files with one list"
+            )
+    return next(iter(found.values()), None)
+
+
 def _declared(schema: Any, column: str) -> list[str] | None:
     """Return the class names of a column that Hugging Face ``datasets`` wrote into a schema; None if there are none."""
-    content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    feature = content.get("info", {}).get("features", {}).get(column, {})
-    feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # of a list of classes
-    names: list[str] | None = feature.get("names")
+    try:
+        content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        feature = content.get("info", {}).get("features", {}).get(column, {})
+        feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # of a list of classes
+        names: list[str] | None = feature.get("names")
+    except (ValueError, LookupError, AttributeError):  # another program's text
+        return None
     return names
 
 
