@@ -147,6 +147,25 @@ def test_revision_imports_its_own_package_and_entry_points(
     assert len(git("worktree", "list").splitlines()) == 1 and not [*(tmp_path / "out" / "revisions").iterdir()]
 
 
+def test_worktree_leaves_the_index_and_other_worktrees_of_the_user_alone(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook of git has the index of its worktree in a variable; a worktree may be on a disk that is not here now."""
+    git("worktree", "add", "--detach", str(tmp_path / "disk"), "HEAD")
+    (tmp_path / "disk").rename(tmp_path / "away")
+    Path("own.py").write_text("staged")
+    git("add", "own.py")
+    staged = git("status", "--short")
+    monkeypatch.setenv("GIT_INDEX_FILE", str(repository / ".git" / "index"))
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    with checkout(commit_of("HEAD~"), "base", tmp_path / "out", [Path("own.py")]) as base:
+        assert base.plugins[0].read_text() == PART.format(value="0.0")
+        names = base.run("-c", "import os; print([name for name in os.environ if name.startswith('GIT_')])")
+        assert "GIT_INDEX_FILE" not in names and "GIT_DIR" not in names
+    assert git("status", "--short") == staged == "M  own.py\n"
+    assert len(git("worktree", "list").splitlines()) == 2
+
+
 def test_commits_that_cannot_be_compared_are_refused(repository: Path, tmp_path: Path, monkeypatch: Any) -> None:
     (_, first), (name, second) = commits_of("HEAD~..")
     assert (first, second) == (git("rev-parse", "HEAD~").strip(), git("rev-parse", "HEAD").strip())

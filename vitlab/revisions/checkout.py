@@ -37,6 +37,8 @@ for name in (path.stem for path in site.iterdir() if (path / "__init__.py").is_f
         sys.exit(2)
 """  #: a program that checks that packages are imported from a folder: some editable installations precede PYTHONPATH
 SAFE = {"PYTHONSAFEPATH": "1"}  #: imports nothing from the current folder
+OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+"""Variables by which git tells its hooks where the user's worktree is: in another one, git would write that index."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Revision:
     name: str  #: as messages call it
     plugins: Sequence[Path] = ()  #: its files of components
     python: str = sys.executable
-    environment: Mapping[str, str] = field(default_factory=lambda: {**os.environ, **SAFE})
+    environment: Mapping[str, str] = field(default_factory=lambda: {**_variables(), **SAFE})
 
     def run(self, *words: str, folder: Path | None = None) -> str:
         """Run Python with these words and return what it prints; its messages are shown.
@@ -146,7 +148,6 @@ def checkout(
             "package, or name a file of components by --plugin"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _git("worktree", "prune")  # of runs that were killed
     with tempfile.TemporaryDirectory(prefix=f"{commit[:12]}-", dir=folder) as scratch:
         tree, site, environment = (Path(scratch) / part for part in ("tree", "site", "environment"))
 
@@ -157,7 +158,7 @@ def checkout(
         _git("worktree", "add", "--detach", str(tree), commit)
         try:
             before = [str(moved(part)) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-            variables = {**os.environ, **SAFE, "PYTHONPATH": os.pathsep.join([str(site), *before])}
+            variables = {**_variables(), **SAFE, "PYTHONPATH": os.pathsep.join([str(site), *before])}
             revision = Revision(name, [moved(plugin) for plugin in plugins], environment=variables)
             if install is not None:
                 venv.create(environment, with_pip=True)
@@ -183,6 +184,11 @@ def _packages(root: Path) -> list[Path]:
     return sorted(folder for folder in folders if folder.is_relative_to(root))
 
 
+def _variables() -> dict[str, str]:
+    """Return the variables of this process, without those that git sets for its hooks."""
+    return {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
+
+
 def _git(*words: str) -> str:
     """Return the output of a git command, without hooks.
 
@@ -190,7 +196,7 @@ def _git(*words: str) -> str:
         UserError: if it fails, with its message.
     """
     command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *words]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=_variables())
     if process.returncode:
         raise UserError(f"'git {shlex.join(words[:2])}' fails: {' '.join(process.stderr.split())}")
     return process.stdout
