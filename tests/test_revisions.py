@@ -19,6 +19,7 @@ from scipy import stats
 from vitlab.cli import cli
 from vitlab.driver import benchmark
 from vitlab.errors import TrialFailed, UserError
+from vitlab.regression import ab
 from vitlab.regression.baseline import Facts, read_baseline
 from vitlab.revisions import checkout as revisions
 from vitlab.revisions import cost
@@ -332,6 +333,22 @@ def test_ab_of_commits_that_differ_in_words_trains_nothing(repository: Path, mon
         assert done.exit_code == 0 and "the diff does not reach it" in done.stdout
         assert "Uncommitted changes of own.py are in neither commit" in done.stdout
     assert not Path("vitlab-runs/trials").exists()
+
+
+def test_ab_of_environments_with_other_versions_trains_every_arm_apart(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No digest of code covers torch, so neither is an arm out of reach, nor is a result shared."""
+    monkeypatch.setattr(Revision, "run", run_in_fork)
+    monkeypatch.setattr(ab, "checkout", lambda *words: checkout(*words[:-1]))  # the environments are those here
+    monkeypatch.setattr(ab, "_versions", lambda it: {"torch": "1" if it.name.startswith("HEAD~") else "2"})
+    monkeypatch.setattr("vitlab.regression.gate.measure_costs", lambda *_: [])
+    Path("README.md").write_text("A bias.")
+    commit("words")
+    done = vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py", "--install", ".", "--format", "md")
+    assert "does not reach" not in done.stdout and "was trained under torch 1, and HEAD" in done.stdout
+    folders = [*Path("vitlab-runs/versions").iterdir()]
+    assert [len([*folder.glob("trials/*/*/result.json")]) for folder in folders] == [6, 6]
 
 
 def test_ab_names_the_revision_that_cannot_run_the_study(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

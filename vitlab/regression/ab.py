@@ -3,6 +3,9 @@
 Both revisions train every arm, with the same data, seeds and draws, and each arm is compared with itself.  Both plan
 the study first: an arm whose trials have equal keys and code is out of the diff's reach, and is not trained.  Trials
 are stored like those of any study, so a stopped comparison resumes, and the revisions share what they can.
+
+Keys and code say nothing of the versions of torch and other requirements of vitlab.  Where environments of their own
+differ in these, all arms are trained, and each environment has a folder of results.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from glob import escape
 
 from vitlab.comparison import Verdict
 from vitlab.errors import SpecError
+from vitlab.identity.trial import key_of
 from vitlab.regression import gate
 from vitlab.regression.arrays import Verdict as CheckVerdict
 from vitlab.regression.check import CheckRequest, changes_for, refuse_tuning
@@ -22,7 +26,7 @@ from vitlab.regression.decide import Finding
 from vitlab.report.api import open_study
 from vitlab.report.document import Content, Report
 from vitlab.report.two_studies import compare_studies
-from vitlab.revisions.checkout import checkout, commits_of, uncommitted
+from vitlab.revisions.checkout import Revision, checkout, commits_of, uncommitted
 from vitlab.spec.study import read_study
 
 OUT_OF_REACH = "same: the diff does not reach it, so it was not trained"
@@ -32,6 +36,8 @@ VERDICTS: Mapping[str, CheckVerdict] = {
     Verdict.REFUSED: "inconclusive",
 }
 """Verdicts as a check has them; the others pass."""
+VERSIONS = "import json; from vitlab.runner import circumstances; print(json.dumps(dict(circumstances.versions())))"
+"""A program that prints the installed versions that determine a trial's numbers."""
 
 
 def compare_revisions(
@@ -54,30 +60,44 @@ def compare_revisions(
     refuse_tuning(study, request.file)
     metric, sides, findings, costs = study.analysis.metric, [], [], []
     changed = ", ".join(uncommitted(request.file))
-    dirty = [f"Uncommitted changes of {changed} are in neither commit; 'git commit -a' adds them."] if changed else []
+    remarks = [f"Uncommitted changes of {changed} are in neither commit; 'git commit -a' adds them."] if changed else []
     with ExitStack() as stack:
-        for name, commit in commits_of(revisions):
-            revision = stack.enter_context(checkout(commit, name, request.out, request.plugins, install))
+        commits = commits_of(revisions)
+        pair = [
+            stack.enter_context(checkout(commit, name, request.out, request.plugins, install))
+            for name, commit in commits
+        ]
+        versions = [_versions(revision) if install is not None else {} for revision in pair]
+        differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
+        for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
             changes = changes_for(commit[:7], request, study)
+            out = request.out / "versions" / key_of(installed)[:12] if any(differing) else request.out
             words = [f"--set={path}={json.dumps(value, default=str)}" for path, value in changes.items()]
-            words += [f"--out={request.out}", *(f"--plugin={plugin}" for plugin in revision.plugins)]
-            sides.append((revision, str(changes["study"]), [str(request.file), *words]))
+            words += [f"--out={out}", *(f"--plugin={plugin}" for plugin in revision.plugins)]
+            sides.append((revision, str(changes["study"]), out, [str(request.file), *words]))
+        if any(differing):
+            had, has = (text or "nothing else" for text in differing)
+            remarks.append(f"{pair[0].name} was trained under {had}, and {pair[1].name} under {has}.")
 
         def run(command: str, *options: str) -> list[str]:
             """Run a command of vitlab on the study in both revisions."""
-            return [revision.run("-m", "vitlab", command, *words, *options) for revision, _, words in sides]
+            return [revision.run("-m", "vitlab", command, *words, *options) for revision, _, _, words in sides]
 
         before, after = map(_trials, run("plan", "--json"))
-        reached = [arm for arm, trials in after.items() if trials != before.get(arm) or not all(map(all, trials))]
+        reached = [
+            arm
+            for arm, trials in after.items()
+            if any(differing) or trials != before.get(arm) or not all(map(all, trials))
+        ]
         for pattern in map(escape, reached) if len(reached) < len(after) else "*":
             run("run", f"--only=arm={pattern}")
-        old, new = (revision for revision, _, _ in sides)
+        old, new = pair
         question = f"How does {new.name} differ from {old.name}?"
         content = Content(Report(study.study, question, study.analysis, {}, "", (), (), {}, ()))
         if reached:
             results = []
-            for revision, name, _ in sides:
-                plan, store = open_study(name, out=request.out)
+            for revision, name, out, _ in sides:
+                plan, store = open_study(name, out=out)
                 arms = tuple(arm if arm.name in reached else replace(arm, skip=OUT_OF_REACH) for arm in plan.arms)
                 results.append((replace(plan, study=revision.name, arms=arms), store))
             content = compare_studies(results[0], results[1], exploratory=None)
@@ -92,9 +112,15 @@ def compare_revisions(
     report = replace(
         content.report,
         answers=[*content.report.answers, *(f"{item.arm}: {item.sentence}." for item in same)],
-        notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *dirty, *content.report.notes],
+        notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *remarks, *content.report.notes],
     )
     return replace(content, report=report), gate.result(study, [*findings, *same, *costs])
+
+
+def _versions(revision: Revision) -> dict[str, str]:
+    """Return the versions that determine a trial's numbers and that its code does not cover."""
+    installed = json.loads(revision.run("-c", VERSIONS).splitlines()[-1])
+    return {name: version for name, version in installed.items() if name != "vitlab"}
 
 
 def _trials(plan: str) -> dict[str, set[tuple[str, str]]]:
