@@ -319,7 +319,7 @@ def main() -> None:
         importlib.import_module(name)
     folder = Path(sys.argv[1])
     for page in map(Path, sys.argv[2:]):
-        for block, reason in follow(page, folder / page.stem):
+        for block, reason in follow(page, folder / f"{page.parent.name}-{page.stem}"):
             print(
                 json.dumps({"page": page.name, "line": block.line, "shown": block.text, "reason": reason}), flush=True
             )
