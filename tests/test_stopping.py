@@ -23,10 +23,11 @@ from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.result import Measurement, Outcome, TrialResult
 from vitlab.training.loop import index_of_best
+from vitlab.weights import open_model
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
-TRAIN = {
+TRAIN: dict[str, Any] = {
     "steps": 60,
     "batch_size": 16,
     "evaluations": 20,
@@ -105,7 +106,7 @@ def test_resumed_training_stops_and_keeps_weights_as_uninterrupted(tmp_path: Pat
     steps = range(7, expected.steps + 1, 7)
     assert set(files) == {
         "weights.safetensors",
-        "weights-best.safetensors",
+        "weights-best-accuracy.safetensors",
         *(f"weights-step-{n}.safetensors" for n in steps),
     }
     stopped = TrialFolder(tmp_path / "stopped")
@@ -114,7 +115,7 @@ def test_resumed_training_stops_and_keeps_weights_as_uninterrupted(tmp_path: Pat
     assert outcome(run_trial(what, stopped, settings)) == expected
     assert {file.name: file.read_bytes() for file in stopped.path.glob("*.safetensors")} == files
     assert stopped.kept_result(settings.keep) is not None
-    (stopped.path / "weights-best.safetensors").unlink()
+    (stopped.path / "weights-best-accuracy.safetensors").unlink()
     assert stopped.kept_result(settings.keep) is None and stopped.kept_result(Keep()) is not None
 
 
@@ -124,10 +125,14 @@ def test_kept_weights_are_those_of_their_moment(tmp_path: Path) -> None:
     losses = [moment.metrics["val/loss"] for moment in result.history]
     best = result.history[losses.index(min(losses))].step
     assert 6 < best < 60
-    for name, step in (("best", best), ("step-6", 6)):
+    by_other_metric = settings.keep._replace(best=("val/accuracy", "max"))
+    assert where.kept_result(settings.keep) is not None and where.kept_result(by_other_metric) is None
+    for name, step in (("best-loss", best), ("step-6", 6)):
         until = TrialFolder(tmp_path / f"until{step}")
         outcome(run_trial(trial(steps=step, evaluations=1), until, Settings()))
-        kept, expected = (load_file(file) for file in (where.path / f"weights-{name}.safetensors", until.weights))
+        file = where.path / f"weights-{name}.safetensors"
+        assert open_model(file).info.classes == 6, "it is opened like the last weights, from which it differs"
+        kept, expected = load_file(file), load_file(until.weights)
         assert all(torch.equal(kept[key], expected[key]) for key in kept.keys() | expected.keys())
 
 
@@ -230,4 +235,4 @@ def test_report_says_how_long_arms_were_trained(tmp_path: Path) -> None:
     steps = rows.groupby("arm")["steps"].agg(["min", "max"])
     assert len(notes) == 1 and all(f"{arm} {low:,} to {high:,}" in notes[0] for arm, low, high in steps.itertuples())
     assert steps["min"].min() < TRAIN["steps"]
-    assert len(list((tmp_path / "out").rglob("weights-best.safetensors"))) == 4
+    assert len(list((tmp_path / "out").rglob("weights-best-accuracy.safetensors"))) == 4

@@ -238,9 +238,9 @@ class Attempt:
                 images=measurement.images,
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.rate)},
             )
-        best, history = self.settings.keep.best, self.training.history
-        if best is not None and index_of_best(history, *best) == len(history) - 1:
-            self.keep("best")
+        keep, history = self.settings.keep, self.training.history
+        if keep.best is not None and index_of_best(history, *keep.best) == len(history) - 1:
+            self.keep(keep.best_name)
 
     def on_step(self, step: int) -> None:
         """Keep the weights after a step if ``run.keep`` says so."""

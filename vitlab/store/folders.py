@@ -32,6 +32,7 @@ from vitlab.store.files import (
     append_json,
     check_weights,
     cut_torn_line,
+    folder_name,
     fsync_all,
     hold,
     mapping,
@@ -51,6 +52,12 @@ class Keep(NamedTuple):
     last: bool = True
     every: int = 0  #: steps between further ones; 0 for none
     best: tuple[str, str] | None = None  #: metric and goal, ``max`` or ``min``, of the best ones; None for none
+
+    @property
+    def best_name(self) -> str:
+        """Name of the best weights, with the metric: studies that share a trial may choose by different ones."""
+        assert self.best is not None
+        return f"best-{folder_name(self.best[0].removeprefix('val/'))}"
 
 
 LAST = Keep()
@@ -103,7 +110,7 @@ class TrialFolder:
 
     def kept_weights(self, keep: Keep, steps: int) -> list[Path]:
         """Return the files of weights, beside the last ones, that a training of so many steps leaves."""
-        names = ["best"] if keep.best is not None else []
+        names = [keep.best_name] if keep.best is not None else []
         names += [f"step-{step}" for step in range(keep.every, steps + 1, keep.every)] if keep.every else []
         return [self.path / f"weights-{name}.safetensors" for name in names]
 

@@ -204,7 +204,8 @@ def _load_trial(contents: WeightFile) -> tuple[Model, Architecture]:
         raise WeightsError(
             f"these are the weights of a trial, and its {folder.spec.name} is missing beside them; copy both"
         )
-    result = folder.result()
+    # The result has the digest of the last weights, not of those that were kept on the way.
+    result = None if contents.file.name.startswith("weights-") else folder.result()
     if result is not None and result.outcome.weights not in ("", digest(contents.tensors)):
         raise WeightsError(
             "its tensors are not the weights that the trial ended with; copy the file again, or delete its folder and "
