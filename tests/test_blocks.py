@@ -223,6 +223,36 @@ def test_study_in_blocks_is_run_and_reported(tmp_path: Path, no_figures: None) -
     assert "Over blocks" in page and "over 2 blocks" in page
 
 
+def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path) -> None:
+    """Without arm b, the verdict on arm a is corrected for both; without a data set, it is exploratory."""
+    from synthetic_studies import study
+
+    from vitlab.plan.registration import registration
+    from vitlab.plan.values import Arm
+    from vitlab.report.comparison import summary
+    from vitlab.report.sections.blocks import over_blocks
+    from vitlab.report.study_results import StudyResults
+
+    draws, registered = np.random.default_rng(0), None
+    found: list[Any] = []
+    for names, blocks in (("ab", "123"), ("a", "123"), ("ab", "12")):
+        arms = [
+            Arm(f"set{block}: {name}", {}, f"set{block}: base" if name != "base" else None, block=f"set{block}")
+            for block in blocks
+            for name in ("base", *names)
+        ]
+        values = {arm.name: draws.normal(0.9, 0.01, 3).tolist() for arm in arms}
+        folder = tmp_path / str(len(found))
+        plan, store = study(folder, values, planned_arms=tuple(arms), registered=registered)
+        registered = registered or registration(plan)
+        found.append(over_blocks(plan, summary(StudyResults.read(plan, store))))
+    assert [[(row.arm, row.family, row.remark) for row in rows] for rows in found] == [
+        [("a", 2, ""), ("b", 2, "")],
+        [("a", 2, "")],
+        [("a", 2, "exploratory"), ("b", 2, "exploratory")],
+    ]
+
+
 def test_control_changes_no_other_verdict(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     values = {arm: draws.normal(0.9, 0.01, 5) for arm in ("baseline", "a", "b", "control")}

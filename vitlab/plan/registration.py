@@ -139,6 +139,25 @@ def removed_comparisons(plan: Plan) -> list[str]:
     return [arm for arm, baseline in plan.registered["family"] if (arm, baseline) not in pairs]
 
 
+def blocks_since_registration(plan: Plan) -> tuple[set[str], set[str]]:
+    """Return what is compared over blocks, by names in a block.
+
+    Returns:
+        All compared arms, with those that were registered and are no longer compared, and those of them that were to be
+        compared in a further block.
+    """
+    names = {arm.name_in_block for arm in plan.arms if arm.baseline is not None and not arm.skip and not arm.is_control}
+    blocks = {arm.block for arm in plan.arms if not arm.skip}
+    compared, fewer = {arm for arm, _ in family(plan)}, set[str]()
+    for arm, _ in () if plan.registered is None else plan.registered["family"]:
+        if arm not in compared:
+            inside = [arm.removeprefix(f"{block}: ") for block in blocks if arm.startswith(f"{block}: ")]
+            names |= {*inside}
+            if not inside:
+                fewer |= {name for name in names if arm.endswith(f": {name}")}
+    return names, fewer
+
+
 def _count_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> NewTree:
     """Return the counts of existing results, and the arms that share a seed with results with their baseline."""
     trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}

@@ -14,6 +14,7 @@ from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import count
 from vitlab.plan.palette import GREY, PAPER, RULE
+from vitlab.plan.registration import blocks_since_registration
 from vitlab.plan.values import Arm, Plan
 from vitlab.report.drawing import Drawing, new_figure, style, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import Columns, Row, Scale, distance, equals, half_width, interval_name, p_value, percent
@@ -72,6 +73,11 @@ class Blocks(Section[ArmOverBlocks]):
                     f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
                     f"over the {count(row.pairs, 'other block')}."
                 )
+        if fewer := blocks_since_registration(findings.plan)[1]:
+            lines.append(
+                "Exploratory: a block was dropped after the first run, and still had to be judged with the others for "
+                f"{', '.join(sorted(fewer))}."
+            )
         if rows:
             single = sum(arm.baseline is not None and not arm.is_control for arm in findings.plan.arms)
             lines.append(
@@ -212,9 +218,10 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
             numbers = np.array([row[name] for name in names], dtype=float)
             numbers_CBK[place, block] = numbers / _unit(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
+    family, fewer_blocks = blocks_since_registration(plan)
     design = replace(
         Design.with_one_baseline(len(cells)),
-        family=np.where(is_control, 1, (~is_control).sum()),
+        family=np.where(is_control, 1, len(family)),
         alpha=analysis.alpha,
         correction=analysis.correction,
         variance=analysis.variance,
@@ -230,7 +237,11 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         verdict = VERDICTS[result.verdict[0, place] if settled[place] else 0]
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
         lost = [] if settled[place] else ["seeds that diverged or failed may change this"]
-        hedges = [hedge for hedge, column in HEDGES.items() if any(row[column] for row in of_block.values())]
+        hedges = [
+            hedge
+            for hedge, column in HEDGES.items()
+            if any(row[column] for row in of_block.values()) or (column == "exploratory" and name in fewer_blocks)
+        ]
         numbers_by_name = {end: getattr(contrast, end) for end in ("difference", "low", "high", "p", "p_corrected")}
         numbers_by_name |= {end: getattr(result, end)[0, place].item() for end in ("new_low", "new_high")}
         found.append(
