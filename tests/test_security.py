@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from vitlab import cli
-from vitlab.spec.changes import public
+from vitlab.spec.changes import public, without_secrets
 from vitlab.trackers import server
 
 TESTS = Path(__file__).parent
@@ -99,6 +99,18 @@ def test_server_listens_on_this_machine_by_default(tmp_path: Path, monkeypatch: 
 )
 def test_password_is_masked_where_its_at_sign_is_missing(text: str, shown: str) -> None:
     assert public(text) == shown
+
+
+def test_variables_of_workers_are_not_stored() -> None:
+    variables = {"env_vars": {"API_KEY": "hush"}, "pip": ["acme"]}
+    for changes in (
+        {"run.executor": {"type": "ray", "runtime_env": variables}},
+        {"run.executor.runtime_env": variables},
+        {"run.executor.runtime_env.env_vars.API_KEY": "hush"},
+        {"run": {"executor": {"type": "ray", "runtime_env": variables}}},
+    ):
+        stored = str(without_secrets(changes))
+        assert "hush" not in stored and "API_KEY" in stored and ("acme" in stored) == ("acme" in str(changes))
 
 
 @pytest.mark.parametrize("user", ["me:hush", "hush", ":hush", "me:hu/hush"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlab.errors import Problem, closest
@@ -33,14 +33,19 @@ def unknown(path: str, value: Any, document: Document) -> Problem:
 
 
 def without_secrets(changes: Values) -> NewTree:
-    """Return changes with the secrets of addresses in the run section masked, as they are stored."""
+    """Return changes as they are stored: without secrets of addresses and values of variables in the run section."""
 
-    def masked(value: Any) -> Any:
+    def masked(value: Any, path: Sequence[str]) -> Any:
         if isinstance(value, Mapping):
-            return {name: masked(item) for name, item in value.items()}
+            return {name: masked(item, [*path, str(name)]) for name, item in value.items()}
+        if "env_vars" in path:  # of the executor ray; they may hold keys of any service
+            return MASK
         return public(value) if isinstance(value, str) else value
 
-    return {path: masked(value) if path.partition(".")[0] == "run" else value for path, value in changes.items()}
+    return {
+        path: masked(value, path.split(".")) if path.partition(".")[0] == "run" else value
+        for path, value in changes.items()
+    }
 
 
 def public(text: str) -> str:
