@@ -90,6 +90,8 @@ def test_mistakes_in_names_are_all_reported_at_once(cache: Path, tmp_path: Path)
         planned(tmp_path / "a", "timm: vit_tiny_patch16_224.augreg_in22k")
     with pytest.raises(SpecError, match=r"org/none cannot be fetched from the hub"):
         planned(tmp_path / "b", "hub: org/none")
+    with pytest.raises(SpecError, match=r"a--b/c is no name of a repository: Cannot have"):
+        planned(tmp_path / "b", "hub: a--b/c")
     with pytest.raises(SpecError, match="exactly one of checkpoint, trial, pretrained, timm, hub"):
         planned(tmp_path / "c", f"timm: {NAME}, hub: a/b")
     with pytest.raises(SpecError) as both:

@@ -86,7 +86,12 @@ def fetch(repository: str) -> Path:
     """
     try:
         from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RemoteEntryNotFoundError
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            HfHubHTTPError,
+            HFValidationError,
+            RemoteEntryNotFoundError,
+        )
     except ImportError:
         raise WeightsError("the hub is read by huggingface_hub: pip install 'vitlab[interop]'") from None
     name, _, revision = repository.partition("@")
@@ -94,6 +99,8 @@ def fetch(repository: str) -> Path:
     def file(path: str, revision: str | None) -> Path | None:
         try:
             return Path(hf_hub_download(name, path, revision=revision))
+        except HFValidationError as error:
+            raise WeightsError(f"{repository} is no name of a repository: {_first_line(error)}") from None
         except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
             known = try_to_load_from_cache(name, path, revision=revision)
             if known is _CACHED_NO_EXIST or isinstance(error, RemoteEntryNotFoundError):
