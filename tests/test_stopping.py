@@ -16,12 +16,15 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.driver.planning import plan_study
+from vitlab.engines.base import train
 from vitlab.errors import SpecError
 from vitlab.plan.values import Trial
 from vitlab.runner.job import Settings
+from vitlab.runner.run import begin_trial
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.result import Measurement, Outcome, TrialResult
+from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import index_of_best
 from vitlab.weights import open_model
 
@@ -94,6 +97,20 @@ def test_trials_together_stop_as_alone(engine: str, tmp_path: Path) -> None:
     alone = [outcomes([seed], "alone")[0] for seed in range(3)]
     assert outcomes(range(3), "together") == alone
     assert len({one.steps for one in alone}) > 1, "they stop at different steps"
+
+
+class OtherStops(SingleProcess):
+    """One of two processes, of which the other one has found that the training ends."""
+
+    def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: True
+
+
+def test_processes_of_a_trial_stop_together(tmp_path: Path) -> None:
+    with begin_trial(trial(stop_early={**RULE, "patience": 19}), TrialFolder(tmp_path / "t"), Settings()) as training:
+        training.parts.peers = OtherStops()
+        (ended,) = train([training])
+    assert ended is not None and len(ended.history) == 1
 
 
 def test_resumed_training_stops_and_keeps_weights_as_uninterrupted(tmp_path: Path) -> None:
