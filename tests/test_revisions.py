@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -362,9 +363,10 @@ def test_ab_names_the_revision_that_cannot_run_the_study(repository: Path, monke
 
 
 def test_workflow_of_ab_runs_ab(repository: Path) -> None:
-    text = vitlab("ab", "main..HEAD", "study.yaml", "--plugin", "own.py", "--workflow").stdout
+    words = ("--set", "question=worse: #1?", "--plugin", "own.py")  # two signs of YAML
+    text = vitlab("ab", "main..HEAD", "study.yaml", *words, "--workflow").stdout
     job = yaml.safe_load(text)["jobs"]["ab"]
     assert job["env"]["BASE"] == "${{ github.base_ref }}"
     (step,) = [step["run"] for step in job["steps"] if "vitlab ab" in step.get("run", "")]
-    assert step == 'vitlab ab "origin/$BASE..HEAD" study.yaml --plugin own.py --junit ab.xml'
+    assert shlex.split(step) == ["vitlab", "ab", "origin/$BASE..HEAD", "study.yaml", *words, "--junit", "ab.xml"]
     assert [step["with"]["fetch-depth"] for step in job["steps"] if "checkout" in step.get("uses", "")] == [0]
