@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +28,7 @@ BAD = {
     "plan": ["bad.yaml"],
     "validate": ["bad.yaml", "worse.yaml"],
     "check": ["bad.yaml"],
+    "ab": ["main..HEAD", "bad.yaml"],
     "status": ["nothing"],
     "studies": ["--out", "bad.yaml"],
     "report": ["nothing"],
@@ -153,6 +156,14 @@ def test_output_of_plugins_stays_out_of_the_document(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('I am loud')\n")
     code, printed, err = call("list", "norm", "--plugin", tmp_path / "loud.py", "--json")
     assert code == 0 and parsed(printed) and "I am loud" in err
+
+
+def test_what_libraries_write_to_the_descriptor_stays_out_of_the_document(tmp_path: Path) -> None:
+    """A library in C, or a process that a plugin starts, knows the descriptor alone."""
+    (tmp_path / "loud.py").write_text("import os\nos.write(1, b'I am loud')\nos.system('echo so am I')")
+    words = ["list", "norm", "--plugin", str(tmp_path / "loud.py"), "--json"]
+    done = subprocess.run([sys.executable, "-m", "vitlab", *words], capture_output=True, text=True, check=True)
+    assert parsed(done.stdout) and "I am loud" in done.stderr and "so am I" in done.stderr
 
 
 @pytest.mark.parametrize(

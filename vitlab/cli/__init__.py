@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
@@ -135,9 +136,23 @@ def cli() -> None:
     """vitlab: a laboratory for Vision Transformer ablations."""
 
 
+def _standard_output() -> TextIO:
+    """Return standard output for the answer alone: what else is written to its descriptor goes to standard error."""
+    if sys.stdout is not sys.__stdout__:  # of a test
+        return sys.stdout
+    sys.stdout.flush()
+    try:
+        os.write(1, b"")
+    except OSError:  # the error is reported when the answer is written
+        return sys.stdout
+    output = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
+    return output
+
+
 def main() -> None:
     """Run the ``vitlab`` command of this process and exit with its code."""
-    output = sys.stdout if "--json" in sys.argv[1:] else None
+    output = _standard_output() if "--json" in sys.argv[1:] else None
     try:
         # What plugins and libraries print must not mix with JSON.
         with nullcontext() if output is None else redirect_stdout(sys.stderr):
