@@ -138,7 +138,8 @@ def cli() -> None:
 
 def _standard_output() -> TextIO:
     """Return standard output for the answer alone: what else is written to its descriptor goes to standard error."""
-    if sys.stdout is not sys.__stdout__:  # of a test
+    is_of_process = sys.stdout is sys.__stdout__
+    if not is_of_process:  # but of a test
         return sys.stdout
     sys.stdout.flush()
     try:
