@@ -5,8 +5,10 @@ B images, C channels, H and W pixels, K classes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -57,32 +59,36 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
 
     Raises:
         WeightsError: if the model cannot be exported, ONNX is not installed, or the file computes something else; then
-            nothing is left.
+            nothing is written, and an earlier file stays.
     """
     module = FromPixels(model.float(), mean, std).eval()
     generator = torch.Generator().manual_seed(0)
     batches = [torch.rand(size, info.channels, *info.image, generator=generator) for size in BATCHES]
     shapes = {"pixels_BCHW": {0: torch.export.Dim("batch")}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with torch.no_grad():  # with gradients, ONNX's exporter refuses the strides of some attentions
-            # The example has several images, so that a batch of one is no special case.
-            program = torch.export.export(module, (batches[-1],), dynamic_shapes=shapes, strict=False)
-            run = _save_onnx(program, file) if form == "onnx" else _save_torch(program, file)
-            pairs = [(module(x_BCHW), run(x_BCHW)) for x_BCHW in batches]
-    except WeightsError:
-        raise
-    except Exception as error:  # exporters raise anything for what they do not support
-        file.unlink(missing_ok=True)
-        line = next(iter(str(error).splitlines()), "")
-        raise WeightsError(f"this model cannot be exported to {form}: {type(error).__name__}: {line}") from None
-    difference = max(float((own - other).abs().max() / own.abs().max()) for own, other in pairs)
-    if not difference <= TOLERANCE:
-        file.unlink()
-        raise WeightsError(
-            f"the exported file computes other logits than the model, off by {difference:.1e} of the largest; it was "
-            "deleted"
-        )
+    # A folder, since a large ONNX file names a second one beside it.
+    with TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
+        new = Path(folder, file.name)
+        try:
+            with torch.no_grad():  # with gradients, ONNX's exporter refuses the strides of some attentions
+                # The example has several images, so that a batch of one is no special case.
+                program = torch.export.export(module, (batches[-1],), dynamic_shapes=shapes, strict=False)
+                run = _save_onnx(program, new) if form == "onnx" else _save_torch(program, new)
+                pairs = [(module(x_BCHW), run(x_BCHW)) for x_BCHW in batches]
+        except WeightsError:
+            raise
+        except Exception as error:  # exporters raise anything for what they do not support
+            line = next(iter(str(error).splitlines()), "")
+            raise WeightsError(f"this model cannot be exported to {form}: {type(error).__name__}: {line}") from None
+        smallest = torch.finfo(torch.float32).tiny  # a new head of zeros has no largest logit
+        difference = max(float((own - other).abs().max() / own.abs().max().clamp(smallest)) for own, other in pairs)
+        if not difference <= TOLERANCE:
+            raise WeightsError(
+                f"the exported file computes other logits than the model, off by {difference:.1e} of the largest; it "
+                "was deleted"
+            )
+        for written in Path(folder).iterdir():
+            os.replace(written, file.with_name(written.name))
     return difference
 
 
