@@ -21,12 +21,13 @@ from vitlab.executors.command import WorkerCommand
 from vitlab.executors.local import Local
 from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.plan.values import Trial
-from vitlab.runner.job import Settings
+from vitlab.runner.job import NODE, Settings
 from vitlab.runner.models import load_model
+from vitlab.runner.ranks import RankResult
 from vitlab.spec import STREAMS, RunSpec, TrialSpec
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
-from vitlab.store.result import TrialResult
+from vitlab.store.result import Ending, TrialResult
 
 DATA = {
     "type": "synthetic",
@@ -149,6 +150,20 @@ def test_two_processes_equal_one_up_to_rounding(two: tuple[TrialFolder, TrialRes
     events = two[0].events()[0]
     assert [event.kind for event in events] == ["start", *["metrics"] * 4, "end"], "the others write nothing"
     assert events[0].body["effective_batch_size"] == 15
+
+
+def test_number_of_a_machine_counts_for_trials_of_several_alone(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[range] = []
+
+    def launch(ranks: range, *_: object) -> RankResult:
+        launched.append(ranks)
+        return RankResult(Ending.STOPPED)
+
+    monkeypatch.setattr("vitlab.runner.run.launch_ranks", launch)
+    monkeypatch.setenv(NODE, "1")
+    for nodes in (1, 2):
+        assert run_trial(trial(), folder(f"of{nodes}"), settings(nodes=nodes)) is None
+    assert launched == [range(2), range(1, 2)]
 
 
 def test_two_hosts_of_torchrun_equal_one_process(folder: Any, tmp_path: Path) -> None:

@@ -298,7 +298,9 @@ def _train_in_ranks(
     Rank 0 alone writes to the trial's folder.  On another machine than the first, nothing is known at the end but
     whether its ranks have failed.
     """
-    node, own = int(os.environ.get(NODE, 0)), settings.processes // settings.nodes
+    # A trial of one machine may be trained by a program that torchrun has started, which has a number of its own.
+    node = int(os.environ.get(NODE, 0)) if settings.nodes > 1 else 0
+    own = settings.processes // settings.nodes
     result = folder.kept_result(settings.keep)
     if result is not None:
         return result
