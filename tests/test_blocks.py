@@ -333,7 +333,19 @@ def test_differences_relative_to_the_error_of_the_baseline() -> None:
         judged(frame.rename(columns={"acc": "psnr"}), metric="psnr", over_blocks="relative")
     perfect = frame.assign(acc=frame["acc"].where(frame["model"] != "base", 1.0))
     row = judged(perfect, over_blocks="relative").content.report.sections["blocks"][0]
-    assert row.difference is None and row.verdict == "cannot tell"
+    assert row.difference is None and row.verdict == "refused"
+
+
+def test_means_over_unlike_differences_are_refused() -> None:
+    frame = table({"base": 0.0, "other": 0.0, "arm": 0.02})
+    is_first, is_arm = frame["data"] == "set0", frame["model"] == "arm"
+    frame["against"] = is_arm.map({True: "base", False: ""}).where(~(is_arm & is_first), "other")
+    answers = judged(frame, baseline=None, baselines="against").content.report.answers
+    assert answers[0].startswith("refused: it is compared with other and base in different blocks: over 4 blocks, arm ")
+    perfect = frame.assign(acc=frame["acc"].where(~(is_first & (frame["model"] == "base")), 1.0))
+    answers = judged(perfect, over_blocks="relative").content.report.answers
+    reason = "its baseline has no error in set0 that a difference could be divided by"
+    assert len(answers) == 2 and all(text.startswith(f"refused: {reason}: over 3 blocks, ") for text in answers)
 
 
 def test_missing_arms_blocks_and_seeds_are_said() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,8 @@ class Blocks(Section[ArmOverBlocks]):
         """Return which blocks an arm lacks, and what the two families are."""
         lines = []
         for row in rows:
-            if missing := [block for block, value in row.differences.items() if value is None]:
+            missing = [block for block, value in row.differences.items() if value is None]
+            if missing and row.verdict != Verdict.REFUSED:
                 lines.append(
                     f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
                     f"over the {count(row.pairs, 'other block')}."
@@ -236,6 +237,7 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         contrast, differences_B = result.contrasts.of(0, place), both_SCB[0, place]
         verdict = VERDICTS[result.verdict[0, place] if settled[place] else 0]
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
+        refused |= dict.fromkeys(_misleading(plan, by_name, of_block))
         lost = [] if settled[place] else ["seeds that diverged or failed may change this"]
         hedges = [
             hedge
@@ -259,6 +261,20 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
             )
         )
     return found
+
+
+def _misleading(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[str, Row]) -> Iterator[str]:
+    """Yield why the mean of an arm's differences in some blocks would say something else than its sentence."""
+    baselines = dict.fromkeys(plan.arm(row["baseline"]).name_in_block for row in of_block.values())
+    if len(baselines) > 1:
+        yield f"it is compared with {' and '.join(baselines)} in different blocks"
+    perfect = [
+        block
+        for block, row in of_block.items()
+        if row["difference"] is not None and math.isnan(_unit(plan, by_name[row["baseline"]]["mean"]))
+    ]
+    if perfect:  # leaving these blocks out would favour the arm
+        yield f"its baseline has no error in {', '.join(perfect)} that a difference could be divided by"
 
 
 def _unit(plan: Plan, mean: float | None) -> float:
