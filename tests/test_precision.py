@@ -188,7 +188,7 @@ def test_checkpointing_is_refused_without_blocks_and_with_other_engines() -> Non
 def test_products_and_convolutions_have_precision_of_trial(precision: str, allowed: bool) -> None:
     parts = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [part.allow_tf32 for part in parts]
-    with torch_settings(Settings(), torch.device("cpu"), trial(0, precision=precision)):
+    with torch_settings(Settings(), torch.device("cpu"), precision):
         assert [part.allow_tf32 for part in parts] == [allowed] * 2
         recorded = cuda_settings()
     assert [part.allow_tf32 for part in parts] == before

@@ -208,7 +208,7 @@ def determinism(small: bool) -> Iterator[Line]:
     for precision in ("fp32", "bf16"):
         weights = []
         for _ in range(2):
-            with torch_settings(Settings(device=DEVICE), torch.device(DEVICE)):
+            with torch_settings(Settings(device=DEVICE), torch.device(DEVICE), precision):
                 one = training(shape, precision)
                 for _ in range(5):
                     one.train_step()

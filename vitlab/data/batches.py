@@ -78,7 +78,8 @@ class Feed:
         self._id_N = prepared.train.id_N  # on the host, where batches are chosen
         self._choices = list(augment)
         self._augments: list[Augment] = [slot("augment").build(choice) for choice in augment]
-        self._peers: Sequence[Feed] = (self,)
+        # Empty if alone: a reference to itself would keep its images in memory until Python collects garbage.
+        self._peers: Sequence[Feed] = ()
         self._ready: dict[Request, Batch] = {}
         self._seeds = seeds
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
@@ -122,7 +123,8 @@ class Feed:
         """
         request = step, batch_size, repeats, None if rows is None else tuple(rows), views
         if request not in self._ready:
-            for feed, batch in zip(self._peers, _augmented(self._peers, request), strict=True):
+            feeds = self._peers or (self,)
+            for feed, batch in zip(feeds, _augmented(feeds, request), strict=True):
                 feed._ready = {request: batch}
         return self._ready.pop(request)
 
@@ -216,7 +218,7 @@ def augment_together(feeds: Sequence[Feed]) -> None:
     first = feeds[0]
     joint = first.device.type not in PICKING_DEVICES and all(feed._choices == first._choices for feed in feeds)
     for feed in feeds:
-        feed._peers = feeds if joint else (feed,)
+        feed._peers = feeds if joint else ()
 
 
 def _augmented(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:

@@ -131,7 +131,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
             outcomes[item.folder] = folder.kept_result(settings.keep)
             if outcomes[item.folder] is None:
                 attempts.append(Attempt(item.trial, folder, settings, device))
-        contexts.enter_context(torch_settings(settings, device, job.trials[0].trial))
+        contexts.enter_context(torch_settings(settings, device, job.trials[0].trial.spec.train.precision))
         try:
             _train_attempts(attempts, settings.engine, stop)
         except Exception as error:
@@ -155,7 +155,7 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
     _load_plugins(settings)
     require_planned_code([trial])
     device = device_of(settings.device)
-    with folder.lease(), torch_settings(settings, device, trial):
+    with folder.lease(), torch_settings(settings, device, trial.spec.train.precision):
         yield Attempt(trial, folder, settings, device).begin("loop")
 
 
@@ -175,7 +175,7 @@ def device_of(name: str) -> torch.device:
 
 
 @contextmanager
-def torch_settings(settings: Settings, device: torch.device, trial: Trial) -> Iterator[None]:
+def torch_settings(settings: Settings, device: torch.device, precision: str) -> Iterator[None]:
     """Apply a trial's torch settings inside the block, and restore the process's settings afterwards."""
     products: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     allowed = [each.allow_tf32 for each in products]
@@ -191,7 +191,7 @@ def torch_settings(settings: Settings, device: torch.device, trial: Trial) -> It
     try:
         torch.set_num_threads(settings.threads)
         for each in products:  # torch's default is tf32 in convolutions and not in products
-            each.allow_tf32 = trial.spec.train.precision == "tf32"
+            each.allow_tf32 = precision == "tf32"
         # As use_deterministic_algorithms, but that imports torch._inductor, for the engine compiled alone.
         torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
@@ -337,7 +337,7 @@ def _run_rank(
             peers = contexts.enter_context(
                 rendezvous(rank, settings.processes, place, device, settings.nodes)
             )  # first, since it chooses the GPU
-            contexts.enter_context(torch_settings(settings, device, trial))
+            contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
             attempt = (Attempt if rank == 0 else _ReadOnlyAttempt)(trial, folder, settings, device, peers)
             return RankResult(Ending.STOPPED if attempt.train(peers.any_rank(stop)) is None else Ending.DONE)
     except Busy:
