@@ -168,6 +168,21 @@ def test_worktree_leaves_the_index_and_other_worktrees_of_the_user_alone(
     assert len(git("worktree", "list").splitlines()) == 2
 
 
+def test_installed_wheel_of_the_repository_is_no_package_of_its_commits(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wheels are not committed, so no worktree has one."""
+    site = tmp_path / "site" / "acme-1.dist-info"
+    site.mkdir(parents=True)
+    (site / "METADATA").write_text("Name: acme\nVersion: 1\n")
+    (site / "direct_url.json").write_text(
+        json.dumps({"url": f"{repository.as_uri()}/dist/acme.whl", "archive_info": {}})
+    )
+    monkeypatch.syspath_prepend(site.parent)
+    with pytest.raises(UserError, match=r"nothing of .* is installed"), checkout(commit_of("HEAD"), "x", tmp_path):
+        pass
+
+
 def test_commits_that_cannot_be_compared_are_refused(repository: Path, tmp_path: Path, monkeypatch: Any) -> None:
     (_, first), (name, second) = commits_of("HEAD~..")
     assert (first, second) == (git("rev-parse", "HEAD~").strip(), git("rev-parse", "HEAD").strip())

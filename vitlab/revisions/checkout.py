@@ -178,9 +178,9 @@ def _packages(root: Path) -> list[Path]:
     """Return the folders of a repository from which packages are installed here."""
     folders = set()
     for installed in distributions():
-        origin = json.loads(installed.read_text("direct_url.json") or "{}").get("url", "")
-        if origin.startswith("file:"):
-            folders.add(Path(url2pathname(urlsplit(origin).path)).resolve())
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
+        if "dir_info" in origin and origin["url"].startswith("file:"):  # and no wheel that lies in the repository
+            folders.add(Path(url2pathname(urlsplit(origin["url"]).path)).resolve())
     return sorted(folder for folder in folders if folder.is_relative_to(root))
 
 
