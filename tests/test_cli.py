@@ -424,7 +424,7 @@ def test_show_metric_prints_its_facts(tmp_path: Path) -> None:
     facts = {
         "hits": "goal max; unit images; bounds 0 to inf; step 1; tasks classification",
         "top_k": "goal max; unit share; bounds 0 to 1; quantum 1; tasks classification",
-        "loss": "goal min; unit number; bounds 0 to inf; tasks classification, segmentation",
+        "loss": "goal min; unit number; bounds 0 to inf; tasks classification, segmentation, multilabel",
     }
     for name, line in facts.items():
         code, printed, err = call("show", "metric", name, "--plugin", plugin)

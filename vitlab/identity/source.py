@@ -36,7 +36,7 @@ SESSION = uuid.uuid4().hex
 PINNED = frozenset(
     {
         *("torch", "torchvision", "numpy", "PIL", "mlflow", "pydantic", "click", "pandas", "pyarrow", "rich"),
-        *("packaging", "yaml", "safetensors", "matplotlib", "jinja2", "markupsafe", "scipy", "sklearn"),
+        *("packaging", "yaml", "safetensors", "matplotlib", "jinja2", "markupsafe", "scipy", "sklearn", "filelock"),
     }
 )
 """Packages that vitlab itself requires.  Results record their versions; no digest covers them."""
