@@ -133,7 +133,7 @@ class _Pooled(Head):
     }
 
     def __init__(
-        self, g: Geometry, pool: Pool, approximate: Gelu, heads: int | None, ratio: float, over: str, drop: float
+        self, g: Geometry, pool: Pool, approximate: Gelu, pool_heads: int | None, ratio: float, over: str, drop: float
     ) -> None:
         super().__init__()
         self.kind = pool
@@ -141,7 +141,7 @@ class _Pooled(Head):
         self.prefix = g.prefix
         self.heads = g.heads
         self.skip = len(g.prefix) if over == "patches" else 0
-        self.attn_pool = AttentionPool(g, approximate, heads, ratio) if pool == "map" else None
+        self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio) if pool == "map" else None
         self.drop = Dropout(drop)
 
     @classmethod
@@ -151,8 +151,8 @@ class _Pooled(Head):
             return "pooling 'cls' reads the class token, and the model has none: add class to prefix, or pool by gap"
         if options["over"] == "all" and pool in ("cls", "prr"):
             return f"pooling '{pool}' does not choose its tokens; remove over: all"
-        if pool == "map" and g.dim % (options["heads"] or 1):
-            return f"the {options['heads']} heads of attention pooling do not divide dim {g.dim}; use a divisor of it"
+        if pool == "map" and g.dim % (options["pool_heads"] or 1):
+            return f"the {options['pool_heads']} heads of attention pooling do not divide dim {g.dim}; use a divisor of it"
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class LinearHead(_Pooled):
         over: what is pooled: the patches, or all tokens.
         drop: dropout of the pooled row.
         approximate: the GELU of attention pooling, as in the blocks' MLP.
-        heads: heads of attention pooling; by default as many as in the blocks.
+        pool_heads: heads of attention pooling; by default as many as in the blocks.
         ratio: hidden width of the MLP of attention pooling over ``g.dim``.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
@@ -199,12 +199,12 @@ class LinearHead(_Pooled):
         over: Over = "patches",
         drop: Probability = 0.0,
         approximate: Gelu = "none",
-        heads: Count | None = None,
+        pool_heads: Count | None = None,
         ratio: Positive = 4.0,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate, heads, ratio, over, drop)
+        super().__init__(g, pool, approximate, pool_heads, ratio, over, drop)
         self.fc = _classifier(g.dim, g.classes, weights)
         self.output = output
 
@@ -222,7 +222,7 @@ class MLPHead(_Pooled):
         over: what is pooled: the patches, or all tokens.
         drop: dropout before the last layer.
         approximate: the GELU of attention pooling, as in the blocks' MLP.
-        heads: heads of attention pooling; by default as many as in the blocks.
+        pool_heads: heads of attention pooling; by default as many as in the blocks.
         ratio: hidden width of the MLP of attention pooling over ``g.dim``.
         representation_size: width of the pre-logits; by default the tokens' own.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
@@ -237,13 +237,13 @@ class MLPHead(_Pooled):
         over: Over = "patches",
         drop: Probability = 0.0,
         approximate: Gelu = "none",
-        heads: Count | None = None,
+        pool_heads: Count | None = None,
         ratio: Positive = 4.0,
         representation_size: Count | None = None,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate, heads, ratio, over, drop)
+        super().__init__(g, pool, approximate, pool_heads, ratio, over, drop)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = _classifier(size, g.classes, weights)

@@ -165,6 +165,8 @@ def judge(
         remarks.of_options.append(f"--looks: the last look is at all seeds, {seeds}; found {looks[-1]}")
     # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
     column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
+    if remarks.of_options:  # an analysis cannot hold a wrong option
+        raise remarks.error()
     analysis = Analysis(metric=column, goal=direction or "max", alpha=alpha, over_blocks=over_blocks)
     unit, bounds = "share", scale.bounds
     if scale.whole is None:

@@ -313,7 +313,7 @@ def _head(m: Any) -> Options:
             raise _refusal("its attention pooling", "has another norm than vitlab's")
         options |= {"approximate": _gelu(pooling.mlp.act), "ratio": ratio_of(pooling.mlp.fc1.out_features, m.embed_dim)}
         if pooling.num_heads != _attention_of(m.blocks[0]).num_heads:
-            options["heads"] = pooling.num_heads
+            options["pool_heads"] = pooling.num_heads
     return options
 
 
