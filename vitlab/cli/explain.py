@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -101,7 +102,7 @@ def command(
 
     lines = list[str]()
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
-    folders = {image: target / folder_name(image.replace("test:", "test-")) for image in images}
+    folders = {image: target / _folder_of(image) for image in images}
     for name, place, title, model, transform, spec in models:
         labels = transform.input_spec.info.labels
         head: Head = "multilabel" if transform.input_spec.info.task == "multilabel" else "trained"
@@ -136,6 +137,13 @@ def _is_study(checkpoint: Path, out: Path) -> bool:
     name = study_name(str(checkpoint).partition("@")[0])
     is_name = len(checkpoint.parts) == 1 and not checkpoint.suffix
     return not checkpoint.exists() and (is_name or (out / "studies" / name / "plan.json").exists())
+
+
+def _folder_of(image: str) -> str:
+    """Return the name of an image's folder: ``test-3``, or ``cat-1f0c2a9b`` for the file ``cat.jpg`` of some folder."""
+    if image.startswith("test:"):
+        return image.replace(":", "-")
+    return f"{folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
 
 
 OpenedModel = tuple[str, str, str, Any, "Transform", dict[str, Any] | None]

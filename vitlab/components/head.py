@@ -152,7 +152,9 @@ class _Pooled(Head):
         if options["over"] == "all" and pool in ("cls", "prr"):
             return f"pooling '{pool}' does not choose its tokens; remove over: all"
         if pool == "map" and g.dim % (options["pool_heads"] or 1):
-            return f"the {options['pool_heads']} heads of attention pooling do not divide dim {g.dim}; use a divisor of it"
+            return (
+                f"the {options['pool_heads']} heads of attention pooling do not divide dim {g.dim}; use a divisor of it"
+            )
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -58,10 +59,16 @@ def is_unit(value: str) -> bool:
     return len(value) <= 20 and re.fullmatch(r"(?:[^\W_]|%)(?:[^\W_]|[ /%.-])*(?<![ /-])", value) is not None
 
 
+def _checked_unit(value: str) -> str:
+    if not is_unit(value):
+        raise ValueError(f"found {value!r}; allowed: {UNITS}")
+    return value
+
+
 UNITS = "share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -, such as images or ms"
 Goal = Literal["max", "min"]
 OverBlocks = Literal["difference", "relative"]
-Unit = str
+Unit = Annotated[str, AfterValidator(_checked_unit)]
 """``share``: of one, shown in percent; ``number``: shown without a unit; any other word is shown as the unit."""
 
 Amount = Annotated[
