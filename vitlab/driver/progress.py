@@ -198,6 +198,7 @@ class PlainLines(_Display):
         self._flush()
         if time.monotonic() - self._printed > self._silence_s and self._done < self._total:
             self._silence_s = SILENCE_S
+            self._update()  # a trial may have started during the silence
             has_started = self._done or any(progress.has_started for _, progress in self._running.values())
             self._print("running" if has_started else "starting processes and reading data")
 
