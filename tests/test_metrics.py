@@ -545,7 +545,7 @@ def test_f1_and_auroc_equal_scikit_learn(seed: int) -> None:
     target_N = torch.randint(5, (60,), generator=g)
     logits_NK = torch.randn(60, 5, generator=g, dtype=torch.float64).mul(3).round() / 2  # with ties
     logits_NK[torch.arange(60), target_N] += 1
-    f1, auroc = (metric.build(name) for name in ("f1", "auroc"))
+    f1, auroc = (metric.build(name) for name in ("macro_f1", "auroc"))
 
     def value(one: Metric, keep_N: torch.Tensor) -> float:
         parts = [one.rows(logits_NK[part], target_N[part]) for part in keep_N.nonzero()[:, 0].split(17)]

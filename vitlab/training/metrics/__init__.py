@@ -1,9 +1,8 @@
 """The slot ``metric``: the metrics of an evaluation, one number per split each.
 
 contract.py       the contract
-predictions.py    loss, accuracy, top_k, balanced_accuracy, per_class_accuracy, ece, brier; map, micro_f1, macro_f1;
-                  pixel_accuracy, miou, miou_foreground
-one_against_rest.py  f1, auroc
+predictions.py    loss, accuracy, top_k, balanced_accuracy, per_class_accuracy, ece, brier, auroc;
+                  map, micro_f1, macro_f1; pixel_accuracy, miou, miou_foreground
 features.py       effective_rank, knn
 test_sets.py      mce, shifted_accuracy, real_accuracy
 reported.py       the metrics of a trial

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from vitlab.components.base import Options
 from vitlab.data.pixels import IGNORED
-from vitlab.geometry import DataInfo
+from vitlab.geometry import DataInfo, Task
 from vitlab.training.losses import flat
 from vitlab.training.metrics.contract import TASKS, GuessedByClass, Metric, OfDecisions, mean, metric
 
@@ -191,6 +192,33 @@ def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) ->
 # -- several classes an image ------------------------------------------------------------------------------------------
 
 
+@metric.register("auroc")
+class AUROC(Metric):
+    """Mean over classes of the area under the ROC curve: the chance that an image of the class has the larger logit.
+
+    More exactly the larger probability of the class, compared with an image of another class; ties count half.  Over
+    the classes of the split; 1/2 if it has one class alone.  It keeps a number per image and class until the end of an
+    evaluation.  Reference: Fawcett, An introduction to ROC analysis, Pattern Recognition Letters 27, 2006.
+    """
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the probabilities of each image, and its class as the last column, (B, K + 1)."""
+        return torch.cat([logits.softmax(1), target[:, None].to(logits.dtype)], 1)
+
+    def value(self, rows_N: Tensor) -> float:
+        """Return the mean over classes."""
+        from scipy.stats import rankdata  # takes half a second to import
+
+        probability_NK, target_N = rows_N[:, :-1].numpy(), rows_N[:, -1].long().numpy()
+        areas = []
+        for label in np.unique(target_N):
+            ranks_M = rankdata(probability_NK[:, label])[target_N == label]
+            positive, negative = len(ranks_M), len(target_N) - len(ranks_M)
+            if negative:
+                areas.append((ranks_M.sum() - positive * (positive + 1) / 2) / (positive * negative))
+        return float(np.mean(areas)) if areas else 0.5
+
+
 @metric.register("map")
 class MeanAveragePrecision(Metric):
     """Mean over classes of average precision: the mean precision at each rise of the recall, as in scikit-learn.
@@ -224,11 +252,14 @@ def _average_precision(score_N: Tensor, hit_N: Tensor) -> float:
 class MicroF1(Metric):
     """F1 of all decisions of the split together, where a class is predicted by a probability above 0.5."""
 
-    tasks = ("multilabel",)
+    tasks: ClassVar[tuple[Task, ...]] = ("multilabel",)
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the numbers of right and of all positive predictions and labels by class, (1, K, 2)."""
-        predicted_BK, has_BK = logits > 0, target > 0
+        if target.ndim == 1:  # one class an image, and the one with the largest logit is predicted
+            predicted_BK, has_BK = (F.one_hot(each_B, logits.shape[1]) > 0 for each_B in (logits.argmax(1), target))
+        else:
+            predicted_BK, has_BK = logits > 0, target > 0
         return torch.stack([2 * (predicted_BK & has_BK).sum(0), predicted_BK.sum(0) + has_BK.sum(0)], 1)[None]
 
     def value(self, rows_N: Tensor) -> float:
@@ -239,7 +270,13 @@ class MicroF1(Metric):
 
 @metric.register("macro_f1")
 class MacroF1(MicroF1):
-    """Mean over classes of F1, over the classes that occur in the split as labels or predictions."""
+    """Mean over classes of F1, over the classes that occur in the split as labels or predictions.
+
+    As scikit-learn's ``f1_score`` with ``average="macro"``; of images with one class each, the class with the largest
+    logit is predicted.
+    """
+
+    tasks = ("classification", "multilabel")
 
     def value(self, rows_N: Tensor) -> float:
         """Return the mean over the classes that occur."""
