@@ -126,6 +126,6 @@ def _versions(revision: Revision) -> dict[str, str]:
 def _trials(plan: str) -> dict[str, set[tuple[str, str]]]:
     """Return key and code of the trials of each arm in a plan; of data that is still to be read, a key is empty."""
     trials: dict[str, set[tuple[str, str]]] = {}
-    for planned in json.loads(plan[plan.index("{") :])["trials"]:  # a plugin may print before it
+    for planned in json.loads(plan)["trials"]:
         trials.setdefault(planned["arm"], set()).add((planned["key"], planned["code"]))
     return trials

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ def measure_costs(
                 ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
     for (arm, quantity), values in ratios.items():
         interval = quantile_test(values, p=0.5).confidence_interval(level)
-        yield CostRatio(arm, quantity, sorted(values)[rounds // 2], interval.low, interval.high, rounds)
+        yield CostRatio(arm, quantity, statistics.median(values), interval.low, interval.high, rounds)
 
 
 def main(arm: str, text: str) -> None:
