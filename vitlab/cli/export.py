@@ -53,8 +53,8 @@ def command(study: Path, arm: str, seed: int, form: Any, target: Path, out: Path
     name = f"study {plan.study}, arm {arm}, seed {seed}"
     text = card(name, sees, file.name, difference, str(render(plan, store, "md")))
     (folder / "README.md").write_text(text, encoding="utf-8")
-    for written in (file, folder / "README.md"):
-        click.echo(str(written))
+    for path in (file, folder / "README.md"):
+        click.echo(str(path))
 
 
 def card(name: str, sees: InputSpec, file: str, difference: float, report: str) -> str:

@@ -280,10 +280,10 @@ def _describe_time(plan: Plan, store: Store, cached: Set[tuple[str, int]]) -> It
         results = [folder.result() for folder in store.codes(item.trial.key)]
         earlier.setdefault(item.arm, []).extend(result.circumstances.wall_s for result in results if result is not None)
     missing = Counter(item.arm for item in plan.trials if (item.arm, item.seed) not in cached)
-    known = {arm: earlier[arm] for arm in missing if earlier[arm]}
-    if known:
-        low, high = (duration(sum(missing[arm] * end(some) for arm, some in known.items())) for end in (min, max))
-        unknown = [arm for arm in missing if arm not in known]
+    times = {arm: earlier[arm] for arm in missing if earlier[arm]}
+    if times:
+        low, high = (duration(sum(missing[arm] * end(some) for arm, some in times.items())) for end in (min, max))
+        unknown = [arm for arm in missing if arm not in times]
         beside = f", without {'; '.join(unknown)}, which had none" if unknown else ""
         span = low if low == high else f"{low} to {high}"
         yield (
@@ -299,8 +299,8 @@ def _describe_engines(plan: Plan, device: str) -> Iterator[str]:
         if arm.engine_reason:
             arms.setdefault((arm.engine, arm.engine_reason), []).append(arm.name)
     for (engine, reason), names in arms.items():
-        shown = "" if len(arms) == 1 else f" for {'; '.join(names)}"
-        yield f"Engine {engine} on {device}{shown}: {reason}."
+        for_arms = "" if len(arms) == 1 else f" for {'; '.join(names)}"
+        yield f"Engine {engine} on {device}{for_arms}: {reason}."
 
 
 def _describe_benchmarks(plan: Plan) -> Iterator[str]:

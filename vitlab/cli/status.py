@@ -57,8 +57,8 @@ def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bo
         counts[planned.arm]["pending"] += 1
     driver = driver_of(plan.study, store)
     if as_json:
-        named = {"study": plan.study, "arms": counts, "tuning": tuning}
-        print_json({**named, "failures": failures, "progress": progress, "driver": driver})
+        summary = {"study": plan.study, "arms": counts, "tuning": tuning}
+        print_json({**summary, "failures": failures, "progress": progress, "driver": driver})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column(plan.study, overflow="fold")

@@ -39,11 +39,11 @@ class Family:
     def of(cls, plan: Plan, compared: Mapping[str, str]) -> Family:
         """Return the family of a plan's comparisons, given arm to baseline."""
         controls = {arm.name for arm in plan.arms if arm.is_control}
-        judged = compared.keys() - controls
-        later = added_comparisons(plan) & judged
-        registered = len(judged) - len(later)
+        in_family = compared.keys() - controls
+        later = added_comparisons(plan) & in_family
+        registered = len(in_family) - len(later)
         dropped = 0 if plan.registered is None else max(0, len(plan.registered["family"]) - registered)
-        sizes = {arm: dropped + (len(judged) if arm in later else registered) for arm in judged}
+        sizes = {arm: dropped + (len(in_family) if arm in later else registered) for arm in in_family}
         sizes |= dict.fromkeys(controls, 1)
         causes = {arm: [*changes(plan)] for arm in compared}
         for cause, arms in (

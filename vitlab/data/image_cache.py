@@ -202,10 +202,10 @@ def faults(pictures: EncodedPictures) -> list[tuple[int, str]]:
 
 def seconds_each(pictures: Pictures) -> float:
     """Return how long one core decodes a picture: the mean of some of them."""
-    chosen, began = range(0, len(pictures), -(-len(pictures) // TIMED)), time.perf_counter()
-    for index in chosen:
+    sample, began = range(0, len(pictures), -(-len(pictures) // TIMED)), time.perf_counter()
+    for index in sample:
         pictures.image(index)
-    return (time.perf_counter() - began) / len(chosen)
+    return (time.perf_counter() - began) / len(sample)
 
 
 def place(decoded: Decoded, required: int) -> Place:

@@ -168,13 +168,13 @@ def train(
         if last and time.monotonic() - saved_at > worth_s:
             _save(due)
         latest = _engine_of(due, engine, latest)
-        measured = _measure(due, latest.evaluate(splits_of(last, first.feed.test_sets)), outcomes)
-        ending = list(measured) if last else [training for training in measured if training.stops_early()]
+        measurements = _measure(due, latest.evaluate(splits_of(last, first.feed.test_sets)), outcomes)
+        ending = list(measurements) if last else [training for training in measurements if training.stops_early()]
         if ending and not last:
             latest = _engine_of(ending, engine, latest)
             tests = splits_of(True, first.feed.test_sets)[1:]
-            measured |= _measure(ending, latest.evaluate(tests), outcomes)
-        for training, measurement in measured.items():
+            measurements |= _measure(ending, latest.evaluate(tests), outcomes)
+        for training, measurement in measurements.items():
             if training not in outcomes:
                 training.emit(measurement)
                 if training in ending:
@@ -190,13 +190,13 @@ def _measure(
     trainings: Sequence[Training], evaluations: Sequence[Iterable[EvaluationResult]], outcomes: dict[Training, Outcome]
 ) -> dict[Training, Measurement]:
     """Return the measurements of trainings; those that have diverged get an outcome instead."""
-    measured: dict[Training, Measurement] = {}
+    measurements: dict[Training, Measurement] = {}
     for training, own in zip(trainings, evaluations, strict=True):
         try:
-            measured[training] = training.measure(own)
+            measurements[training] = training.measure(own)
         except Diverged as error:
             outcomes[training] = training.diverge(error)
-    return measured
+    return measurements
 
 
 def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:

@@ -207,14 +207,14 @@ class Joint:
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         parts = [part for one in optimizers for part in (one.parts if isinstance(one, Composite) else [one])]
-        joined: defaultdict[type, list[torch.optim.Optimizer]] = defaultdict(list)
+        by_type: defaultdict[type, list[torch.optim.Optimizer]] = defaultdict(list)
         self._steps: list[torch.optim.Optimizer | _Joined] = []
         for part in parts:
             if type(part) in (*ADAMS, *SGDS) or getattr(part, "joint_safe", False):
-                joined[type(part)].append(part)
+                by_type[type(part)].append(part)
             else:
                 self._steps.append(part)
-        self._steps += map(_Joined, joined.values())
+        self._steps += map(_Joined, by_type.values())
 
     def step(self) -> None:
         """Take a step of every optimizer."""

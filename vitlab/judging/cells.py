@@ -79,9 +79,9 @@ PERCENT = _set("percent pct")
 
 def words(name: str) -> list[str]:
     """Return the words of a name in lower case: ``valTop-1 Acc`` holds val, top1 and acc, ``lossless`` no loss."""
-    joined = re.sub(r"(?<=[a-zA-Z])[\W_]+(?=[0-9])", "", name)
-    parts = re.findall(r"[^\W_]+", joined)
-    humps = re.findall(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*", joined)
+    text = re.sub(r"(?<=[a-zA-Z])[\W_]+(?=[0-9])", "", name)
+    parts = re.findall(r"[^\W_]+", text)
+    humps = re.findall(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*", text)
     lower = [part.casefold() for part in (*parts, *humps)]
     return list(dict.fromkeys([*lower, *(word.rstrip("0123456789") for word in lower)]))
 

@@ -56,10 +56,10 @@ class Trainings:
 def check_columns(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
     names = names_of(table.rows)
-    named = [columns.seed, columns.block]
+    to_find = [columns.seed, columns.block]
     if columns.arm is not None:
-        named = [columns.arm, *named, columns.baselines, columns.metric]
-    remarks.mistake(*(_column_fault(name, names) for name in named if name is not None and names.count(name) != 1))
+        to_find = [columns.arm, *to_find, columns.baselines, columns.metric]
+    remarks.mistake(*(_column_fault(name, names) for name in to_find if name is not None and names.count(name) != 1))
     if columns.arm is None and columns.metric in names:
         others = [name for name in names if name != columns.metric and role_of(name) is None]
         found = f"(found: {shortlist(others)})"

@@ -288,8 +288,8 @@ class Resolver:
                 draft.refuse((place, f"stop_early: {sentence}; {remedy}"))
         if draft.info is None or draft.objective is None:
             return
-        chosen = [metric.choice for metric in draft.metrics]
-        reported = slot_package("metric").metrics_of(draft.info, chosen, draft.objective.standard_metrics(draft.info))
+        extra = [metric.choice for metric in draft.metrics]
+        reported = slot_package("metric").metrics_of(draft.info, extra, draft.objective.standard_metrics(draft.info))
         names = [name for name, metric in reported.items() if "val" in metric.splits]
         if rule["metric"] not in names:
             found = f"no metric of validation is called '{rule['metric']}'.{nearest(rule['metric'], names)}"

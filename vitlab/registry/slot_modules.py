@@ -107,12 +107,12 @@ def built_ins(slot: str) -> Mapping[str, BuiltIn]:
     registration = re.compile(
         rf'^@{slot}\.register\("(.+)"\)\n(?:@.*\n)*class (\w+).*:\n +r?"""(.*?)(?:"""|$)', re.MULTILINE
     )
-    found = {}
+    components = {}
     for file in files:
         module = f"{package}.{file.stem}" if root.is_dir() and file.stem != "__init__" else package
         for name, cls, summary in registration.findall(file.read_text(encoding="utf-8")):
-            found[name] = BuiltIn(module, cls, summary)
-    return found
+            components[name] = BuiltIn(module, cls, summary)
+    return components
 
 
 def slot_package(name: str) -> Any:

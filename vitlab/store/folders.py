@@ -119,8 +119,8 @@ class TrialFolder:
         result = self.result()
         if result is None or not keep.last or result.status != Ending.DONE:
             return result
-        kept = self.kept_weights(keep, result.outcome.steps)
-        is_kept = self.has_weights() and all(read_stored(file, check_weights) is not None for file in kept)
+        files = self.kept_weights(keep, result.outcome.steps)
+        is_kept = self.has_weights() and all(read_stored(file, check_weights) is not None for file in files)
         return result if is_kept else None
 
     def has_weights(self) -> bool:

@@ -59,9 +59,9 @@ def _check_rows(name: str, choice: ResolvedChoice, plan: Plan, store: Store, sta
     lengths = {len(column.cells) for column in table.columns} if table else set()
     assert len(lengths) < 2, f"columns {state} have {sorted(lengths)} cells; give each one per row"
     assert table is None or bool(table.caption), "a table needs a caption"
-    drawn = [figure for figure in figures if figure is not None]
-    assert len(drawn) in (0, 2), "a figure is drawn in one of two widths; draw it in both or neither"
-    assert all(figure.caption for figure in drawn), "a figure needs a caption"
+    drawings = [figure for figure in figures if figure is not None]
+    assert len(drawings) in (0, 2), "a figure is drawn in one of two widths; draw it in both or neither"
+    assert all(figure.caption for figure in drawings), "a figure needs a caption"
 
 
 # -- trackers ---------------------------------------------------------------------------------------------------------

@@ -291,9 +291,9 @@ class Training:
         if rule is None:
             return False
         goal = {**self.metrics, **self.feature_metrics}[rule.metric].goal
-        waited = len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal)
+        without_gain = len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal)
         # Machines may round an evaluation differently, and a process that went on alone would wait for ever.
-        return self.parts.peers.any_rank(lambda: waited >= rule.patience)()
+        return self.parts.peers.any_rank(lambda: without_gain >= rule.patience)()
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
         """Close the interval since the last measurement and return its metrics.

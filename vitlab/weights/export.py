@@ -87,8 +87,8 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
                 f"the exported file computes other logits than the model, off by {difference:.1e} of the largest; it "
                 "was deleted"
             )
-        for written in Path(folder).iterdir():
-            os.replace(written, file.with_name(written.name))
+        for part in Path(folder).iterdir():
+            os.replace(part, file.with_name(part.name))
     return difference
 
 

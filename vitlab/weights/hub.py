@@ -52,8 +52,8 @@ def repository_of(name: str) -> str:
     names = [each for each in timm.list_pretrained() if each.startswith(f"{name.partition('.')[0]}.")]
     if name not in names:
         hint = nearest(name, timm.list_pretrained())
-        known = f" It has {', '.join(names)}." if names else ""
-        raise WeightsError(f"timm {timm.__version__} has no weights called '{name}'.{known or hint}")
+        others = f" It has {', '.join(names)}." if names else ""
+        raise WeightsError(f"timm {timm.__version__} has no weights called '{name}'.{others or hint}")
     config = timm.get_pretrained_cfg(name)
     if not config.hf_hub_id or config.hf_hub_filename:
         raise WeightsError(
@@ -102,8 +102,8 @@ def fetch(repository: str) -> Path:
         except HFValidationError as error:
             raise WeightsError(f"{repository} is no name of a repository: {_first_line(error)}") from None
         except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-            known = try_to_load_from_cache(name, path, revision=revision)
-            if known is _CACHED_NO_EXIST or isinstance(error, RemoteEntryNotFoundError):
+            entry = try_to_load_from_cache(name, path, revision=revision)
+            if entry is _CACHED_NO_EXIST or isinstance(error, RemoteEntryNotFoundError):
                 return None  # the repository has no such file
             raise WeightsError(f"{repository} cannot be fetched from the hub: {_first_line(error)}") from None
 

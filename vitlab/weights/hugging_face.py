@@ -264,8 +264,8 @@ class HuggingFaceFormat(Format):
         if any("pooler.layernorm." in name for name in state):
             pool = "gap"
         rows: Any = "none" if any(name.endswith("register_tokens") for name in state) else "own"
-        known = ModelFacts(pool=pool, prefix_rows=rows, norm="rmsnorm" if self.kind == "aimv2" else "layernorm")
-        return known.or_else(FIXED.model_copy(update={"pool": None})), pixels.or_else(self.convention)
+        facts = ModelFacts(pool=pool, prefix_rows=rows, norm="rmsnorm" if self.kind == "aimv2" else "layernorm")
+        return facts.or_else(FIXED.model_copy(update={"pool": None})), pixels.or_else(self.convention)
 
 
 class HuggingFaceMemoryFormat(HuggingFaceFormat):

@@ -64,9 +64,9 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     if how.freeze == "body":
         model.freeze(head_names(model))
     new, unread = sorted(own.keys() - incoming.keys()), sorted(excluded)
-    counted = f"{len(incoming)} of {len(own)} tensors loaded"
+    numbers = f"{len(incoming)} of {len(own)} tensors loaded"
     listed = {"new": new, "left out": unread}
-    loaded = [counted + "".join(f"; {kind}: {some(names)}" for kind, names in listed.items() if names)]
+    loaded = [numbers + "".join(f"; {kind}: {some(names)}" for kind, names in listed.items() if names)]
     mine, theirs = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (model, source))
     if mine and theirs and mine.grid != theirs.grid:
         change = f"from a grid of {plain(theirs.grid)} patches to {plain(mine.grid)}"

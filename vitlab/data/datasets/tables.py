@@ -123,9 +123,9 @@ class ImageTable(PictureSet):
         import pandas as pd
 
         labels = [self.label] if isinstance(self.label, str) else self.label
-        for option, given in (("label", labels), ("class_names", self.class_names or [])):
-            if len(set(given)) < len(given):
-                raise DataError(f"image_table: '{option}' has a name twice: {listed_names(given)}; correct it")
+        for option, values in (("label", labels), ("class_names", self.class_names or [])):
+            if len(set(values)) < len(values):
+                raise DataError(f"image_table: '{option}' has a name twice: {listed_names(values)}; correct it")
         paths, unread = self._paths()
         parts = [self._read(path, labels) for path in paths]
         places = [place for part in parts for place in part.places]
@@ -159,10 +159,10 @@ class ImageTable(PictureSet):
             # Copies that the library datasets makes beside its files are named cache-*.
             if path.suffix not in SUFFIXES or any(map(is_hidden, name.parts)) or name.name.startswith("cache-"):
                 continue
-            named = {WORDS[word] for word in re.split(r"[\W_]+", str(name).lower()) if word in WORDS}
-            if len(named) > 1:
+            splits = {WORDS[word] for word in re.split(r"[\W_]+", str(name).lower()) if word in WORDS}
+            if len(splits) > 1:
                 raise DataError(f"image_table: {path} names several splits; rename it")
-            paths[path] = named.pop() if named else ""
+            paths[path] = splits.pop() if splits else ""
         if not paths:
             raise DataError(f"image_table: {root} has no file {' or '.join(SUFFIXES)}; correct 'root'")
         if not any(paths.values()):
@@ -204,8 +204,8 @@ class ImageTable(PictureSet):
                 case ".parquet":
                     file = parquet.ParquetFile(path, memory_map=True)
                     check(file.schema_arrow.names)
-                    wanted = [self.image, *columns]
-                    table = _copied(path, str(wanted), lambda: file.iter_batches(BATCH, columns=wanted))
+                    to_read = [self.image, *columns]
+                    table = _copied(path, str(to_read), lambda: file.iter_batches(BATCH, columns=to_read))
                 case ".arrow":
                     table = _mapped(path)
                 case _:
@@ -298,8 +298,8 @@ class ImageTable(PictureSet):
 def _refuse(places: Sequence[str], wrong: Iterable[bool], what: str, cells: Iterable[object] | None = None) -> None:
     """Raise a DataError that lists the places, and the cells, where something is wrong, if there are any."""
     all_cells = places if cells is None else [f"{place}: {cell}" for place, cell in zip(places, cells, strict=True)]
-    if found := [place for place, is_wrong in zip(all_cells, wrong, strict=True) if is_wrong]:
-        raise DataError(f"image_table: {what} in {listed_names(found)}; correct it")
+    if bad_places := [place for place, is_wrong in zip(all_cells, wrong, strict=True) if is_wrong]:
+        raise DataError(f"image_table: {what} in {listed_names(bad_places)}; correct it")
 
 
 def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
@@ -343,15 +343,15 @@ def _declared_by_all(parts: Mapping[Path, Rows], column: str) -> list[str] | Non
     Raises:
         DataError: if two files declare different ones, whose indices would then be different classes.
     """
-    found = {path: names for path, part in parts.items() if (names := _declared(part.table.schema, column))}
-    for path, names in found.items():
-        first, expected = next(iter(found.items()))
+    declared = {path: names for path, part in parts.items() if (names := _declared(part.table.schema, column))}
+    for path, names in declared.items():
+        first, expected = next(iter(declared.items()))
         if names != expected:
             raise DataError(
                 f"image_table: {path} and {first} declare different classes, or in another order: "
                 f"{listed_names(names)}; {listed_names(expected)}; write the files with one list"
             )
-    return next(iter(found.values()), None)
+    return next(iter(declared.values()), None)
 
 
 def _declared(schema: Any, column: str) -> list[str] | None:

@@ -231,14 +231,14 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         registered=~is_control,
     )
     result = judge_blocks(both_SCB, np.stack([numbers_CBK[:, :, 2]] * 2), design)
-    settled = (result.verdict[0] == result.verdict[1]) & (result.contrasts.pairs[0] == result.contrasts.pairs[1])
-    found = []
+    is_settled = (result.verdict[0] == result.verdict[1]) & (result.contrasts.pairs[0] == result.contrasts.pairs[1])
+    over_all = []
     for place, (name, of_block) in enumerate(cells.items()):
         contrast, differences_B = result.contrasts.of(0, place), both_SCB[0, place]
-        verdict = VERDICTS[result.verdict[0, place] if settled[place] else 0]
+        verdict = VERDICTS[result.verdict[0, place] if is_settled[place] else 0]
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
         refused |= dict.fromkeys(_misleading(plan, by_name, of_block))
-        lost = [] if settled[place] else ["seeds that diverged or failed may change this"]
+        caveats = [] if is_settled[place] else ["seeds that diverged or failed may change this"]
         hedges = [
             hedge
             for hedge, column in HEDGES.items()
@@ -246,7 +246,7 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         ]
         numbers_by_name = {end: getattr(contrast, end) for end in ("difference", "low", "high", "p", "p_corrected")}
         numbers_by_name |= {end: getattr(result, end)[0, place].item() for end in ("new_low", "new_high")}
-        found.append(
+        over_all.append(
             ArmOverBlocks(
                 name,
                 plan.arm(str(arms[name].baseline)).name_in_block,
@@ -254,13 +254,13 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
                 int((design.sign * differences_B > 0).sum()),
                 int((design.sign * differences_B < 0).sum()),
                 str(Verdict.REFUSED if refused else verdict),
-                "; ".join([*refused, *lost, *hedges]),
+                "; ".join([*refused, *caveats, *hedges]),
                 int(design.family[place]),
                 contrast.pairs,
                 **finite_or_none(numbers_by_name),
             )
         )
-    return found
+    return over_all
 
 
 def _misleading(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[str, Row]) -> Iterator[str]:
