@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.plan.packaged import header, packaged_studies
 from vitlab.report.comparison import MEANINGS
 from vitlab.report.document import Report
-from vitlab.report.escaping import markdown
-from vitlab.report.formats import markdown_table
+from vitlab.report.formats import markdown, markdown_table
 from vitlab.report.sections import sections
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ import pandas as pd
 import pytest
 
 from vitlab import report
-from vitlab.comparison.samples import Sample
-from vitlab.comparison.study import judge_study
+from vitlab.comparison.study import Sample, judge_study
 from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
 from vitlab.report import comparison, phrasing
-from vitlab.report.study_results import StudyResults
+from vitlab.report.frame import StudyResults
 from vitlab.spec import STREAMS, Analysis, TrialSpec
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store

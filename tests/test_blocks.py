@@ -230,8 +230,8 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
     from vitlab.plan.registration import registration
     from vitlab.plan.values import Arm
     from vitlab.report.comparison import summary
+    from vitlab.report.frame import StudyResults
     from vitlab.report.sections.blocks import over_blocks
-    from vitlab.report.study_results import StudyResults
 
     draws, registered = np.random.default_rng(0), None
     found: list[Any] = []
@@ -259,7 +259,7 @@ def test_control_changes_no_other_verdict(tmp_path: Path) -> None:
     from synthetic_studies import arms_table, study
 
     from vitlab.plan.values import Arm
-    from vitlab.report.study_results import StudyResults
+    from vitlab.report.frame import StudyResults
 
     rows = {}
     for names in (("baseline", "a", "b"), ("baseline", "a", "b", "control")):

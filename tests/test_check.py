@@ -36,8 +36,8 @@ from vitlab.errors import Refused, TrialFailed, UserError
 from vitlab.plan.plan_file import write_plan
 from vitlab.regression import check
 from vitlab.regression.baseline import read_baseline
+from vitlab.regression.facts import trace
 from vitlab.regression.gate import learning
-from vitlab.regression.traces import trace
 from vitlab.report import api
 from vitlab.runner import circumstances
 from vitlab.store.files import read_json

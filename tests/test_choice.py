@@ -13,7 +13,7 @@ from scipy import stats
 
 from vitlab.comparison.arrays import Choices, Contrast, Design, judge
 from vitlab.plan.values import Rival, Tuning
-from vitlab.report.study_results import StudyResults
+from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
 from vitlab.statistics import choice_variance
 

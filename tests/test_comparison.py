@@ -20,12 +20,11 @@ from sklearn.datasets import load_digits
 from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, contrast, judge
-from vitlab.comparison.samples import Sample
-from vitlab.comparison.study import judge_study
+from vitlab.comparison.study import Sample, judge_study
 from vitlab.plan.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
-from vitlab.report.study_results import StudyResults
+from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
 
 A = [0.951, 0.947, 0.958, 0.949, 0.955]
@@ -346,11 +345,11 @@ def test_collapsed_seeds_are_found_by_the_scale_of_their_pair() -> None:
     draws = np.random.default_rng(4)
     values = 0.9 + 0.002 * draws.normal(size=(1, 3, 8))
     values[0, 1, 5] = 0.1
-    arms, baselines = collapsed_pairs(values, Design.with_one_baseline(2))
+    arms, baselines = np.moveaxis(collapsed_pairs(values, Design.with_one_baseline(2)), 2, 0)
     assert np.argwhere(arms).tolist() == [[0, 0, 5]] and not baselines.any()
-    arms, _ = collapsed_pairs(2 - values, replace(Design.with_one_baseline(2), sign=-1))
+    arms, _ = np.moveaxis(collapsed_pairs(2 - values, replace(Design.with_one_baseline(2), sign=-1)), 2, 0)
     assert np.argwhere(arms).tolist() == [[0, 0, 5]], "of a loss, larger is worse"
-    arms, _ = collapsed_pairs(2 - values, Design.with_one_baseline(2))
+    arms, _ = np.moveaxis(collapsed_pairs(2 - values, Design.with_one_baseline(2)), 2, 0)
     assert not arms.any(), "far better is no collapse"
     judged = judge(values, Design.with_one_baseline(2))
     assert judged.contrasts.of(0, 0).test == "sign flip" and judged.contrasts.of(0, 1).test == "paired t"

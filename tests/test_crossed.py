@@ -15,10 +15,9 @@ from statsmodels.stats.anova import anova_lm
 
 import vitlab
 from vitlab import lab
-from vitlab.report import study_results as reader
+from vitlab.report import frame as reader
 from vitlab.report.frame import gather
-from vitlab.statistics import interval_for_new_images, sd_interval, split_sd
-from vitlab.statistics.crossed import MeanSquares
+from vitlab.statistics import MeanSquares, interval_for_new_images, sd_interval, split_sd
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -331,7 +331,7 @@ def test_report_has_table_of_heads(taught: Answer) -> None:
 
 
 def test_teacher_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:
-    from vitlab.comparison.samples import refusals
+    from vitlab.comparison.study import refusals
 
     other = {"one_at_a_time": {"distill.teacher.trial.model": [VIT]}}
     (reason,) = refusals(planned(tmp_path, design=other, seeds=2)).values()

@@ -16,11 +16,11 @@ from scipy import stats
 
 import vitlab
 from vitlab import lab
-from vitlab.comparison.samples import refusals
+from vitlab.comparison.study import refusals
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Arm, Looks, Plan
-from vitlab.report.escalation import inconclusive_arms
+from vitlab.report.comparison import inconclusive_arms
 from vitlab.spec import Analysis, Study
 from vitlab.store.folders import Store
 

@@ -21,9 +21,9 @@ from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.report import Report, phrasing
 from vitlab.report.comparison import summary
+from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Column
 from vitlab.report.sections.arms import columns
-from vitlab.report.study_results import StudyResults
 
 FOLDER = ROOT / "docs" / "pages" / "gallery"
 STUDIES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())

@@ -22,8 +22,8 @@ from vitlab.judging.judgement import judge
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Looks
 from vitlab.report.comparison import summary
+from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import answers
-from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 
 GALLERY = Path(__file__).parents[1] / "docs" / "pages" / "gallery"

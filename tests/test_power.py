@@ -42,7 +42,7 @@ def stored(root: Path, sd: float, arms: int = 4, seeds: int = 5, seed: int = 0) 
 def test_spread_is_pooled_over_comparisons(tmp_path: Path) -> None:
     plan, store = stored(tmp_path, 0.01)
     predicted = forecast(plan, store)
-    from vitlab.report.study_results import StudyResults
+    from vitlab.report.frame import StudyResults
 
     values = StudyResults.read(plan, store).values
     # The variance of a difference is the mean over all pairs of arms.

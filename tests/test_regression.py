@@ -15,7 +15,6 @@ from scipy import stats
 
 from vitlab import statistics
 from vitlab.errors import UserError
-from vitlab.regression.arrays import Cells, as_array, judge_arrays, pooled_sd, robust_sd
 from vitlab.regression.baseline import (
     ArmFacts,
     Baseline,
@@ -26,7 +25,20 @@ from vitlab.regression.baseline import (
     update_baseline,
     write_baseline,
 )
-from vitlab.regression.decide import Cell, Finding, Pair, chance_to_pass, overall, seeds_to_pass, warnings
+from vitlab.regression.decide import (
+    Cell,
+    Cells,
+    Finding,
+    Pair,
+    as_array,
+    chance_to_pass,
+    judge_arrays,
+    overall,
+    pooled_sd,
+    robust_sd,
+    seeds_to_pass,
+    warnings,
+)
 from vitlab.regression.decide import judge as judge_all
 from vitlab.regression.facts import compare_facts
 from vitlab.regression.gate import CheckResult, family, more_seeds, outlook, statistical

@@ -53,11 +53,11 @@ from vitlab.report import (
     frame,
     phrasing,
 )
+from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
 from vitlab.report.sections import Findings, curves, sections
 from vitlab.report.sections.arms import columns as arm_columns
-from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store

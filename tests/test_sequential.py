@@ -18,8 +18,8 @@ from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Looks, Plan
-from vitlab.report.escalation import with_open_arms
-from vitlab.report.study_results import StudyResults
+from vitlab.report.comparison import with_open_arms
+from vitlab.report.frame import StudyResults
 from vitlab.spec import Study
 from vitlab.statistics import power, predictive_power, sequential_levels
 
@@ -181,7 +181,7 @@ def test_futile_comparison_gets_no_more_seeds(tmp_path: Path) -> None:
 
 
 def test_look_waits_until_its_seeds_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.report.escalation.is_futile", lambda *_: False)
+    monkeypatch.setattr("vitlab.report.comparison.is_futile", lambda *_: False)
     arms = {"baseline": BASE, "near": NEAR}
     assert [looks_of(tmp_path / str(seeds), arms, seeds).open for seeds in (4, 8)] == [(("near",),), (("near",),) * 2]
 

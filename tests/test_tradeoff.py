@@ -19,9 +19,9 @@ from vitlab.geometry import DataIdentity
 from vitlab.identity.trial import Trial
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.report import comparison, drawing
+from vitlab.report.frame import StudyResults
 from vitlab.report.sections import Findings, sections
 from vitlab.report.sections.cost import SPEEDS, MeasuredCost, write_costs
-from vitlab.report.study_results import StudyResults
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Outcome, TrialResult

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sources import RISKY, STABLE, pool, real
 from tables import ALPHA, markdown, standard_error
 
-from vitlab.regression.arrays import VERDICTS
+from vitlab.regression.decide import VERDICTS
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "aa.md"

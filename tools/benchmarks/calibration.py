@@ -38,9 +38,8 @@ from sources import pool as pool_of
 from tables import markdown
 
 from vitlab.comparison.arrays import contrast
-from vitlab.regression.arrays import VERDICTS, Cells, Judged, Verdict, judge_arrays, robust_sd
 from vitlab.regression.baseline import Baseline, Values
-from vitlab.regression.decide import Cell, overall
+from vitlab.regression.decide import VERDICTS, Cell, Cells, Judged, Verdict, judge_arrays, overall, robust_sd
 from vitlab.regression.gate import statistical
 from vitlab.spec import Study
 

@@ -67,7 +67,7 @@ def card(name: str, sees: InputSpec, file: str, difference: float, report: str) 
         difference: largest difference of the file's logits from the model's, relative to the largest logit.
         report: of the study, in Markdown.
     """
-    from vitlab.report.escaping import markdown
+    from vitlab.report.formats import markdown
 
     info = sees.info
     shape = ", ".join(map(str, (info.channels, *info.image)))

@@ -1,7 +1,7 @@
 """Judgement of many studies at once: comparisons of arms, from an array of values (studies, arms, seeds).
 
-The report judges a study by it, :mod:`vitlab.regression` takes its samples from it, and simulations judge thousands.
-Missing values are NaN.  Axes: S studies, A arms, C comparisons, N seeds.
+The report judges one study, and simulations judge thousands.  Missing values are NaN.  Axes: S studies, A arms, C
+comparisons, N seeds.
 """
 
 from __future__ import annotations
@@ -127,13 +127,7 @@ class Choices:
 
 
 def contrast(first: Mapping[int, float], second: Mapping[int, float], design: Design | None = None) -> Contrast:
-    """Return the contrast of two arms by themselves, given the value of each at each seed.
-
-    Args:
-        first: the arm.
-        second: its baseline.
-        design: of one comparison.
-    """
+    """Return the contrast of an arm with its baseline, given the value of each at each seed."""
     values_AN = statistics.as_array((second, first), sorted(first.keys() | second.keys()))
     return judge(values_AN[None], design or Design.with_one_baseline(1)).contrasts.of(0, 0)
 
@@ -142,9 +136,9 @@ def judge(
     values_SAN: Floats,
     design: Design,
     *,
-    tested_SC: Mask | None = None,
+    tested_SC: Mask | bool = True,
     lost_SAN: Mask | None = None,
-    chance_A: Floats | None = None,
+    chance_A: Floats | float = math.nan,
     choices: Choices = Choices(),
 ) -> Judged:
     """Judge every comparison of every study.
@@ -160,24 +154,24 @@ def judge(
         chance_A: value of guesses of each arm; NaN if it is not known.
         choices: what tuning adds.
     """
-    arms_SCN, baselines_SCN = collapsed_pairs(values_SAN, design)
-    collapsed_SC = arms_SCN.sum(axis=2) + baselines_SCN.sum(axis=2)
+    collapsed_SC2N = collapsed_pairs(values_SAN, design)
+    collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
     d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
-    _, sound, _ = moments(np.where(arms_SCN | baselines_SCN, math.nan, d_SCN))
-    flagged = arms_SCN, np.where(collapsed_SC > 0, sound, math.nan)
+    _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), math.nan, d_SCN))
+    flagged = collapsed_SC2N[:, :, 0], np.where(collapsed_SC > 0, sound_SC, math.nan)
     complete = contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
     verdict_SC = verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
         return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs), *flagged)
-    chance_A = np.full(values_SAN.shape[1], math.nan) if chance_A is None else chance_A
-    sides = (design.arms, design.baselines)
+    chance_A1 = np.broadcast_to(chance_A, values_SAN.shape[1])[:, None]
     # Without the value of guesses nothing can stand for a lost value, and no verdict can hold.
-    unknown_SA = np.any(lost_SAN & np.isnan(chance_A)[:, None], axis=2)
-    unknown_SC = unknown_SA[:, sides[0]] | unknown_SA[:, sides[1]]
-    tested_SC = ~unknown_SC if tested_SC is None else tested_SC & ~unknown_SC
-    filled = contrasts(np.where(lost_SAN, chance_A[:, None], values_SAN), design, collapsed_SC, tested_SC, choices)
+    unknown_SA = (lost_SAN & np.isnan(chance_A1)).any(axis=2)
+    unknown_SC = unknown_SA[:, design.arms] | unknown_SA[:, design.baselines]
+    filled_SAN = np.where(lost_SAN, chance_A1, values_SAN)
+    filled = contrasts(filled_SAN, design, collapsed_SC, tested_SC & ~unknown_SC, choices)
     filled = replace(filled, difference=np.where(unknown_SC, math.nan, filled.difference))
-    lost_SC = np.add(*(lost_SAN[:, side].sum(axis=2) for side in sides))
+    lost_SA = lost_SAN.sum(axis=2)
+    lost_SC = lost_SA[:, design.arms] + lost_SA[:, design.baselines]
     same_side = np.sign(filled.difference) == np.sign(complete.difference)
     with np.errstate(invalid="ignore"):
         holds = np.where(
@@ -192,7 +186,7 @@ def contrasts(
     values_SAN: Floats,
     design: Design,
     collapsed_SC: Ints,
-    tested_SC: Mask | None = None,
+    tested_SC: Mask | bool = True,
     choices: Choices = Choices(),
 ) -> ContrastArrays:
     """Compare arms with their baselines at equal seeds, or by Welch's t where they share fewer than two.
@@ -208,19 +202,16 @@ def contrasts(
     n_x, mean_x, sd_x = moments(x_SCN)
     n_y, mean_y, sd_y = moments(y_SCN)
     rounding = rounding_of(np.concatenate([x_SCN, y_SCN], axis=2))
-    overlap = np.broadcast_to(np.asarray(design.overlap, dtype=float), n.shape)
-    tested = np.ones(n.shape, bool) if tested_SC is None else tested_SC
-
+    overlap = np.asarray(design.overlap)
     is_paired, is_welch = n >= 2, (n < 2) & (n_x >= 2) & (n_y >= 2)
     difference = np.where(is_welch | (n == 0), mean_x - mean_y, difference)
     difference = np.where(np.abs(difference) <= rounding, 0.0, difference)
     scatters = np.where(is_paired, sd > rounding, (sd_x > rounding_of(x_SCN)) | (sd_y > rounding_of(y_SCN)))
-    by_t = tested & scatters & (collapsed_SC == 0) & ~np.isnan(overlap)
-    test = np.where(by_t & is_paired, PAIRED, np.where(by_t & is_welch, WELCH, NONE))
+    by_t = tested_SC & scatters & (collapsed_SC == 0) & ~np.isnan(overlap)
     # Only independent seeds can be flipped; differences of 0 at every seed need no test.
     is_same = ~scatters & (difference == 0) & (collapsed_SC == 0)
-    flips = tested & is_paired & ~by_t & ((overlap == 0) | is_same)
-    test = np.where(flips, SIGN_FLIP, test)
+    flips = tested_SC & is_paired & ~by_t & ((overlap == 0) | is_same)
+    test = np.select([by_t & is_paired, by_t & is_welch, flips], [PAIRED, WELCH, SIGN_FLIP], NONE)
 
     # Two values that are rounded to the quantum differ by rounding alone with variance quantum**2 / 6, so less spread
     # than that is not known.
@@ -276,42 +267,37 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
     its own.  The baseline's noise is in every difference, so it needs no guard.  The rule is vitlab's own, found and
     checked by simulation.
     """
-    # Comparisons over the same seeds have the same sum of random numbers; other sums are equal by chance in 1 of 2**62.
-    hashes = np.random.default_rng(0).integers(2**62, size=d_SCN.shape[2])
-    pattern = np.isfinite(d_SCN) @ hashes + design.baselines
-    registered = np.broadcast_to(design.registered, len(design.arms))
-    like = pattern[:, :, None] == pattern[:, None, :]
+    seen_SCN, registered = np.isfinite(d_SCN), np.broadcast_to(design.registered, len(design.arms))
+    like = (seen_SCN[:, :, None] == seen_SCN[:, None]).all(axis=3) & (design.baselines[:, None] == design.baselines)
     # Comparisons that were added later learn from registered ones, whose variances must not depend on what was added.
-    like &= takes_part[:, :, None] & takes_part[:, None, :] & (registered[None, :] | ~registered[:, None])
+    like &= takes_part[:, :, None] & takes_part[:, None] & (registered | ~registered[:, None])
     count = np.maximum(like.sum(axis=2), 1)
     weight = np.minimum(1.0, (count - 1) / (FULL_WEIGHT_FROM - 1))
-    capped = np.minimum(variance[:, None, :], MOST_LOUD * variance[:, :, None])
+    capped = np.minimum(variance[:, None], MOST_LOUD * variance[:, :, None])
     mean = np.where(like, capped, 0.0).sum(axis=2) / count
     return np.maximum(variance, (variance + weight * mean) / (1 + weight)), weight, count
 
 
-def collapsed_pairs(values_SAN: Floats, design: Design) -> tuple[Mask, Mask]:
-    """Return which seeds of the arm and of the baseline of each comparison collapsed (S, C, N).
-
-    See :func:`vitlab.statistics.collapsed`; the two arms together give the scale.
-    """
-    sides = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
-    pairs = sides.reshape(sides.shape[0] * sides.shape[1], 2, sides.shape[3])
-    flags = statistics.collapsed(pairs, design.sign).reshape(sides.shape)
-    return flags[:, :, 0], flags[:, :, 1]
+def collapsed_pairs(values_SAN: Floats, design: Design) -> Mask:
+    """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
+    pairs_SC2N = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
+    flags = statistics.collapsed(pairs_SC2N.reshape(-1, *pairs_SC2N.shape[2:]), design.sign)
+    return flags.reshape(pairs_SC2N.shape)
 
 
 def verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
     """Return the verdict of each comparison as its place in ``VERDICTS`` (S, C)."""
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
-    with np.errstate(invalid="ignore"):
-        claimed = contrasts.p_corrected <= design.alpha
-        equal = contrasts.p_equal_corrected < design.alpha
+    claimed = contrasts.p_corrected <= design.alpha
     better = design.sign * contrasts.difference > 0
-    names = (Verdict.SAME, Verdict.BETTER, Verdict.WORSE, Verdict.EQUIVALENT)
     # Of several that hold, the first counts: a difference from zero is better or worse, even within the margin.
-    conditions = [same, claimed & better, claimed & ~better, equal]
-    return np.select(conditions, [VERDICTS.index(name) for name in names], 0)
+    conditions = {
+        Verdict.SAME: same,
+        Verdict.BETTER: claimed & better,
+        Verdict.WORSE: claimed & ~better,
+        Verdict.EQUIVALENT: contrasts.p_equal_corrected < design.alpha,
+    }
+    return np.select([*conditions.values()], [VERDICTS.index(verdict) for verdict in conditions], 0)
 
 
 def moments(values: Floats) -> tuple[Ints, Floats, Floats]:

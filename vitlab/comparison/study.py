@@ -8,19 +8,67 @@ all further seeds have ended; the decided comparisons still count in the family.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
-from vitlab.comparison.samples import Sample, choices, refusals
 from vitlab.plan.registration import added_comparisons, altered_arms, changes, results_before_registration
 from vitlab.plan.values import Plan
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 NAN = math.nan
+MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The sample of an arm."""
+
+    values: Mapping[int, float]  #: seed to value
+    lost: Sequence[int] = ()  #: seeds that diverged or failed
+    overlap: float = 0.0  #: validation images over training images, if seeds hold out others of the same images
+    images: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
+    """Seed to one value per image; the images of all arms are the same, in the same order."""
+
+
+def prerequisites(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, dict[str, set[str]]]:
+    """Return the trainings that each arm's trials start from, by arm and role, at the given seeds or at all."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for planned in plan.trials:
+        if seeds is None or planned.seed in seeds:
+            for role, trial in planned.trial.needs.items():
+                found.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
+    return found
+
+
+def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
+    """Return the reasons why comparisons are refused, by arm, at the given seeds or at all.
+
+    If two arms differ by their prerequisite (a teacher, a pre-trained body), the prerequisites are the sample:
+    five students of one teacher are one sample of the teacher.
+    """
+    of_arms, reasons = prerequisites(plan, seeds), {}
+    for arm in plan.arms:
+        first, second = of_arms.get(arm.name, {}), of_arms.get(arm.baseline or "", {})
+        for role in sorted(first.keys() & second.keys()):
+            if first[role] != second[role] and (reason := no_sample(min(len(first[role]), len(second[role])))):
+                reasons[arm.name] = f"the arms differ by their {role}, of which {reason}"
+    return reasons
+
+
+def no_sample(prerequisites: int) -> str:
+    """Return why so many distinct prerequisites of an arm are no sample; empty if they are."""
+    if prerequisites >= MIN_PREREQUISITES:
+        return ""
+    stand = "training stands" if prerequisites == 1 else "trainings stand"
+    return f"{prerequisites} {stand} behind an arm: fewer than {MIN_PREREQUISITES} are no sample"
 
 
 @dataclass(frozen=True)
@@ -45,20 +93,17 @@ class Family:
         dropped = 0 if plan.registered is None else max(0, len(plan.registered["family"]) - registered)
         sizes = {arm: dropped + (len(in_family) if arm in later else registered) for arm in in_family}
         sizes |= dict.fromkeys(controls, 1)
-        causes = {arm: [*changes(plan)] for arm in compared}
-        for cause, arms in (
-            ("this comparison was added after the first run", later),
-            ("results of it were there before it was registered", set(results_before_registration(plan)[2])),
-        ):
-            for arm in arms & compared.keys():
-                causes[arm].append(cause)
-        for altered in altered_arms(plan):
-            for arm, baseline in compared.items():
-                if altered in (arm, baseline):
-                    causes[arm].append(f"arm '{altered}' was changed after results were seen")
-        return cls(
-            sizes, frozenset(later), frozenset(controls), {arm: "; ".join(texts) for arm, texts in causes.items()}
-        )
+        of_all, known_before, altered = changes(plan), results_before_registration(plan)[2], altered_arms(plan)
+        exploratory = {}
+        for arm, baseline in compared.items():
+            causes = [
+                *of_all,
+                *["this comparison was added after the first run"] * (arm in later),
+                *["results of it were there before it was registered"] * (arm in known_before),
+                *(f"arm '{name}' was changed after results were seen" for name in altered if name in (arm, baseline)),
+            ]
+            exploratory[arm] = "; ".join(causes)
+        return cls(sizes, frozenset(later), frozenset(controls), exploratory)
 
 
 @dataclass(frozen=True)
@@ -199,8 +244,24 @@ class _Study:
         }
 
     def _choices(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
-        """Return what tuning adds to each comparison, and its standard deviation."""
-        of_arms = choices(self.plan, values)
+        """Return what the choice of knobs adds to each comparison, and its standard deviation.
+
+        It is known of arms that were tuned by the metric of the analysis.
+        """
+        sign, of_arms = self.design.sign, {}
+        for tuning in self.plan.tuning:
+            arm, winner = tuning.arm or "", tuning.winner
+            own = values.get(arm, [])
+            scores = {place: sign * rival.score for place, rival in enumerate(tuning.rivals) if rival.score is not None}
+            is_judged = tuning.select == self.plan.analysis.metric
+            if winner is not None and is_judged and min(len(own), len(scores)) > 1:
+                of_arms[arm] = statistics.choice_variance(
+                    [*scores.values()],
+                    [*scores].index(winner),
+                    sign * float(np.mean(own)),
+                    float(np.std(own, ddof=1)),
+                    len(tuning.rivals[winner].trials),
+                )
         sides = [[of_arms.get(name, (NAN, 1.0)) for name in pair] for pair in self.compared.items()]
         variance_C2, df_C2 = np.moveaxis(np.array(sides), 2, 0)
         added_C = np.where(np.isnan(variance_C2).all(axis=1), NAN, np.nansum(variance_C2, axis=1))

@@ -108,7 +108,7 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
         plan, tuning=tuple(decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
     )
     if plan.looks is not None:
-        from vitlab.report.escalation import with_open_arms
+        from vitlab.report.comparison import with_open_arms
 
         decided = replace(decided, looks=with_open_arms(plan, session.store))
     if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned

@@ -7,29 +7,50 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.judging.cells import (
-    BELOW_1_PERCENT,
-    COUNTED,
-    ERRORS,
-    HIGHER,
-    LOWER,
-    PERCENT,
-    QUALIFIERS,
-    REVERSALS,
-    SHARES,
-    Remarks,
-    shortlist,
-    words,
-)
+from vitlab.judging.files import Remarks, shortlist, word_set
 from vitlab.plan.values import own_metric
 from vitlab.spec.choice import Goal, Unit
 
 if TYPE_CHECKING:
     import pandas as pd
 
+HIGHER = word_set(
+    "acc accuracy f1 auc auroc auprc iou miou dice precision prec recall sensitivity specificity psnr ssim bleu r2 mcc"
+    " kappa throughput fps speedup"
+)
+LOWER = word_set(
+    "loss err error errors ece mce fid kid lpips wer cer nll perplexity ppl mse rmse brier latency time duration"
+    " runtime flops macs params parameters memory"
+)
+"""Words that say by themselves in which direction a metric is better."""
+QUALIFIERS: dict[str, Goal] = {**dict.fromkeys(("top1", "top3", "top5", "top10"), "max"), "mae": "min"}
+"""Words that say so where no other word does; the last one counts: ``mae_top1`` is of a masked autoencoder."""
+REVERSALS = word_set(
+    "drop gap degradation delta diff difference change gain std sd var variance per ratio rank neg negative inverse"
+)
+"""Words that may turn the direction of the others."""
+
+ERRORS = word_set("err error errors")
+COUNTED = word_set("acc accuracy top1 top3 top5 top10") | ERRORS
+"""Words of metrics that count images."""
+BELOW_1_PERCENT = ERRORS | word_set("ece")
+"""Words of shares that are below 1 % at times, so that their values do not tell shares from percents."""
+SHARES = COUNTED | word_set("f1 auc auroc auprc iou miou dice precision prec recall ece mce")
+"""Words of metrics that are shares of one, or percent."""
+PERCENT = word_set("percent pct")
+
 GROUPS = ("val", "test", "train")  #: splits that vitlab's own metrics begin with
 MIXED = (20, 500)  #: ratios of values above 1 to others, between which they seem to be percents beside shares
 ROUNDING = 1e-6  #: of shares in single precision
+
+
+def words(name: str) -> list[str]:
+    """Return the words of a name in lower case: ``valTop-1 Acc`` holds val, top1 and acc, ``lossless`` no loss."""
+    text = re.sub(r"(?<=[a-zA-Z])[\W_]+(?=[0-9])", "", name)
+    parts = re.findall(r"[^\W_]+", text)
+    humps = re.findall(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*", text)
+    lower = [part.casefold() for part in (*parts, *humps)]
+    return list(dict.fromkeys([*lower, *(word.rstrip("0123456789") for word in lower)]))
 
 
 @dataclass(frozen=True)

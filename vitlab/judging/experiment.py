@@ -20,8 +20,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import numpy as np
 
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.cells import Remarks, names_of, shortlist
-from vitlab.judging.files import Columns, Table
+from vitlab.judging.files import Columns, Remarks, Table, names_of, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
 from vitlab.trackers.address import PORTS, PROBE_S, SERVERS, Address, locate

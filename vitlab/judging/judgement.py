@@ -13,15 +13,22 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.cells import Remarks, shortlist, words
-from vitlab.judging.criterion import MAX_IMAGES, chance_in_units, goal_of, margin_in_units, quantum_in_units, scale_of
-from vitlab.judging.files import Columns, Table, read_table, table_of_frame
+from vitlab.judging.criterion import (
+    MAX_IMAGES,
+    chance_in_units,
+    goal_of,
+    margin_in_units,
+    quantum_in_units,
+    scale_of,
+    words,
+)
+from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.plan.values import Arm, Looks, MetricFacts, Plan, unlike_scales
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
+from vitlab.report.frame import StudyResults
 from vitlab.report.notes import table_notes
-from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal, OverBlocks
 from vitlab.statistics import sequential_levels

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.errors import nearest
-from vitlab.judging.cells import (
+from vitlab.judging.files import (
     DIVERGED,
     ENDED,
     EXACT,
@@ -19,14 +19,15 @@ from vitlab.judging.cells import (
     MAX_LISTED,
     STATISTICS,
     UNENDED,
+    Columns,
     Remarks,
+    Table,
     names_of,
     role_of,
     shortlist,
     texts,
     values,
 )
-from vitlab.judging.files import Columns, Table
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:

@@ -177,7 +177,7 @@ class Looks:
     seeds: tuple[tuple[int, ...], ...]  #: seeds of each look, including the earlier looks'
     shares: tuple[float, ...]  #: level of each look, as a share of alpha
     open: tuple[tuple[str, ...], ...] = ()
-    """Arms whose comparison each look left inconclusive, see :mod:`vitlab.report.escalation`."""
+    """Arms whose comparison each look left inconclusive, see :mod:`vitlab.report.comparison`."""
     futility: float = 0.0  #: comparisons that are decided with less probability get no more seeds
 
     def number(self, arm: str) -> int:

@@ -20,9 +20,9 @@ from vitlab.comparison import Verdict
 from vitlab.errors import SpecError
 from vitlab.identity.trial import key_of
 from vitlab.regression import gate
-from vitlab.regression.arrays import Verdict as CheckVerdict
 from vitlab.regression.check import CheckRequest, changes_for, refuse_tuning
 from vitlab.regression.decide import Finding
+from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
 from vitlab.report.document import Content, Report
 from vitlab.report.two_studies import compare_studies

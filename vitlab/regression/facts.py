@@ -3,6 +3,9 @@
 A difference counts as ``regressed`` until it is accepted: a changed option, another number of parameters, another loss
 in one of the first steps.  A trace that differs under another torch or processor is ``inconclusive``, because rounding
 differs there; but one in double precision that differs by more than a processor can explain has regressed.
+
+A trace is the losses of the first training steps.  In double precision it agrees to many digits across processors; a
+second one in the arm's own precision covers the kernels of that precision.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitlab.errors import count
 from vitlab.plan.values import Plan, Planned
@@ -18,6 +22,11 @@ from vitlab.plan.versions import flat
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
 
+if TYPE_CHECKING:
+    from vitlab.training.loop import Training
+
+EXACT_STEPS = 20
+LEARNING_STEPS = 100
 TOLERANCE = {"fp64": 1e-7, "fp32": 1e-5, "tf32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 """Relative difference of losses attributed to rounding, by precision; twenty steps amplify it some hundredfold."""
 NO_ROUNDING = 1e-4
@@ -34,8 +43,6 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
         plugins: files of components.
     """
     import torch
-
-    from vitlab.regression.traces import EXACT_STEPS, trace
 
     arms = {}
     for planned in first_of_arms(plan):
@@ -164,3 +171,73 @@ def _close(before: float, after: float, tolerance: float) -> bool:
 
 def _finding(arm: str, check: str, changes: Sequence[str]) -> Finding:
     return Finding(arm, check, "regressed" if changes else "pass", "; ".join(changes))
+
+
+def trace(
+    plan: Plan,
+    planned: Planned,
+    steps: int,
+    precision: str | None = None,
+    engine: str = "loop",
+    plugins: Sequence[str | Path] = (),
+) -> Trace:
+    """Train the first steps of one trial of a plan on the CPU, with one thread and the schedule shortened to them.
+
+    Stored results are neither read nor written.
+
+    Args:
+        plan: the plan with the trial and its prerequisites.
+        planned: the trial.
+        steps: their number; fewer if the trial itself is shorter.
+        precision: replaces the trial's own.
+        engine: the engine, or a fallback that supports the trial, trains it by itself.
+        plugins: files of components.
+    """
+    # Imported here, because 'vitlab ab' needs no torch in its own process.
+    import torch
+
+    from vitlab.driver.benchmark import brief_trial
+    from vitlab.engines import supported_engine
+    from vitlab.engines.base import EngineFailed
+    from vitlab.runner.job import Settings
+    from vitlab.runner.run import begin_trial
+
+    settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
+    with brief_trial(plan, planned, steps, settings, precision) as (trial, folder):
+        while True:
+            with begin_trial(trial, folder, settings) as training:
+                before = _loss(training)
+                engine, engine_type, _ = supported_engine(engine, training)
+                try:
+                    computation = engine_type([training])
+                    while training.step < training.steps:
+                        computation.train_step()
+                except EngineFailed as failed:
+                    engine = failed.fallback
+                    continue
+                losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []
+                return Trace(
+                    precision=trial.spec.train.precision,
+                    engine=engine,
+                    losses=tuple(losses),
+                    before=before,
+                    after=_loss(training),
+                )
+
+
+def _loss(training: Training) -> float:
+    """Return the mean loss on the first batch of validation images, as in an evaluation."""
+    import torch
+    import torch.nn.functional as F
+
+    from vitlab.training.evaluation import evaluation_batches
+
+    objective = training.objective
+    with torch.no_grad():
+        batch = objective.evaluation_batch(next(evaluation_batches(training.feed, "val", training.task)))
+        objective.module.eval()
+        view = objective.views(batch.x_BCHW, batch.y_B)[""]
+        objective.module.train()
+    if not objective.labels:
+        return float(view.mean())
+    return float(F.cross_entropy(view, batch.y_B))  # its default ignore_index leaves out pixels without a label

@@ -10,15 +10,25 @@ from pathlib import Path
 from statistics import fmean
 
 from vitlab import statistics
-from vitlab.comparison.samples import no_sample, prerequisites
+from vitlab.comparison.study import no_sample, prerequisites
 from vitlab.errors import UserError, count, nearest
 from vitlab.plan.values import Plan
-from vitlab.regression import arrays
-from vitlab.regression import decide as judging
-from vitlab.regression.arrays import Verdict, as_array
 from vitlab.regression.baseline import ACCEPT, Baseline, Values
-from vitlab.regression.decide import Cell, Finding, Pair
-from vitlab.regression.facts import first_of_arms
+from vitlab.regression.decide import (
+    Cell,
+    Finding,
+    Pair,
+    Verdict,
+    as_array,
+    chance_to_pass,
+    judge,
+    overall,
+    pooled_sd,
+    robust_sd,
+    seeds_to_pass,
+    warnings,
+)
+from vitlab.regression.facts import LEARNING_STEPS, first_of_arms, trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
 from vitlab.revisions.checkout import Revision
@@ -186,7 +196,7 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
     """
     old, alpha, more, first = _values(baseline), _level(study), more_seeds(study), study.seeds.values
     pairs, notes = family(study, baseline, train(None, ()))
-    cells, findings = judging.judge(pairs, alpha)
+    cells, findings = judge(pairs, alpha)
     waiting = [cell for cell in cells if cell.verdict == "inconclusive" and cell.se > 0]
     if more is None or not waiting:
         return cells, findings, notes
@@ -197,7 +207,7 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
         advice = "set escalate_to and accept a baseline again"
         return cells, findings, [*notes, f"more seeds would not help, because the baseline has no more; {advice}"]
     pairs, notes = family(study, baseline, train(seeds, arms))
-    more_cells, more_findings = judging.judge(pairs, alpha)
+    more_cells, more_findings = judge(pairs, alpha)
     second_look = {(cell.arm, cell.metric): cell for cell in more_cells}
     cells = [
         second_look.get((cell.arm, cell.metric), cell) if cell.arm in arms and cell.verdict == "inconclusive" else cell
@@ -223,8 +233,6 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
 
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.
     """
-    from vitlab.regression.traces import LEARNING_STEPS, trace
-
     findings = []
     for planned in first_of_arms(plan):
         if planned.trial.spec.train.steps == 0:
@@ -247,10 +255,10 @@ def result(
     study: Study, findings: Sequence[Finding], cells: Sequence[Cell] = (), notes: Sequence[str] = ()
 ) -> CheckResult:
     """Return the result of a check, whose verdict is the worst of all."""
-    verdict = judging.overall([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
+    verdict = overall([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
     fails = verdict == "regressed" or (verdict == "inconclusive" and settings(study).on_inconclusive == "fail")
-    warnings = judging.warnings(cells)
-    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), tuple(warnings))
+    broken = tuple(warnings(cells))
+    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), broken)
 
 
 def costs(
@@ -283,17 +291,17 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
     cells = []
     for metric, goal in goals(study).items():
         by_arm = _sound(values.metrics.get(metric, {}), goal)
-        sd = float(arrays.pooled_sd(as_array(by_arm))[0])
+        sd = float(pooled_sd(as_array(by_arm))[0])
         margin, _ = _margins(study, values, metric)
         for arm, seeds in by_arm.items():
             if not seeds:
                 continue
-            arm_sd = float(arrays.pooled_sd(as_array({arm: seeds}))[0]) or sd
+            arm_sd = float(pooled_sd(as_array({arm: seeds}))[0]) or sd
             n = len(seeds.keys() & {*(more_seeds(study) or study.seeds.values)})
             chance, needs = 0.0, None
             if margin > 0:
-                chance = judging.chance_to_pass(n, arm_sd, margin, alpha)
-                needs = judging.seeds_to_pass(arm_sd, margin, alpha)
+                chance = chance_to_pass(n, arm_sd, margin, alpha)
+                needs = seeds_to_pass(arm_sd, margin, alpha)
             cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs))
     return cells
 
@@ -321,7 +329,7 @@ def _values(baseline: Baseline) -> Values:
 
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
-    sd = float(arrays.robust_sd(as_array(values.metrics.get(metric, {})), _sign(goals(study)[metric]))[0])
+    sd = float(robust_sd(as_array(values.metrics.get(metric, {})), _sign(goals(study)[metric]))[0])
     check, steps = settings(study), 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from vitlab.regression.decide import MAX_SEEDS, Cell
 from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
-from vitlab.report import escaping
+from vitlab.report import formats
 
 
 def markdown(result: CheckResult) -> str:
@@ -20,11 +20,11 @@ def markdown(result: CheckResult) -> str:
     verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
     if verdicts:
         lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
-    lines += [f"**Warning:** {escaping.markdown(warning)}.\n" for warning in result.warnings]
+    lines += [f"**Warning:** {formats.markdown(warning)}.\n" for warning in result.warnings]
     listed = [finding for finding in result.findings if finding.verdict != "pass" or finding.sentence]
     for item in listed:
         prefix = f"{item.arm}: " if item.arm else ""
-        lines.append(f"- **{item.verdict}** {escaping.markdown(f'{prefix}{item.check}: {item.sentence}')}")
+        lines.append(f"- **{item.verdict}** {formats.markdown(f'{prefix}{item.check}: {item.sentence}')}")
     lines += [""] * bool(listed)
     if result.cells:
         lines += [
@@ -33,7 +33,7 @@ def markdown(result: CheckResult) -> str:
             *(_row(cell) for cell in result.cells),
             "",
         ]
-    lines += [f"- {escaping.markdown(note)}." for note in result.notes]
+    lines += [f"- {formats.markdown(note)}." for note in result.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -72,7 +72,7 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
     for cell in cells:
         needs = f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
         numbers = (_number(cell.sd), _number(cell.margin), f"{100 * cell.chance:.0f} %", needs)
-        lines.append(f"| {escaping.markdown(cell.arm)} | {cell.metric} | {cell.n} | {' | '.join(numbers)} |")
+        lines.append(f"| {formats.markdown(cell.arm)} | {cell.metric} | {cell.n} | {' | '.join(numbers)} |")
     chance = math.prod(cell.chance for cell in cells)
     lines += [
         "",
@@ -91,7 +91,7 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
 def _row(cell: Cell) -> str:
     numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_adjusted)
     columns = [cell.arm, cell.metric, cell.verdict, *map(_number, numbers), str(cell.n), cell.reason]
-    return f"| {' | '.join(map(escaping.markdown, columns))} |"
+    return f"| {' | '.join(map(formats.markdown, columns))} |"
 
 
 def _sentence(cell: Cell) -> str:

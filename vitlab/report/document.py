@@ -19,12 +19,11 @@ from vitlab.plan import versions
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.formats import FORMATS, csv, markdown_report
-from vitlab.report.frame import prerequisites, rivals
+from vitlab.report.frame import StudyResults, prerequisites, rivals
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
 from vitlab.report.sections import Findings, Table, section, sections
 from vitlab.report.sections.blocks import answers
-from vitlab.report.study_results import StudyResults
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import Store

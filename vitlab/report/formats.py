@@ -11,11 +11,10 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vitlab.report.escaping import csv_cell, latex, markdown, one_line, printable
 from vitlab.report.page import page
-from vitlab.report.phrasing import Column
+from vitlab.report.phrasing import DASH, MINUS, PLUS_MINUS, Column
 from vitlab.report.sections import Table, sections
 from vitlab.report.sections.arms import paper_table
 
@@ -26,6 +25,12 @@ if TYPE_CHECKING:
 
     from vitlab.report.document import Content, Report
 
+TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", DASH: "--"}
+TEX |= {MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
+TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", PLUS_MINUS: r"$\pm$"}
+TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
+_FORMULA = (*"=+-@\t\r\n", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
+_FORMULA += ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
 
@@ -36,6 +41,36 @@ class Format:
     render: Callable[[Content], str | bytes]
     file: str = ""  #: name in the folder of the report; empty if it is not written there
     of_results: bool = False  #: whether it needs the results, where others are rendered from ``report.json``
+
+
+def printable(text: str) -> str:
+    """Replace control characters: the name of an arm must not control the terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def one_line(text: str) -> str:
+    """Return text on one line, where it cannot end a comment."""
+    return " ".join(printable(text).split())
+
+
+def markdown(text: str) -> str:
+    """Escape text for Markdown and the HTML it allows."""
+    # An underscore within a word, as in an option's name, means nothing there.
+    escaped = re.sub(r"[\\`*\[\]<|#~$&]|(?<![^\W_])_|_(?=_*(?:[\W]|$))", r"\\\g<0>", one_line(text))
+    # At the start of a line these would start a quotation or a list.
+    return re.sub(r"^(?=>)|^(\d*)(?=[-+.)](?:\s|$))", r"\1\\", escaped)
+
+
+def latex(text: str) -> str:
+    """Escape text for LaTeX."""
+    escaped = "".join(TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", one_line(text))).replace("\0", "{}")
+    # After two backslashes these would be parsed as its arguments.
+    return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
+
+
+def csv_cell(value: Any) -> Any:
+    """Prefix text that a spreadsheet would evaluate by an apostrophe, as OWASP advises; other values are unchanged."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def csv(frame: pd.DataFrame) -> str:

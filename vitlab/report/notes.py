@@ -22,7 +22,7 @@ from vitlab.plan.registration import (
 )
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
-from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column
+from vitlab.report.frame import STATUSES, StoredTrial, StudyResults, is_metric, metric_column
 from vitlab.report.phrasing import (
     Row,
     Scale,
@@ -33,7 +33,6 @@ from vitlab.report.phrasing import (
     percent,
     states,
 )
-from vitlab.report.study_results import StudyResults
 from vitlab.statistics import boschloo, gap_score, largest_hidden_rate, sd_interval
 from vitlab.store.result import Ending
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison import Verdict
 from vitlab.plan.palette import SERIES
 from vitlab.report import phrasing
-from vitlab.report.escaping import valid_html
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, duration
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitlab.report.sections import Section
 
 SECONDARY = 4  #: columns of this rank and above are folded
+_NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 def page(content: Content) -> str:
@@ -120,3 +121,8 @@ def _kind(cell: str) -> str:
     """Return the class of a row by its verdict, which may be followed by a remark, or by the status of a trial."""
     verdict = next((verdict for verdict in Verdict if cell.startswith(verdict)), cell)
     return verdict.replace(" ", "-")
+
+
+def valid_html(page: str) -> str:
+    """Replace the characters that are invalid in HTML, and those that change the direction of surrounding text."""
+    return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", page)

@@ -22,7 +22,7 @@ from vitlab.plan.plan_file import read_plan
 from vitlab.plan.registration import family as family_of
 from vitlab.plan.values import Plan, Trial
 from vitlab.report import phrasing
-from vitlab.report.study_results import StudyResults
+from vitlab.report.frame import StudyResults
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store
 

@@ -10,8 +10,8 @@ from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.plan.versions import differences
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
+from vitlab.report.frame import StudyResults
 from vitlab.report.notes import unpaired_seeds
-from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
 
 UNREGISTERED = "neither study registered this comparison"

@@ -5,20 +5,26 @@ bootstrap is not used: of few replicates, its intervals cover less than their no
 ValueError: the caller leaves out diverged trials and reports them.
 """
 
-from vitlab.statistics.counts import as_array, boschloo, collapsed, collapsed_seeds, largest_hidden_rate
-from vitlab.statistics.crossed import MeanSquares, interval_for_new_images, sd_interval, split_sd
-from vitlab.statistics.power import power, predictive_power
+from vitlab.statistics.power import power, predictive_power, sequential_levels
 from vitlab.statistics.replicates import (
     Mean,
+    MeanSquares,
+    as_array,
+    boschloo,
     choice_variance,
+    collapsed,
+    collapsed_seeds,
     gap_score,
+    interval_for_new_images,
+    largest_hidden_rate,
     mean_interval,
+    sd_interval,
     sign_flip,
     smallest_sign_flip_p,
+    split_sd,
     t_quantile,
 )
 from vitlab.statistics.scaling import Curve, Estimate, Law, fit_law, pareto
-from vitlab.statistics.sequential import sequential_levels
 
 __all__ = [
     "Curve",

@@ -1,12 +1,110 @@
-"""Power: the probability that seeds detect a difference, before a study and in the middle of it."""
+"""Power of the comparisons of a study, and the levels of its looks.
+
+Looks are analyses that are repeated while seeds are added.
+
+Under the null hypothesis, the paired t after n pairs depends only on u, the cosine between the differences and a
+constant vector, and u is a Markov chain whatever the variance: after m more pairs it is
+
+    u' = sqrt(n / (n + m)) * sqrt(b) * u + sqrt(m / (n + m)) * sqrt(1 - b) * v
+
+where b is Beta(n/2, m/2), v is the cosine of the new pairs alone, and both are independent of u.  The distribution of u
+is followed from look to look on a grid of normal scores, so that far tails are as precise as the middle.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import cache
 
 import numpy as np
 
-from vitlab.statistics.replicates import t_quantile
+from vitlab.statistics.replicates import Floats, t_quantile
+
+MIN_SHARE = 1e-5  #: alpha of one comparison below which looks are corrected by Bonferroni, as the grid ends there
+SPENDING_POWER = 2.0  #: alpha is spent with this power of the share of the pairs
+MAX_SCORE = 7.0  #: largest normal score of the grid; its p is 3e-12
+CELLS = 90  #: of the grid
+NODES = 35  #: quadrature nodes of v
+
+
+@cache
+def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int = 1) -> tuple[float, ...]:
+    """Return the level of each of several analyses, so that all of them together have level ``alpha``.
+
+    After a share f of the pairs, ``alpha * f**2`` is spent.  The level of an analysis is for the whole family, whose
+    correction is applied to it: the levels of single comparisons are those at ``alpha / family``, times ``family``.
+    Later steps of a step-down correction, with fewer comparisons, spend less than their share.
+
+    Args:
+        sizes: number of pairs at each analysis, in ascending order, from 2.
+        alpha: level of all analyses together, two-sided.
+        family: number of comparisons.
+
+    References:
+        Lan and DeMets (1983), Biometrika 70, 659-663; Kim and DeMets (1987), Biometrika 74, 149-154.
+    """
+    from scipy.special import ndtr
+
+    share = alpha / family
+    spent = [share * (size / sizes[-1]) ** SPENDING_POWER for size in (0, *sizes)]
+    if share < MIN_SHARE:
+        return tuple(family * (after - before) for before, after in itertools.pairwise(spent))
+    scores = np.linspace(0.0, MAX_SCORE, CELLS + 1)
+    outside = 2 * ndtr(-scores)  # probability of a larger score, at each edge of the grid
+    levels = [spent[1]]
+    mass = -np.diff(np.maximum(outside, spent[1]))
+    for look, (before, size) in enumerate(itertools.pairwise(sizes), 2):
+        wanted = spent[look] - spent[look - 1]
+        middles = _cosines((scores[1:] + scores[:-1]) / 2, before)
+        beyond = mass @ _beyond(middles, _cosines(scores, size), before, size - before)
+        # Both tails are nearly linear in their logarithms.
+        known = beyond > 1e-300
+        log_level = np.interp(-math.log(wanted), -np.log(beyond[known]), np.log(outside[known]))
+        levels.append(max(wanted, math.exp(log_level)))  # what is spent is a valid level, whatever came before
+        mass = -np.diff(np.maximum(beyond, wanted))
+    return tuple(min(alpha, family * level) for level in levels)
+
+
+def _cosines(scores: Floats, pairs: int) -> Floats:
+    """Return u at which the two-sided p of the t statistic equals the p of each normal score."""
+    from scipy.special import ndtr, stdtrit
+
+    t = -stdtrit(pairs - 1, np.maximum(ndtr(-scores), 1e-300))
+    return np.asarray(np.minimum(np.abs(t) / np.hypot(t, math.sqrt(pairs - 1)), 1.0))
+
+
+def _beyond(u_I: Floats, bounds_J: Floats, before: int, added: int) -> Floats:
+    """Return the probability (I, J) that the next u exceeds each bound in size, given u."""
+    if added == 1:
+        cosines, weights = np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    else:
+        scores = np.linspace(-MAX_SCORE, MAX_SCORE, NODES)
+        cosines = np.sign(scores) * _cosines(np.abs(scores), added)
+        weights = np.exp(-0.5 * scores**2) / np.exp(-0.5 * scores**2).sum()
+    return np.asarray(
+        sum(
+            weight * (_above(u_I, bounds_J, v, before, added) + _above(-u_I, bounds_J, v, before, added))
+            for v, weight in zip(cosines.tolist(), weights.tolist(), strict=True)
+        )
+    )
+
+
+def _above(u_I: Floats, bounds_J: Floats, v: float, before: int, added: int) -> Floats:
+    """Return the probability (I, J) that the next u exceeds each bound, given u and v.
+
+    If b is the square of the cosine of an angle, the next u is a shifted cosine of that angle, so it exceeds a bound
+    between two angles.
+    """
+    from scipy.special import betainc
+
+    first_I = math.sqrt(before / (before + added)) * u_I
+    second = math.sqrt(added / (before + added)) * v
+    reach_IJ = np.arccos(np.clip(bounds_J / np.maximum(np.hypot(first_I, second), 1e-300)[:, None], -1, 1))
+    center_I1 = np.arctan2(second, first_I)[:, None]
+    start, end = (np.clip(center_I1 + sign * reach_IJ, 0, math.pi / 2) for sign in (-1, 1))
+    below = [betainc(before / 2, added / 2, np.cos(angle) ** 2) for angle in (start, end)]
+    return np.asarray(below[0] - below[1])
 
 
 def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from vitlab.plan.values import Plan
 from vitlab.registry import Slot
 from vitlab.report import frame
+from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Column, Row
-from vitlab.report.study_results import StudyResults
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 from vitlab.plan.palette import GREY, INK, SERIES
 from vitlab.plan.values import Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_labels
+from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, percent
 from vitlab.report.sections import Findings, Section, section
-from vitlab.report.study_results import StudyResults
 from vitlab.statistics import mean_interval
 from vitlab.store.result import Ending
 

@@ -15,9 +15,9 @@ from vitlab.plan.design import text
 from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Arm, Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_line
+from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.report.study_results import StudyResults
 from vitlab.statistics import Estimate, Law
 
 if TYPE_CHECKING:
