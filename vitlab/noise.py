@@ -37,8 +37,10 @@ def tensor_of(keys: Sequence[Key], device: torch.device) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device without waiting for it, as a copy from unpinned memory would."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """Copy a tensor to a device; not waiting for the copy, as one from unpinned memory would."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def fold(k: Key, number: int) -> Key:

@@ -44,6 +44,15 @@ def samples_of(batch: Batch) -> Tensor:
     return batch.id_B if batch.host_id_B is None else batch.host_id_B
 
 
+class Chosen(NamedTuple):
+    """The images of a training batch, on the host."""
+
+    epoch: int
+    row_B: Tensor  #: in the images of the official split
+    y_B: Tensor
+    id_B: Tensor
+
+
 class Feed:
     """The batches of a training run, each a pure function of the step.
 
@@ -68,14 +77,13 @@ class Feed:
     ) -> None:
         self.device = torch.device(device)
         self.info = prepared.info
-        # On a GPU, all images of the subset are there as bytes: they are small, and copies per batch would wait.
+        # On a GPU, all images are there as bytes: they are small, and copies per batch would wait.
         self._subsets = {
             "train": prepared.train.to(self.device),
             "val": prepared.val.to(self.device),
             "test": prepared.test.to(self.device),
         }
         self.test_sets = prepared.test_sets
-        self._id_N = prepared.train.id_N  # on the host, where batches are chosen
         self._choices = list(augment)
         self._augments: list[Augment] = [slot("augment").build(choice) for choice in augment]
         # Empty if alone: a reference to itself would keep its images in memory until Python collects garbage.
@@ -128,21 +136,15 @@ class Feed:
                 feed._ready = {request: batch}
         return self._ready.pop(request)
 
-    def _read(self, request: Request) -> Batch:
-        """Return a training batch before its augmentation, as bytes."""
-        train = self._subsets["train"]
-        epoch, position_B, host_id_B = self._select(*request)
-        place_B = noise.to_device(position_B, train.row_N.device)
+    def _take(self, request: Request) -> Tensor:
+        """Return the images of a training batch from storage, uint8 (B, C, H, W)."""
+        assert self._prefetcher is not None
 
         def read_request(at: int) -> ReadRequest:
-            epoch, position_B, id_B = self._select(at, *request[1:])
-            return ReadRequest(train.row_N[position_B], id_B, self._crop_request(epoch))
+            chosen = self._select(at, *request[1:])
+            return ReadRequest(chosen.row_B, chosen.id_B, self._crop_request(chosen.epoch))
 
-        if self._prefetcher is None:
-            x_BCHW = train.at(place_B)
-        else:
-            x_BCHW = self._prefetcher.take(request[0], request[1:], read_request)
-        return Batch(x_BCHW, self._to_device(train.y_N[place_B]), self._to_device(host_id_B), epoch, host_id_B)
+        return self._prefetcher.take(request[0], request[1:], read_request)
 
     def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
         """Yield all images of a split in order, not augmented; the last batch may be smaller.
@@ -158,30 +160,30 @@ class Feed:
         else:
             pixels = map(images.at, parts)
         for part, pixels_BCHW in zip(parts, pixels, strict=True):
-            x_BCHW, y_B, id_B = map(self._to_device, (pixels_BCHW, images.y_N[part], images.id_N[part]))
+            tensors = pixels_BCHW, images.y_N[part], images.id_N[part]
+            x_BCHW, y_B, id_B = (noise.to_device(tensor, self.device) for tensor in tensors)
             yield Batch(self._normalize(x_BCHW), _labels(y_B), id_B, 0)
 
-    def _select(
-        self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int
-    ) -> tuple[int, Tensor, Tensor]:
-        """Return the epoch of a step, and the positions and identities of the images in its batch, on the host."""
+    def _select(self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int) -> Chosen:
+        """Return the images of a step's batch."""
+        train = self._subsets["train"]
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
         order_N = self._epoch_order(epoch)
         begin = place * batch_size
         stop = begin + self.batch_images(batch_size)
         if repeats == 1:
             position_B = order_N[begin:stop]
-            id_B = self._id_N[position_B]
+            id_B = train.id_N[position_B]
         else:
             slot_B = torch.arange(begin, stop)
             position_B = order_N[slot_B // repeats]
-            id_B = self._id_N[position_B] + (slot_B % repeats << 32)  # another identity, so another augmentation
+            id_B = train.id_N[position_B] + (slot_B % repeats << 32)  # another identity, so another augmentation
         if rows is not None and list(rows) != [range(stop - begin)]:
             position_B, id_B = (torch.cat([all_B[r.start : r.stop] for r in rows]) for all_B in (position_B, id_B))
         if views > 1:
             view_B = torch.arange(views).repeat(len(id_B))
             position_B, id_B = position_B.repeat_interleave(views), id_B.repeat_interleave(views) + (view_B << 32)
-        return epoch, position_B, id_B
+        return Chosen(epoch, train.row_N[position_B], train.y_N[position_B], id_B)
 
     def _crop_request(self, epoch: int) -> CropRequest | None:
         """Return the crop that the first augmentation takes of full-size pictures; None if it takes none."""
@@ -192,12 +194,6 @@ class Feed:
 
     def _augment_key(self, epoch: int, index: int) -> noise.Key:
         return noise.key(self._seeds["augment"], "augment", epoch, index)
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor to the device without blocking."""
-        if tensor.device.type == self.device.type:
-            return tensor
-        return noise.to_device(tensor, self.device)
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:
@@ -210,37 +206,45 @@ class Feed:
 
 
 def augment_together(feeds: Sequence[Feed]) -> None:
-    """Let feeds whose batches are asked for at the same steps augment them by one call, if they are on a GPU.
+    """Let feeds whose batches are asked for at the same steps make them by one call, if they are on a GPU.
 
     One call for all trials launches as many kernels as a call for one.  On a CPU, where an operation is computed for
     the images that it was drawn for, nothing changes.
     """
     first = feeds[0]
-    joint = first.device.type not in PICKING_DEVICES and all(feed._choices == first._choices for feed in feeds)
+    joint = first.device.type not in PICKING_DEVICES and all(
+        feed._choices == first._choices and feed._subsets["train"].pixels_MCHW is first._subsets["train"].pixels_MCHW
+        for feed in feeds
+    )
     for feed in feeds:
         feed._peers = feeds if joint else ()
 
 
 def _augmented(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
-    """Return the batches of feeds of equal augmentations and normalisation."""
-    batches = [feed._read(request) for feed in feeds]
+    """Return the batches of feeds of equal images, augmentations and normalisation."""
     first, several = feeds[0], len(feeds) > 1
-    x_BCHW, y_B, id_B = (
-        torch.cat(each) if several else each[0]
-        for each in zip(*((batch.x_BCHW, batch.y_B, batch.id_B) for batch in batches), strict=True)
+    chosen = [feed._select(*request) for feed in feeds]
+    row_B, host_y_B, host_id_B = (
+        torch.cat(each) for each in zip(*((one.row_B, one.y_B, one.id_B) for one in chosen), strict=True)
     )
+    if first.stored:
+        taken = [feed._take(request) for feed in feeds]
+        x_BCHW = torch.cat(taken) if several else taken[0]
+    else:
+        x_BCHW = first._subsets["train"].at_rows(row_B)
+    y_B, id_B = noise.to_device(host_y_B, first.device), noise.to_device(host_id_B, first.device)
     # Augmentations of pixels come first in any case, since erasing covers with the mean of normalised images.
     for normalized in (False, True):
         if normalized:
             x_BCHW = first._normalize(x_BCHW)
         for index, augmentation in enumerate(first._augments):
             if augmentation.normalized == normalized and not augmentation.of_picture:
-                keys = [feed._augment_key(batch.epoch, index) for feed, batch in zip(feeds, batches, strict=True)]
+                keys = [feed._augment_key(one.epoch, index) for feed, one in zip(feeds, chosen, strict=True)]
                 key = _key_of_each(keys, id_B) if several else keys[0]
                 x_BCHW = augmentation(x_BCHW, key, id_B)
                 y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim == 3 else y_B
-    parts = zip(batches, x_BCHW.chunk(len(feeds)), _labels(y_B).chunk(len(feeds)), strict=True)
-    return [batch._replace(x_BCHW=x, y_B=y) for batch, x, y in parts]
+    parts = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _labels(y_B), id_B))
+    return [Batch(x, y, ids, one.epoch, one.id_B) for x, y, ids, one in zip(*parts, chosen, strict=True)]
 
 
 def _key_of_each(keys: Sequence[noise.Key], id_B: Tensor) -> Tensor:

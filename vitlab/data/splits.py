@@ -8,11 +8,12 @@ N images of a split or test set, M of an official split, B of a batch, C channel
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from vitlab import noise
 from vitlab.data import draws
@@ -56,9 +57,13 @@ class Subset:
 
     def at(self, position_B: Tensor | slice) -> Tensor:
         """Return the images at some positions, uint8 (B, C, H, W)."""
-        row_B = self.row_N[position_B]
+        return self.at_rows(self.row_N[position_B])
+
+    def at_rows(self, row_B: Tensor) -> Tensor:
+        """Return the images in some rows of ``pixels_MCHW``, uint8 (B, C, H, W)."""
         if isinstance(self.pixels_MCHW, Tensor):
-            return self.pixels_MCHW.index_select(0, row_B)  # copies whole images; indexing copies pixel by pixel
+            # It copies whole images; indexing copies pixel by pixel.
+            return self.pixels_MCHW.index_select(0, noise.to_device(row_B, self.pixels_MCHW.device))
         return self.pixels_MCHW.take(row_B)
 
     def select(self, position_N: Tensor) -> Subset:
@@ -66,13 +71,21 @@ class Subset:
         return Subset(self.pixels_MCHW, self.row_N[position_N], self.y_N[position_N], self.id_N[position_N])
 
     def to(self, device: torch.device) -> Subset:
-        """Return a copy on a device with only the images of this subset.
+        """Return the subset with its images on a device; rows, labels and identities stay on the host.
 
-        The subset itself is returned if its images are in storage or already on the device.
+        All subsets of one official split share the copy, in all trials of this process.  The subset itself is returned
+        if its images are in storage or already on the device.
         """
         if not isinstance(self.pixels_MCHW, Tensor) or self.pixels_MCHW.device == device:
             return self
-        return Subset.of(self.x_NCHW.to(device), self.y_N.to(device), self.id_N.to(device))
+        copies = _copies.setdefault(self.pixels_MCHW, {})
+        if device not in copies:
+            copies[device] = self.pixels_MCHW.to(device)
+        return replace(self, pixels_MCHW=copies[device])
+
+
+_copies = WeakTensorKeyDictionary()
+"""Copies of the images of official splits by device, as long as the images themselves are in memory."""
 
 
 @dataclass(frozen=True)

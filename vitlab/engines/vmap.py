@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from vitlab import noise
@@ -32,7 +32,7 @@ from vitlab.components.base import Part, path_scales
 from vitlab.data.batches import augment_together, samples_of
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import State
-from vitlab.training.evaluation import EvaluationResult, MetricAccumulator, Split, evaluation_batches
+from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulator, Split, evaluation_batches
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.memory import WeightedLoss
@@ -149,20 +149,33 @@ class Vmap(Engine):
             with noise.drawing(draws):
                 return first.objective.loss(x_BCHW, y_B, rows)
 
-        losses: Value = vmap(loss)(rows, x_KBCHW, y_KB, draws)
+        losses: Value = vmap(loss)(self._narrowed(rows), x_KBCHW, y_KB, draws)
         return losses
 
     def _views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """Return the views of the objective on a batch that all trials share, each with the trials on axis 0."""
         first = self.trainings[0]
-        views: dict[str, Tensor] = vmap(first.objective.views, in_dims=(None, None, 0))(x_BCHW, y_B, rows)
+        views: dict[str, Tensor] = vmap(first.objective.views, in_dims=(None, None, 0))(
+            x_BCHW, y_B, self._narrowed(rows)
+        )
         return views
+
+    def _narrowed(self, rows: State) -> State:
+        """Return the stacked weights, with the biases of linear maps in the dtype that autocast gives their products.
+
+        Autocast does not reach biases inside of vmap, where a layer is a product and a sum; a bias in 32 bits would
+        then widen the output of the layer.
+        """
+        dtype = NARROW.get(self.trainings[0].spec.precision)
+        return {name: row.to(dtype) if dtype and name in self.biases else row for name, row in rows.items()}
 
     def _stack_weights(self) -> None:
         count = len(self.trainings)
         self.rows = range(count) if count > 1 else [0, 0]  # the trial of each row
         models = [training.module for training in self.trainings]
         self.module = models[0]
+        linear = [path for path, part in self.module.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+        self.biases = {f"{path}.bias" for path in linear}
         self.trainable: dict[str, Tensor] = {}
         self.frozen: dict[str, Tensor] = {}  # frozen parameters and buffers
         named = [dict(model.named_parameters()) for model in models]

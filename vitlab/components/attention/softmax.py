@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.components.attention import Attention, MixValues, attention, rotate
 from vitlab.components.base import Dropout, Options, Probability, Rotation, State, stacked
@@ -126,7 +127,7 @@ class SoftmaxAttention(Attention):
 
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         """Return the values mixed by attention weights, (B, H, T, K)."""
-        if self._kernel(v_BHTK) == "explicit":
+        if self._kernel(v_BHTK, bias_HTT) == "explicit":
             weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
             return weights_BHTT @ v_BHTK
         mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)
@@ -134,10 +135,15 @@ class SoftmaxAttention(Attention):
             mask = mask[None]
         # Torch's own default is rounded in another way, and is kept where it is meant.
         scale = None if self.scale == q_BHTK.shape[-1] ** -0.5 else self.scale
+        if stacked() and v_BHTK.device.type == "cuda":
+            # The gradients of other fused kernels fail inside of vmap, and autocast does not cast their inputs there.
+            q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+                return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=scale)
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=scale)
 
-    def _kernel(self, v_BHTK: Tensor) -> Kernel:
-        """Return the kernel for these values."""
+    def _kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
+        """Return the kernel for these values and this bias."""
         return "explicit"
 
 
@@ -157,7 +163,7 @@ class SDPA(SoftmaxAttention):
     no two kernels draw alike.
     """
 
-    vmap_safe = False  # on CPU the kernel has no batching rule, on CUDA its gradient has none: a loop over members
+    vmap_safe = False  # most kernels have no batching rule that works: a loop over members
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -169,7 +175,7 @@ class SDPA(SoftmaxAttention):
             )
         return None
 
-    def _kernel(self, v_BHTK: Tensor) -> Kernel:
+    def _kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
         return "sdpa"
 
 
@@ -180,19 +186,21 @@ class Auto(SoftmaxAttention):
     The first line that applies decides:
 
     1. weights are dropped in this step: explicit, because draws are keyed;
-    2. inside ``torch.func.vmap``: explicit, because the fused kernel has no batching rule
-       on CPU and none for its gradient on CUDA, and would fall back to a loop over members;
-    3. on CPU in a type of 16 bits: explicit, which is ten times as fast there;
+    2. on CPU in a type of 16 bits: explicit, which is ten times as fast there;
+    3. inside ``torch.func.vmap``: SDPA on CUDA in a type of 16 bits without a bias, as only its flash kernel has a
+       batching rule that works, and explicit otherwise;
     4. otherwise: SDPA.
 
     ``kernel`` is the one of the latest forward pass.
     """
 
-    def _kernel(self, v_BHTK: Tensor) -> Kernel:
+    def _kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
         dropping = self.training and self.attn_drop.p > 0
         # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
-        narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)
-        self.kernel = "explicit" if dropping or narrow_on_cpu or stacked() else "sdpa"
+        narrow, device = v_BHTK.dtype in (torch.bfloat16, torch.float16), v_BHTK.device.type
+        slow = device == "cpu" and narrow
+        unbatched = stacked() and not (device == "cuda" and narrow and bias_HTT is None)
+        self.kernel = "explicit" if dropping or slow or unbatched else "sdpa"
         return self.kernel
 
 
