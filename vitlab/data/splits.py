@@ -7,7 +7,7 @@ N images of a split or test set, M of an official split, B of a batch, C channel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,7 +84,7 @@ class Subset:
         return replace(self, pixels_MCHW=copies[device])
 
 
-_copies = WeakTensorKeyDictionary()
+_copies: MutableMapping[Tensor, dict[torch.device, Tensor]] = WeakTensorKeyDictionary()
 """Copies of the images of official splits by device, as long as the images themselves are in memory."""
 
 
