@@ -794,3 +794,22 @@ def test_engine_of_a_file_trains_a_study(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(answer.results()["engine"]) == {"counted"}
     with pytest.raises(SpecError, match=r"no engine called 'conted'. Did you mean 'counted'\?"):
         lab.plan_study(tmp_path / "study.yaml", changes={"run.engine": "conted"}, plugins=[plugin])
+
+
+def test_vmap_computes_in_sixteen_bits_what_the_loop_does() -> None:
+    """A bias in 32 bits would widen the output of every linear layer."""
+    dtypes: dict[str, set[str]] = {}
+
+    def train_once(name: str, step: Callable[[], object]) -> None:
+        def record(module: torch.nn.Module, inputs: object, output: Tensor) -> None:
+            if isinstance(module, torch.nn.Linear):
+                dtypes.setdefault(name, set()).add(str(output.dtype))
+
+        with torch.nn.modules.module.register_module_forward_hook(record):
+            step()
+
+    train_once("loop", training(seed=0, precision="bf16").train_step)
+    train_once(
+        "vmap", slot("engine").get("vmap")([training(seed=seed, precision="bf16") for seed in range(2)]).train_step
+    )
+    assert dtypes == {"loop": {"torch.bfloat16"}, "vmap": {"torch.bfloat16"}}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from vitlab import noise
 from vitlab.data.draws import fraction, hold_out
 from vitlab.data.prepare import prepare
+from vitlab.data.splits import Subset
 from vitlab.errors import DataError
 
 COUNTS = st.lists(st.integers(1, 60), min_size=2, max_size=6)
@@ -109,3 +110,11 @@ def test_configured_share_replaces_default_split() -> None:
     assert (len(prepared.train), len(prepared.val), len(prepared.test)) == (100, 200, 4)
     assert prepared.train.y_N.bincount().tolist() == [25] * 4
     assert prepared.val.y_N.bincount().tolist() == [50] * 4
+
+
+def test_subsets_of_one_official_split_share_their_copy_on_a_device() -> None:
+    x_NCHW = torch.zeros(6, 1, 2, 2, dtype=torch.uint8)
+    whole = Subset.of(x_NCHW, torch.arange(6), torch.arange(6))
+    train, val = (whole.select(torch.tensor(rows)).to(torch.device("meta")) for rows in ([0, 2, 4], [1, 3]))
+    assert train.pixels_MCHW.device.type == "meta" and val.pixels_MCHW is train.pixels_MCHW
+    assert train.y_N.tolist() == [0, 2, 4] and train.at(slice(1, 3)).shape == (2, 1, 2, 2)

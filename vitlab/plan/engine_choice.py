@@ -30,11 +30,11 @@ MAX_VALUES = 1 << 16
 """Largest number of values between two layers, for a whole batch, at which ``vmap`` is faster than the loop."""
 
 MAX_GPU_VALUES = 1 << 22
-"""The same on a GPU.  On an H100, 16 trials of 1.6 million values were 1.4 to 3.8 times as fast by ``vmap`` as by the
-loop, and 4 to 8 times by ``compiled_vmap``; the limit follows from the 5 us of a launch, and was not measured."""
+"""The same on a GPU.  On an H100, 16 trials of 1.6 million values were 6 to 8 times as fast by ``vmap`` as by the
+loop, and 8 to 14 times by ``compiled_vmap``; the limit follows from the 5 us of a launch, and was not measured."""
 
 MIN_COMPILED_STEPS = 1 << 11
-"""Steps from which compiling pays on a GPU: there it took 25 s, and saved 36 ms a step of 16 trials."""
+"""Steps from which compiling pays on a GPU: there it took 23 to 29 s, and saved 18 to 22 ms a step of 16 trials."""
 
 MAX_PRODUCTS = 11_000
 """Largest number of query-key products, per image and head, at which ``batch_last`` is faster than ``vmap``."""
