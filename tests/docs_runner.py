@@ -254,7 +254,10 @@ def _shorten(files: list[Path]) -> None:
 
 def _parse(words: list[str]) -> None:
     """Parse the words of a command: name, options and values."""
-    command: click.Command = importlib.import_module(f"vitlab.cli.{words[0]}").command
+    from vitlab.cli import cli
+
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None, words
     try:
         command.make_context(words[0], words[1:])
     except click.ClickException as error:

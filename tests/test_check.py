@@ -7,7 +7,6 @@ see no difference.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import runpy
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import click
 import pytest
 import torch
 import yaml
@@ -28,7 +28,7 @@ from scipy import stats
 from vitlab import __version__ as vitlab_version
 from vitlab import lab
 from vitlab.cli import cli, main
-from vitlab.cli.check import command
+from vitlab.cli.check import check_command as command
 from vitlab.data.augment.geometric import Crop
 from vitlab.driver.planning import with_decisions
 from vitlab.driver.session import Session
@@ -410,7 +410,9 @@ def test_workflow_of_repository_checks_present_baseline() -> None:
     words = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     for program, name, *rest in words:
         if program == "vitlab":
-            importlib.import_module(f"vitlab.cli.{name}").command.make_context(name, list(rest))
+            command_of_vitlab = cli.get_command(click.Context(cli), name)
+            assert command_of_vitlab is not None
+            command_of_vitlab.make_context(name, list(rest))
         else:
             assert (program, name) == ("pip", "install") and (root / rest[rest.index("-c") + 1]).is_file()
     (check_step,) = [step for step in job["steps"] if "vitlab check" in step.get("run", "")]

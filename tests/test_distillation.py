@@ -28,7 +28,7 @@ from trainings import train
 
 import vitlab
 from vitlab import report
-from vitlab.cli.plan import command
+from vitlab.cli.plan import plan_command as command
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataIdentity, DataInfo

@@ -413,7 +413,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(explanations, "test_examples", lambda *_: examples)
     monkeypatch.setattr("vitlab.explain.one_image.explain", fail)
     folder = Store(tmp_path).trial("k", "c")
-    write_json(folder.spec, {"seeds": {"init": 0}})
+    write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
     with pytest.raises(OSError, match="No space"):
         explanations.draw_images(folder, [0])
     assert [path.name for path in folder.path.iterdir()] == [folder.spec.name]

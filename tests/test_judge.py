@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from synthetic_studies import BASE, POSITIONS, document, outcome, text_of
 
-from vitlab.cli.judge import command
+from vitlab.cli.report import judge_command as command
 from vitlab.errors import UserError
 from vitlab.judging.judgement import judge
 from vitlab.plan.plan_file import read_plan

@@ -29,7 +29,7 @@ from click.testing import CliRunner, Result
 from mlflow import MlflowClient
 
 import vitlab
-from vitlab.cli.judge import command
+from vitlab.cli.report import judge_command as command
 from vitlab.errors import UserError
 from vitlab.judging.experiment import read_experiment
 from vitlab.judging.files import Columns, Table

@@ -62,7 +62,8 @@ def of_vitlab(page: str) -> list[list[str]]:
 
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
-    command = importlib.import_module(f"vitlab.cli.{words[0]}").command
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None, words
     rest = words[1:]
     while isinstance(command, click.Group):
         assert rest and rest[0] in command.commands, words

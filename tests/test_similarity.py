@@ -101,7 +101,7 @@ def test_command_compares_arms_and_seeds(tmp_path: Path) -> None:
     vitlab.run(file, out=out)
     code, printed, err = call("similarity", file, "--out", out, "--to", to, "--images", 200)
     assert code == 0
-    assert "convnet, seed 0 is left out: only a ViT has blocks to compare" in err
+    assert "convnet, seed 0 is left out: only a ViT has blocks with attention" in err
     table = pd.read_csv(to / "alike" / "cka.csv")
     pairs = table.groupby(["first", "second"]).size().to_dict()
     assert pairs == {("baseline", "baseline"): 4, ("wide", "wide"): 9, ("baseline", "wide"): 2 * 6}
@@ -116,7 +116,7 @@ def test_command_compares_arms_and_seeds(tmp_path: Path) -> None:
     assert f"baseline and wide: {last.mean():.2f} ({last.min():.2f} to {last.max():.2f}, 2 pairs of seeds)" in printed
     assert [path.name for path in sorted((to / "alike").iterdir())] == ["cka baseline, wide.png", "cka.csv"]
     code, _, err = call("similarity", file, "--out", out, "--to", to, "--arm", "convnet", "--arm", "wide")
-    assert code == 2 and "convnet, seed 0: only a ViT has blocks to compare; this is a ResNet" in err
+    assert code == 2 and "convnet, seed 0: only a ViT has blocks with attention; this is a ResNet" in err
     code, _, err = call("similarity", file, "--out", out, "--arm", "wider")
     assert code == 2 and "no trial of arm 'wider'" in err
 

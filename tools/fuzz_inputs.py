@@ -10,7 +10,6 @@ code of an input, print a password, or end with a traceback.  Writes elsewhere, 
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import logging
@@ -67,7 +66,8 @@ def command_lines() -> list[tuple[list[str], list[click.Parameter]]]:
     """Return every command with its parameters."""
     found = []
     for name in cli.COMMANDS:
-        command = importlib.import_module(f"vitlab.cli.{name}").command
+        command = cli.cli.get_command(click.Context(cli.cli), name)
+        assert command is not None
         below = command.commands if isinstance(command, click.Group) else {"": command}
         found += [([name, *filter(None, [word])], sub.params) for word, sub in below.items()]
     return found

@@ -51,15 +51,44 @@ COMMANDS = {
     "similarity": "compare the features of a study's arms, block by block (CKA)",
     "coordinates": "check that a parametrization does not depend on width (mup)",
 }
-"""Command to its line in ``vitlab --help``; each command is in the module of its name."""
+"""Command to its line in ``vitlab --help``."""
 
-JSON = click.Option(["--json"], is_flag=True, expose_value=False, help="Print JSON: the lines, or the mistakes.")
-"""Option of the commands that have none of their own; see :func:`print_json`."""
+MODULES = {
+    "ab": "check",
+    "compare": "report",
+    "judge": "report",
+    "list": "show",
+    "similarity": "explain",
+    "skill": "show",
+    "studies": "status",
+}
+"""Modules of commands that are not in the module of their name."""
 
 EPILOG = (
     "'vitlab list studies' lists the studies that come with vitlab, 'vitlab show study NAME' prints the file of one, "
     "and 'vitlab run NAME' runs it."
 )
+
+
+def _set_output(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Keep the stream of the JSON document, which :func:`main` may have set, as the context's object."""
+    if value and context.obj is None:
+        context.obj = sys.stdout
+
+
+JSON = click.Option(
+    ["--json"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_set_output,
+    help="Print JSON: the result, or the mistakes.",
+)
+
+
+def wants_json() -> bool:
+    """Return whether the command was called with ``--json``."""
+    return click.get_current_context().obj is not None
 
 
 def print_json(data: Any) -> None:
@@ -70,7 +99,7 @@ def print_json(data: Any) -> None:
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print the lines of a result, or with ``--json`` a document of them."""
-    if click.get_current_context().obj is not None:
+    if wants_json():
         print_json({"lines": lines})
     else:
         for line in lines:
@@ -90,15 +119,15 @@ class _Commands(click.Group):
     """A click group that imports a command's module when the command is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*COMMANDS]  # not list(COMMANDS): 'list' is the module of that command once it has been imported
+        return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"vitlab.cli.{name}")
-        command: click.Command = module.command
+        module = importlib.import_module(f"vitlab.cli.{MODULES.get(name, name)}")
+        command: click.Command = getattr(module, f"{name}_command")
         for each in command.commands.values() if isinstance(command, click.Group) else [command]:
-            if not any("--json" in parameter.opts for parameter in each.params):
+            if JSON not in each.params:
                 each.params.append(JSON)
         return command
 

@@ -1,9 +1,10 @@
-"""``vitlab check FILE``: compare the trials of a study with its baseline after a change of the code."""
+"""``vitlab check``, a study's trials beside a stored baseline, and ``vitlab ab``, those of two commits."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitlab._version import __version__
-from vitlab.cli import print_json
+from vitlab.cli import print_json, wants_json
 from vitlab.cli.options import (
     as_written,
-    json_option,
     junit_option,
     parse_changes,
     study_file,
@@ -48,9 +48,8 @@ CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", 
     help="Print a workflow of GitHub Actions that runs this check, under Python and torch of the baseline.",
 )
 @junit_option
-@json_option
 @click.pass_context
-def command(
+def check_command(
     context: click.Context,
     file: Path,
     baseline: Path | None,
@@ -63,7 +62,6 @@ def command(
     plan_only: bool,
     workflow: bool,
     junit: Path | None,
-    as_json: bool,
 ) -> None:
     """Compare FILE's study, trained by the installed code, with its baseline: pass, regressed or inconclusive.
 
@@ -73,7 +71,7 @@ def command(
         raise UserError("--accept, --plan and --workflow exclude each other; give one of them")
     if accept != bool(reason and reason.strip()):
         raise UserError("--accept needs --reason TEXT, and --reason needs --accept")
-    if (accept or plan_only or workflow) and (as_json or junit is not None):
+    if (accept or plan_only or workflow) and (wants_json() or junit is not None):
         raise UserError(
             "--json and --junit write the result of a check, and --accept, --plan and --workflow do no check; leave "
             "out one or the other"
@@ -86,7 +84,7 @@ def command(
         from vitlab.regression.baseline import read_baseline
 
         stored = read_baseline(baseline) if baseline.exists() else None
-        click.echo(workflow_of("check", [*words, "--baseline", str(baseline)], stored))
+        click.echo(_workflow("check", [*words, "--baseline", str(baseline)], stored))
         return
 
     from vitlab.driver.progress import watch_on
@@ -102,14 +100,56 @@ def command(
         return
     checked = check.check(request, tiers or TIERS)
     page = phrasing.markdown(checked)
-    finish(checked, page, page, as_json, junit)
+    _finish(checked, page, page, junit)
 
 
-def finish(checked: CheckResult, shown: str, page: str, as_json: bool, junit: Path | None) -> None:
+@click.command()
+@click.argument("revisions", metavar="BASE..HEAD")
+@study_options
+@click.option(
+    "--install",
+    metavar="WORDS",
+    help="Give each revision an environment of its own, filled by 'pip install WORDS' in its folder, such as '.'.",
+)
+@click.option("--workflow", is_flag=True, help="Print a workflow of GitHub Actions that compares each pull request.")
+@junit_option
+@click.option("--format", "form", type=click.Choice(["terminal", "md", "json"]), default="terminal", show_default=True)
+@click.pass_context
+def ab_command(
+    context: click.Context,
+    revisions: str,
+    file: Path,
+    out: Path,
+    changes: tuple[str, ...],
+    plugins: tuple[Path, ...],
+    install: str | None,
+    workflow: bool,
+    junit: Path | None,
+    form: str,
+) -> None:
+    """Train FILE's study by two commits of this repository, and say whether HEAD is better, worse or equivalent.
+
+    Exit code 0: no regression; 1: HEAD is worse, or costs more than check.cost allows; 5: it cannot be told, if the
+    file makes that a failure.
+    """
+    if workflow:
+        words = as_written(context, without=("--workflow", "--junit", "--json", "--format", "--out"))
+        click.echo(_workflow("ab", [str(file), *words]))
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is handled like Ctrl-C
+    from vitlab.regression.ab import compare_revisions
+    from vitlab.regression.check import CheckRequest
+
+    request = CheckRequest(study_file(file), Path(), out, parse_changes(changes), plugins)
+    content, result = compare_revisions(revisions, request, install)
+    _finish(result, str(content.render(form)), str(content.render("md")), junit)
+
+
+def _finish(checked: CheckResult, shown: str, page: str, junit: Path | None) -> None:
     """Print a result, write JUnit and the summary of a GitHub job, and exit with the code of a check."""
     from vitlab.regression import check, phrasing
 
-    if as_json:
+    if wants_json():
         print_json(phrasing.as_json(checked))
     else:
         click.echo(shown)
@@ -122,7 +162,7 @@ def finish(checked: CheckResult, shown: str, page: str, as_json: bool, junit: Pa
     click.get_current_context().exit(check.exit_code(checked))
 
 
-def workflow_of(command: str, words: Sequence[str], stored: Baseline | None = None) -> str:
+def _workflow(command: str, words: Sequence[str], stored: Baseline | None = None) -> str:
     """Return the workflow of a command, with Python and torch of its baseline, or the installed ones without one.
 
     Args:

@@ -28,7 +28,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def command(shell: str) -> list[str]:
+def completion_command(shell: str) -> list[str]:
     """Print the script that completes vitlab's commands, options and names in SHELL.
 
     For bash, write 'eval "$(vitlab completion bash)"' into ~/.bashrc; for zsh, the same with zsh into ~/.zshrc, after

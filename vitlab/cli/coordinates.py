@@ -28,7 +28,7 @@ from vitlab.cli.options import (
     help="Largest change over widths, relative to the smallest, that counts as none.",
 )
 @click.pass_context
-def command(
+def coordinates_command(
     context: click.Context,
     file: Path,
     out: Path,

@@ -1,30 +1,50 @@
-"""``vitlab explain``: attention maps, distances and predictions of trained models on single images."""
+"""``vitlab explain``, what trained models look at in an image; ``vitlab similarity``, CKA between a study's models."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab.cli.completion import complete_study
-from vitlab.cli.options import arms_option, out_option, to_option
+from vitlab.cli.completion import complete_arm, complete_study
+from vitlab.cli.options import Callback, out_option, study_argument
 from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
 from vitlab.plan.packaged import study_name
 from vitlab.store.files import folder_name
 
 if TYPE_CHECKING:
-    from vitlab.explain.one_image import Head, Label
-    from vitlab.models.contract import Model
+    from vitlab.explain.one_image import Label
+    from vitlab.models.vit import ViT
     from vitlab.plan.values import Plan
     from vitlab.store.folders import Store
     from vitlab.training.artifacts import Transform
 
 FIRST = "test:0"  #: image that is explained by default
+
+_arms_option = click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    shell_complete=complete_arm,
+    help="Arm of the study. May be given several times.  [default: all]",
+)
+
+
+def _to_option(default: str, each: str) -> Callable[[Callback], Callback]:
+    """Return the option ``--to`` for a folder of pictures and numbers, with one folder ``each``."""
+    return click.option(
+        "--to",
+        "target",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path(default),
+        show_default=True,
+        help=f"Folder for pictures and numbers, one folder {each}.",
+    )
 
 
 @click.command()
@@ -36,8 +56,8 @@ FIRST = "test:0"  #: image that is explained by default
     help="A picture, or test:17 for an image of the trial's own test split. May be given several times.  "
     f"[default: {FIRST}; needed for a file of weights]",
 )
-@to_option("explained", each="each for study, image and arm")
-@arms_option
+@_to_option("explained", each="each for study, image and arm")
+@_arms_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the study.")
 @click.option(
     "--fusion",
@@ -61,7 +81,7 @@ FIRST = "test:0"  #: image that is explained by default
     help="Normalisation of a file of weights, if it differs from its library's default.",
 )
 @out_option
-def command(
+def explain_command(
     checkpoint: Path,
     images: tuple[str, ...],
     target: Path,
@@ -80,12 +100,13 @@ def command(
     a file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each
     other as well. index.html shows all pictures of the folder.
     """
-    study = ""
-    if not images and checkpoint.is_file() and not _is_study(checkpoint, out):
+    is_study = _is_study(checkpoint, out)
+    if not images and checkpoint.is_file() and not is_study:
         raise UserError(f"{checkpoint} has no test split to take an image from; name a picture with --image FILE")
     images = images or (FIRST,)
     click.echo(f"reading {checkpoint}", err=True)  # importing PyTorch takes seconds
-    if _is_study(checkpoint, out):
+    study = ""
+    if is_study:
         from vitlab.report.api import open_study
 
         plan, store = open_study(checkpoint, out=out)
@@ -97,29 +118,22 @@ def command(
     else:
         models = iter([_open_file(checkpoint, heads, grid, normalize)])
 
-    from vitlab.driver.attention_pictures import objective_without_labels
-    from vitlab.explain.one_image import Explanation, Subject, compare, explain, write_index
+    from vitlab.driver.attention_pictures import draw_image, objective_without_labels
+    from vitlab.explain.one_image import Explanation, Subject, compare, write_index
 
     lines = list[str]()
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
     folders = {image: target / _folder_of(image) for image in images}
-    for name, place, title, model, transform, spec in models:
-        labels = transform.input_spec.info.labels
-        head: Head = "multilabel" if transform.input_spec.info.task == "multilabel" else "trained"
-        if objective := objective_without_labels(spec or {}):
+    for name, title, place, model, transform, trial in models:
+        if objective := objective_without_labels(trial):
             click.echo(f"{name} is explained without predictions: objective '{objective}' trains none", err=True)
-            head = "untrained"
         for image in images:
             click.echo(f"drawing {name}, {image}", err=True)
-            picture, caption, label = _image(image, spec)
-            x_BCHW = transform(picture)
-            seen_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
-            folder = folders[image] / place
-            subject = Subject(title, caption, label)
-            explanation = explain(
-                model, x_BCHW, seen_HWC, labels, folder, subject, head=head, fusion=fusion, discard=discard
+            picture, caption, label = _image(image, trial)
+            subject, folder = Subject(title, caption, label), folders[image] / place
+            explained[image][name] = explanation = draw_image(
+                model, transform, trial, picture, subject, folder, fusion=fusion, discard=discard
             )
-            explained[image][name] = explanation
             lines += map(str, explanation.files)
     for image, explanations in explained.items():
         if not explanations:
@@ -128,6 +142,32 @@ def command(
             click.echo(f"drawing all models beside each other, {image}", err=True)
         lines += map(str, compare(explanations, study, folders[image]))
     return [*lines, str(write_index(target, study or checkpoint.name))]
+
+
+@click.command()
+@study_argument
+@_arms_option
+@click.option("--images", type=click.IntRange(4), default=512, show_default=True, help="Number of validation images.")
+@_to_option("similarity", each="for each study")
+@out_option
+def similarity_command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: Path) -> list[str]:
+    """Compare the features of the arms of STUDY, block by block, on the same validation images (linear CKA).
+
+    1 means equal up to rotation and scale. Every pair of arms is drawn beside the seeds of each, because no two arms
+    are expected to be more alike than two seeds of one.
+    """
+    from vitlab.report.api import open_study
+
+    plan, store = open_study(study, out=out)
+    click.echo("importing PyTorch", err=True)
+    from vitlab.driver.similarity import compare_features, write
+
+    similarities = compare_features(
+        plan, store, arms, images=images, say=lambda sentence: click.echo(sentence, err=True)
+    )
+    files = write(similarities, plan.study, target / folder_name(plan.study))
+    head = "CKA of the last blocks' tokens, mean and range over pairs of seeds:"
+    return [head, *(f"  {each.sentence()}" for each in similarities), *map(str, files)]
 
 
 def _is_study(checkpoint: Path, out: Path) -> bool:
@@ -146,8 +186,8 @@ def _folder_of(image: str) -> str:
     return f"{folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
 
 
-OpenedModel = tuple[str, str, str, Any, "Transform", dict[str, Any] | None]
-"""Name, folder, title, model, transform from images to its input, and the trial's spec."""
+OpenedModel = tuple[str, str, str, "ViT", "Transform", dict[str, Any] | None]
+"""Name, title, folder, model, transform from images to its input, and the content of the trial's spec.json."""
 
 
 def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iterator[OpenedModel]:
@@ -169,24 +209,23 @@ def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iter
         short = re.sub(r"[^A-Za-z0-9]+", "-", arm)[:24].strip("-")
         # The number tells apart arms whose names begin alike.
         place = f"{names.index(arm):02}-{short}-seed{seed}"
-        yield f"{arm}, seed {seed}", place, f"study {plan.study}, arm {arm}, seed {seed}", model, transform, spec
+        yield f"{arm}, seed {seed}", f"study {plan.study}, arm {arm}, seed {seed}", place, model, transform, spec
 
 
 def _open_trial(path: Path) -> OpenedModel:
-    from vitlab.runner.models import load_model
+    from vitlab.runner.models import load_vit
     from vitlab.store.files import read_json
     from vitlab.store.folders import TrialFolder
 
     folder = TrialFolder(path)
-    model, transform = load_model(folder)
-    _require_attention(model)
-    name = f"trial {folder.path.parent.name[:12]}"
-    return name, folder_name(name), name, model, transform, read_json(folder.spec)
+    name = f"trial {path.parent.name[:12]}"
+    return name, name, folder_name(name), *load_vit(folder), read_json(folder.spec)
 
 
 def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> OpenedModel:
     """Return the model in a file of weights; what was assumed about it goes to stderr."""
     from vitlab.data.datasets.base import NORMALIZATIONS
+    from vitlab.runner.models import as_vit
     from vitlab.training.artifacts import InputSpec, Transform
     from vitlab.weights import ModelFacts, open_model
 
@@ -194,16 +233,8 @@ def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str |
     loaded = open_model(file, facts=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
     for note in loaded.notes:
         click.echo(note, err=True)
-    _require_attention(loaded.model)
     transform = Transform(InputSpec(loaded.info, loaded.mean, loaded.std))
-    return file.stem, folder_name(file.stem), file.name, loaded.model, transform, None
-
-
-def _require_attention(model: Model) -> None:
-    from vitlab.models.vit import ViT
-
-    if not isinstance(model, ViT):
-        raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
+    return file.stem, file.name, folder_name(file.stem), as_vit(loaded.model), transform, None
 
 
 def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, Label]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     help="Folder for the files, one folder for each study, arm and seed.",
 )
 @out_option
-def command(study: Path, arm: str, seed: int, form: Any, target: Path, out: Path) -> None:
+def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, out: Path) -> None:
     """Write the model of an arm of STUDY, which was run before, for use without vitlab, and a card beside it.
 
     The file takes pixels in [0, 1], as float32 of shape (B, C, H, W) in batches of any size, and returns logits. Its

@@ -25,7 +25,7 @@ from vitlab.store.locks import Busy
     "--drop", multiple=True, metavar="NAME@VERSION", help="An earlier version of a study, to be deleted as well."
 )
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
-def command(out: Path, drop: tuple[str, ...], yes: bool) -> list[str]:
+def gc_command(out: Path, drop: tuple[str, ...], yes: bool) -> list[str]:
     """Delete trials that no version of a study needs: results of older code, and of versions that are dropped.
 
     Damaged files that were set aside, and temporary files of killed processes, are deleted too. 'vitlab studies' lists

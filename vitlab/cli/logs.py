@@ -19,7 +19,7 @@ from vitlab.store.folders import Event, Store, TrialFolder
 @click.option("--arm", shell_complete=complete_arm, help="The arm of STUDY, by default baseline.")
 @click.option("--seed", type=int, help="The seed of STUDY, by default 0.")
 @out_option
-def command(trial: str, arm: str | None, seed: int | None, out: Path) -> list[str]:
+def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> list[str]:
     """Print the events, the output and the failure of a trial: of STUDY (its file or folder), or by its KEY.
 
     The first letters of KEY are enough.

@@ -35,11 +35,11 @@ KINDS = [name for name in registry.SLOT_MODULES if (TEMPLATES / "components" / f
 
 
 @click.group()
-def command() -> None:
+def new_command() -> None:
     """Begin something new."""
 
 
-@command.command()
+@new_command.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="study.yaml")
 @click.option(
     "--from",
@@ -77,7 +77,7 @@ def study(file: Path, source: str) -> list[str]:
     return [*lines, "Next:", f"  vitlab plan {file}", f"  vitlab run {file}"]
 
 
-@command.command()
+@new_command.command()
 @click.argument("name")
 @click.option("--slot", required=True, shell_complete=complete_slot, help=f"What it offers: {', '.join(KINDS)}.")
 @click.option("--component", help="Its name in study files; by default the first word of NAME.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,8 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from vitlab.cli import print_json
-from vitlab.cli.completion import complete_arm, complete_file, complete_study
+from vitlab.cli.completion import complete_file, complete_study
 from vitlab.errors import UserError
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
@@ -20,15 +18,6 @@ Callback = TypeVar("Callback", bound=Callable[..., Any])
 OUT = Path("vitlab-runs")
 file_argument = click.argument("file", type=click.Path(path_type=Path), shell_complete=complete_file)
 study_argument = click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
-arms_option = click.option(
-    "--arm",
-    "arms",
-    multiple=True,
-    shell_complete=complete_arm,
-    help="Arm of the study. May be given several times.  [default: all]",
-)
-
-
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -59,48 +48,7 @@ def study_options(function: Callback) -> Callback:
     return function
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 junit_option = click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
-
-
-def to_option(default: str, each: str) -> Callable[[Callback], Callback]:
-    """Return the option ``--to`` for a folder of pictures and numbers, with one folder ``each``."""
-    return click.option(
-        "--to",
-        "target",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path(default),
-        show_default=True,
-        help=f"Folder for pictures and numbers, one folder {each}.",
-    )
-
-
-def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
-    """Return the option ``--format`` of a report in these formats; ``--json`` is short for one of them."""
-    return click.option(
-        "--format",
-        "form",
-        type=click.Choice(formats),
-        default="terminal",
-        show_default=True,
-        callback=lambda context, parameter, value: value if context.obj is None else "json",
-        help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
-    )
-
-
-def print_report(rendered: str | bytes, form: str) -> None:
-    """Print a report in a format.
-
-    Raises:
-        click.UsageError: for a binary format on a terminal.
-    """
-    if click.get_current_context().obj is not None:
-        print_json(rendered)
-        return
-    if isinstance(rendered, bytes) and sys.stdout.isatty():
-        raise click.UsageError(f"{form} cannot be printed on a terminal; redirect it to a file")
-    data = rendered if isinstance(rendered, bytes) else f"{rendered.removesuffix(chr(10))}\n".encode()
-    sys.stdout.buffer.write(data)
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -119,14 +67,16 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:
     """Yield the words of the command line that repeat the options of a command, except those in ``without``."""
     for option in context.command.params:
-        name = str(option.name)
         if not isinstance(option, click.Option) or set(without) & set(option.opts):
             continue
+        name = str(option.name)
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             continue
-        values = context.params[name]
-        for value in values if option.multiple else [values]:
-            yield from [option.opts[0]] if option.is_flag else [option.opts[0], str(value)]
+        if option.is_flag:
+            yield option.opts[0]
+            continue
+        for value in context.params[name] if option.multiple else [context.params[name]]:
+            yield from (option.opts[0], str(value))
 
 
 def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitlab.cli import print_json
+from vitlab.cli import print_json, wants_json
 from vitlab.cli.options import (
-    json_option,
     parse_changes,
     study_file,
     study_options,
@@ -56,8 +55,7 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
     help="With --power, add the seeds for intervals of this half-width, such as '1 point' or 0.01.",
 )
 @click.option("--full", is_flag=True, help="Print every arm's resolved spec, defaults included.")
-@json_option
-def command(
+def plan_command(
     file: Path,
     out: Path,
     changes: tuple[str, ...],
@@ -67,7 +65,6 @@ def command(
     power: bool,
     width: str | None,
     full: bool,
-    as_json: bool,
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab.driver.planning import plan_study
@@ -85,7 +82,7 @@ def command(
     }
     costs = _costs(plan, device_tflops) if cost else {}
     forecast = _forecast(plan, store, width) if power else None
-    if as_json:
+    if wants_json():
         data = plan.to_json()
         if forecast is not None:
             data["power"] = forecast.to_json()

@@ -12,8 +12,7 @@ from importlib.metadata import Distribution, EntryPoint
 import click
 
 from vitlab import registry
-from vitlab.cli import print_json
-from vitlab.cli.options import json_option
+from vitlab.cli import print_json, wants_json
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry import plugins
 
@@ -41,13 +40,12 @@ class Offer:
 @click.option(
     "--strict", is_flag=True, help="Exit with 3 if a plugin does not load; stderr shows its lines that failed."
 )
-@json_option
-def command(strict: bool, as_json: bool) -> None:
+def plugins_command(strict: bool) -> None:
     """List what installed plugins offer, loading each to see whether it works."""
     offered = list(offers())
     failing = [offer for offer in offered if offer.is_broken]
     rows = [asdict(offer) for offer in offered]
-    if not as_json:
+    if not wants_json():
         _print(offered)
     elif not (failing and strict):
         print_json(rows)

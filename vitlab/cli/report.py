@@ -1,21 +1,35 @@
-"""``vitlab report``: the answer of a study, printed or written."""
+"""``vitlab report``, ``compare`` and ``judge``: reports on a study, on two, and on results of other programs."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from vitlab.cli import print_json
+from vitlab.cli.completion import complete_study
 from vitlab.cli.options import (
-    format_option,
+    Numbers,
     out_option,
     parse_changes,
     plugin_option,
-    print_report,
     set_option,
     study_argument,
 )
 from vitlab.report.formats import FORMATS
+
+_format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(tuple(FORMATS)),
+    default="terminal",
+    show_default=True,
+    callback=lambda context, parameter, value: value if context.obj is None else "json",  # --json is short for it
+    help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
+)
 
 
 @click.command()
@@ -23,9 +37,9 @@ from vitlab.report.formats import FORMATS
 @out_option
 @set_option
 @plugin_option
-@format_option(tuple(FORMATS))
+@_format_option
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
-def command(
+def report_command(
     study: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], form: str, output: Path | None
 ) -> list[str] | None:
     """Print the report of STUDY: of the version that its file is, or of the latest run where its name is given.
@@ -46,10 +60,83 @@ def command(
 
         rendered = render(plan, store, form)
     if output is None:
-        print_report(rendered, form)
+        _print(rendered, form)
         return None
     from vitlab.store.files import write_bytes
 
     write_bytes(output, rendered if isinstance(rendered, bytes) else rendered.encode())
     click.echo(str(output), err=True)
     return []
+
+
+@click.command()
+@click.argument("first", type=click.Path(path_type=Path), shell_complete=complete_study)
+@click.argument("second", type=click.Path(path_type=Path), shell_complete=complete_study)
+@out_option
+@_format_option
+def compare_command(first: Path, second: Path, out: Path, form: str) -> None:
+    """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
+    from vitlab.report.api import open_study
+    from vitlab.report.two_studies import compare_studies
+
+    _print(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)
+
+
+def _complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete the path of a table."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+EXAMPLES = """\b
+Examples:
+  vitlab judge results.csv --arm model --seed seed --metric acc
+  vitlab judge sqlite:///mlflow.db#EXPERIMENT --arm model --seed seed --metric acc
+  vitlab judge http://HOST:5000/#/experiments/ID --arm model --seed seed --metric acc
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("results", shell_complete=_complete_file)
+@click.option("--metric", required=True, help="Column of the metric; of a table with a column per arm, its name.")
+@click.option("--arm", help="Column of the arms. Without it, every column is an arm and every row a seed.")
+@click.option("--seed", help="Column of the seeds, which pair the arms; by default the one that is called so.")
+@click.option("--block", help="Column of data sets, or of other conditions under which every arm is trained.")
+@click.option(
+    "--over-blocks",
+    type=click.Choice(["difference", "relative"]),
+    help="What is averaged over blocks: differences, or those relative to the baseline's error.",
+)
+@click.option("--baseline", help="Arm that the others are compared with; by default 'baseline', or else the first.")
+@click.option("--baselines", help="Column of the arm that each is compared with, in place of --baseline.")
+@click.option("--goal", type=click.Choice(["max", "min"]), help="Better direction, if the name does not tell it.")
+@click.option("--margin", help="Largest difference that counts as none, in the column's units or as '0.5 points'.")
+@click.option("--alpha", type=float, default=0.05, show_default=True, help="Family-wise error rate.")
+@click.option("--images", type=int, help="Images that the metric counts: one is its smallest step.")
+@click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
+@click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
+@click.option("--looks", type=Numbers(), help="Numbers of seeds at which results were looked at, and now, as 3,5,10.")
+@_format_option
+def judge_command(results: str, form: str, **options: Any) -> None:
+    """Judge RESULTS of other programs as 'vitlab report' judges a study's.
+
+    RESULTS is a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx) or an experiment of MLflow. Every row or run is one
+    training. The columns of an experiment are the parameters, tags and metrics of its runs, whose last values count.
+    """
+    from vitlab.judging import judgement
+
+    _print(judgement.judge(results, **options).render(form), form)
+
+
+def _print(rendered: str | bytes, form: str) -> None:
+    """Print a report in a format.
+
+    Raises:
+        click.UsageError: for a binary format on a terminal.
+    """
+    if click.get_current_context().obj is not None:
+        print_json(rendered)
+        return
+    if isinstance(rendered, bytes) and sys.stdout.isatty():
+        raise click.UsageError(f"{form} cannot be printed on a terminal; redirect it to a file")
+    data = rendered if isinstance(rendered, bytes) else f"{rendered.removesuffix(chr(10))}\n".encode()
+    sys.stdout.buffer.write(data)

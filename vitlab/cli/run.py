@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab.cli import print_json
+from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_arm, components_of
 from vitlab.cli.options import (
     as_written,
     display_path,
-    json_option,
     parse_changes,
     study_file,
     study_options,
@@ -54,9 +53,8 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 @click.option("--retry-failed", is_flag=True, help="Train again what failed under the same code.")
 @click.option("--measure", is_flag=True, help="Also measure what each arm costs on this machine: speed and memory.")
 @click.option(DETACH, is_flag=True, help="Run in the background, and say how to watch and to stop it.")
-@json_option
 @click.pass_context
-def command(
+def run_command(
     context: click.Context,
     file: Path,
     out: Path,
@@ -70,7 +68,6 @@ def command(
     retry_failed: bool,
     measure: bool,
     detach: bool,
-    as_json: bool,
 ) -> list[str] | None:
     """Train what FILE asks for and is missing, track it, and answer its question.
 
@@ -97,7 +94,7 @@ def command(
 
         sets = run_smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
         return [f"{count(sets, 'combination')} of components ran two steps each."]
-    reports = list[str]()
+    as_json, reports = wants_json(), list[str]()
     answer = lab.run(
         file,
         out=out,

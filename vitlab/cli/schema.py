@@ -18,7 +18,7 @@ from vitlab.spec.tree import NewTree
 
 
 @click.command()
-def command() -> None:
+def schema_command() -> None:
     """Print the JSON Schema of study files, with the options of every installed component, plugins included."""
     print_json(study_schema())
 

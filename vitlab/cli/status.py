@@ -1,21 +1,26 @@
-"""``vitlab status``: show the progress of a study."""
+"""``vitlab status``, the progress of a study, and ``vitlab studies``, the studies of an output folder."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vitlab.cli import print_json
+from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import display_path, json_option, out_option, parse_changes, set_option
+from vitlab.cli.options import display_path, out_option, parse_changes, set_option
 from vitlab.errors import UserError
+from vitlab.spec.tree import NewTree
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
-    from vitlab.store.folders import TrialFolder
+    from vitlab.plan.values import Plan
+    from vitlab.plan.versions import Version
+    from vitlab.store.folders import Store, TrialFolder
 
 STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
 
@@ -24,8 +29,7 @@ STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
 @click.argument("study", type=click.Path(path_type=Path), required=False, shell_complete=complete_study)
 @out_option
 @set_option
-@json_option
-def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bool) -> None:
+def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> None:
     """Show how many trials of STUDY (its file, folder or name) are done, running, paused, failed or missing, and why.
 
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
@@ -45,7 +49,7 @@ def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bo
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     for planned in (*plan.trials, *rivals):
         folder = store.trial(planned.trial.key, planned.trial.code)
-        state = state_of(folder)
+        state = _state_of(folder)
         if state in ("running", "paused"):
             progress.append(f"{planned.arm} s{planned.seed}: {state}{_reached(folder)}")
         if state == Ending.FAILED:
@@ -56,7 +60,7 @@ def command(study: Path | None, out: Path, changes: tuple[str, ...], as_json: bo
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
     driver = driver_of(plan.study, store)
-    if as_json:
+    if wants_json():
         summary = {"study": plan.study, "arms": counts, "tuning": tuning}
         print_json({**summary, "failures": failures, "progress": progress, "driver": driver})
         return
@@ -94,7 +98,7 @@ def _latest(out: Path) -> Path:
     return latest
 
 
-def state_of(folder: TrialFolder) -> str:
+def _state_of(folder: TrialFolder) -> str:
     """Return one of ``STATES``."""
     if folder.done():
         return Ending.DONE
@@ -109,3 +113,88 @@ def _reached(folder: TrialFolder) -> str:
     """Return the last evaluated step and epoch in a trial's journal, or nothing before the first evaluation."""
     reached = [event.body for event in folder.events()[0] if event.kind == "metrics"]
     return f", at step {reached[-1]['step']:,}, epoch {reached[-1]['epoch']:.3g}" if reached else ""
+
+
+@click.command()
+@out_option
+def studies_command(out: Path) -> None:
+    """List the studies in the output folder, each with its question and its versions.
+
+    A version is what the file of a study said when it was run, with the changes of the command line. VERSION names one
+    as NAME@VERSION, for 'vitlab report' and wherever else a study is asked for; NAME alone is the latest.
+    """
+    from vitlab.store.folders import Store
+
+    store = Store(out.resolve())
+    studies = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study_row(file.parent, store))]
+    if wants_json():
+        print_json(studies)
+        return
+    if not studies:
+        click.echo(f"no study has been run in {out}", err=True)
+    for study in studies:
+        _print(study)
+
+
+def _study_row(folder: Path, store: Store) -> NewTree | None:
+    """Return a study with its versions, the latest first, as ``--json`` prints it; None if it was deleted meanwhile."""
+    from vitlab.plan.plan_file import read_plan
+    from vitlab.plan.versions import versions
+
+    recorded = versions(folder.resolve())
+    plans = [(version, plan) for version in recorded if (plan := read_plan(version.folder / "plan.json"))]
+    rows = [_version_row(version, plan, recorded[0], store) for version, plan in plans]
+    return {"study": folder.name, "question": plans[0][1].question, "versions": rows} if plans else None
+
+
+def _version_row(version: Version, plan: Plan, latest: Version, store: Store) -> NewTree:
+    from vitlab.plan.versions import differences
+
+    if version.folder != store.study(plan.study):
+        plan = replace(plan, version=version.name)
+    trials = {(item.trial.key, item.trial.code) for item in plan.trials}  # arms may share trials
+    states = Counter(_state_of(store.trial(key, code)) for key, code in trials)
+    states["missing"] += len(plan.pending)
+    comparable = version.content is not None and latest.content is not None
+    return {
+        "version": version.name,
+        "run": version.when,
+        "file": version.run.file,
+        "set": version.set_options,
+        "differs": differences(latest.content or {}, version.content or {}) if comparable else "",
+        **{state: states[state] for state in STATES},
+        "answer": _answer(plan, store),
+    }
+
+
+def _answer(plan: Plan, store: Store) -> str:
+    """Return the number of comparisons by verdict, from the stored report if it is up to date."""
+    from vitlab import report
+
+    text = report.read_report(plan, store, "json") or report.render(plan, store, "json")
+    rows = json.loads(text)["arms"]
+    # Baselines have no verdict.
+    counts = Counter(row["verdict"] for row in rows if row["verdict"])
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
+
+
+def _print(study: NewTree) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from vitlab.plan.packaged import packaged_name
+
+    console = Console(highlight=False, width=10_000)  # never wrap: lines are piped to grep and cut
+    console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for row in study["versions"]:
+        file = Path(row["file"])
+        place = packaged_name(file) or display_path(file) if row["file"] else ""
+        source = " ".join(text for text in (place, row["set"]) if text)
+        trials = ", ".join(f"{row[state]} {state}" for state in STATES if row[state]) or "none planned"
+        table.add_row(*(Text(f" {cell}") for cell in (row["version"][:8], row["run"], trials, row["answer"], source)))
+    console.print(table)
+    for row in study["versions"][1:]:
+        if row["differs"]:
+            console.print(Text(f"  {row['version'][:8]} against the latest: {row['differs']}"))

@@ -18,7 +18,7 @@ from vitlab.cli.completion import components_of
     help="A tracker's name; by default the one each study names.",
 )
 @click.option("--tracking-uri", help="MLflow server or database; by default the one each study names.")
-def command(folder: Path, tracker: str | None, tracking_uri: str | None) -> list[str]:
+def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) -> list[str]:
     """Deliver the journals of all studies in FOLDER to their tracker.  What is there already is not delivered twice."""
     from vitlab.trackers.delivery import sync
 

@@ -24,7 +24,7 @@ from vitlab.errors import UserError, VitlabError, nearest
     "--host", default="127.0.0.1", show_default=True, help="Interface to listen on; 0.0.0.0 for other machines."
 )
 @click.option("--no-browser", is_flag=True, help="Print the addresses only.")
-def command(study: str | None, out: Path, port: int, host: str, no_browser: bool) -> None:
+def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: bool) -> None:
     """Open STUDY (by default the one that was run last) in MLflow, and serve the results until Ctrl-C.
 
     STUDY is a study's name or file. Its page shows curves and final values grouped by arm. The browser is opened where

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli import print_json
+from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
-from vitlab.cli.options import json_option, parse_changes, plugin_option, set_option, study_file
+from vitlab.cli.options import parse_changes, plugin_option, set_option, study_file
 from vitlab.errors import Problem, SpecError
 
 
@@ -17,10 +17,7 @@ from vitlab.errors import Problem, SpecError
 @set_option
 @plugin_option
 @click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
-@json_option
-def command(
-    files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool, as_json: bool
-) -> None:
+def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing.
 
     Baselines of 'vitlab check' (.baseline.yaml), which lie beside studies, are skipped.
@@ -31,7 +28,7 @@ def command(
     problems, rows = list[Problem](), []
     for file in files:
         if file.name.endswith(".baseline.yaml"):
-            click.echo(f"{file}: a baseline of 'vitlab check', no study: skipped", err=as_json)
+            click.echo(f"{file}: a baseline of 'vitlab check', no study: skipped", err=wants_json())
             continue
         try:
             _, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins)
@@ -43,12 +40,12 @@ def command(
         arms, trials = len(plan.arms), len(plan.trials) + len(plan.pending)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         rows.append({"file": str(file), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
-        if not as_json:
+        if not wants_json():
             and_skipped = f", {count(skipped, 'arm')} skipped" if skipped else ""
             click.echo(f"{file}: {count(arms, 'arm')}, {count(trials, 'trial')}{and_skipped}")
             for note in plan.notes:
                 click.echo(f"  {note}")
     if problems:
         raise SpecError(problems)
-    if as_json:
+    if wants_json():
         print_json(rows)

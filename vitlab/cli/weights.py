@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab.cli import print_json
-from vitlab.cli.options import json_option
+from vitlab.cli import print_json, wants_json
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,17 +27,16 @@ _source_grid = click.option(
 
 
 @click.group()
-def command() -> None:
+def weights_command() -> None:
     """Inspect and convert files of weights: .safetensors, .pth, .pt, .bin and Google's .npz."""
 
 
-@command.command()
+@weights_command.command()
 @_file
 @_from
 @_heads
 @_source_grid
-@json_option
-def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None, as_json: bool) -> None:
+def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None) -> None:
     """Show what is in FILE: its format, the model it belongs to, and what does not fit.
 
     FILE may be timm:NAME or hub:ORG/NAME, which are fetched.
@@ -47,7 +45,7 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
 
     inspected = look(_local(file), form, _model_facts(heads, source_grid))
     rows = _rows(inspected)
-    if as_json:
+    if wants_json():
         print_json({name.replace(" ", "_"): value for name, value in rows.items()})
         return
     for name, value in rows.items():
@@ -56,7 +54,7 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
             click.echo(f"{name if index == 0 else '':18} {f'{line:,}' if isinstance(line, int) else line}".rstrip())
 
 
-@command.command()
+@weights_command.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 @_from

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from vitlab.explain.one_image import Head, Label
+    from vitlab.explain.measures import Fusion
+    from vitlab.explain.one_image import Explanation, Head, Label, Subject
+    from vitlab.models.vit import ViT
+    from vitlab.training.artifacts import Transform
 
 
 def draw_arms(
@@ -51,7 +54,7 @@ def draw_arms(
         try:
             with folder.lease():
                 say(f"drawing what {arm} attends to in {count(len(missing), 'test image')}")
-                if objective := objective_without_labels(read_json(folder.spec) or {}):
+                if objective := objective_without_labels(read_json(folder.spec)):
                     say(f"{arm} is explained without predictions: objective '{objective}' trains none")
                 draw_images(folder, missing)
         except Busy:
@@ -70,29 +73,20 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
         UserError: if the trial's model has no attention, or the test split has no such image.
         WeightsError: if the trial kept no weights.
     """
-    from vitlab.explain.one_image import Subject, explain
-    from vitlab.models.vit import ViT
-    from vitlab.runner.models import load_model
+    from vitlab.explain.one_image import Subject
+    from vitlab.runner.models import load_vit
 
-    model, transform = load_model(folder)
-    if not isinstance(model, ViT):
-        raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
+    model, transform = load_vit(folder)
     spec = read_json(folder.spec)
-    labels = transform.input_spec.info.labels
-    head: Head = "multilabel" if transform.input_spec.info.task == "multilabel" else "trained"
-    if objective_without_labels(spec):
-        head = "untrained"
     # The subject names no arm or study, because the same trial may belong to several.
     trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
     for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
         place = _place(folder, index)
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
-        x_BCHW = transform(pixels_CHW)
-        image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
         subject = Subject(trial, f"test image {index}", label)
         try:
-            explain(model, x_BCHW, image_HWC, labels, temporary, subject, head=head)
+            draw_image(model, transform, spec, pixels_CHW, subject, temporary)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:
@@ -100,19 +94,52 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 
-def objective_without_labels(trial: Mapping[str, Any]) -> str | None:
+def draw_image(
+    model: ViT,
+    transform: Transform,
+    trial: Mapping[str, Any] | None,
+    picture: Any,
+    subject: Subject,
+    out: Path,
+    *,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+) -> Explanation:
+    """Write the explanation of one image by :func:`~vitlab.explain.one_image.explain`.
+
+    Args:
+        model: a trained ViT.
+        transform: from images to its input.
+        trial: the content of the trial's ``spec.json``; None for a file of weights.
+        picture: an image, as the transform takes it.
+        subject: the model and the image, as its pictures name them.
+        out: a folder; created if it does not exist.
+        fusion: how heads become one map in the rollout.
+        discard: share of the smallest attention weights that the rollout sets to 0.
+    """
+    from vitlab.explain.one_image import explain
+
+    info, x_BCHW = transform.input_spec.info, transform(picture)
+    image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
+    head: Head = "multilabel" if info.task == "multilabel" else "trained"
+    if objective_without_labels(trial):
+        head = "untrained"
+    return explain(model, x_BCHW, image_HWC, info.labels, out, subject, head=head, fusion=fusion, discard=discard)
+
+
+def objective_without_labels(trial: Mapping[str, Any] | None) -> str | None:
     """Return the name of a trial's objective if it does not train predictions on labels; None if it does.
 
     Args:
-        trial: the content of the trial's ``spec.json``.
+        trial: the content of the trial's ``spec.json``; None for a file of weights.
     """
     from vitlab.registry import slot
 
-    choice = trial.get("spec", {}).get("train", {}).get("objective")
-    if choice is None:  # of a file of weights, which belongs to no trial
+    if trial is None:
         return None
-    component: Any = slot("objective").find(Choice.of(choice).type)[0]
-    return None if component.labels else Choice.of(choice).type
+    choice = Choice.of(trial["spec"]["train"]["objective"])
+    component: Any = slot("objective").find(choice.type)[0]
+    return None if component.labels else choice.type
 
 
 def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Label]]:

@@ -17,11 +17,10 @@ from vitlab.errors import UserError, VitlabError, count
 from vitlab.explain import pictures
 from vitlab.explain.measures import MIN_BATCH, grams_of_blocks, linear_cka
 from vitlab.identity.trial import Trial
-from vitlab.models.vit import ViT
 from vitlab.plan.sources import images_of
 from vitlab.plan.values import Plan, Planned
 from vitlab.registry import slot
-from vitlab.runner.models import dtype_of, load_model
+from vitlab.runner.models import dtype_of, load_vit
 from vitlab.store.files import folder_name
 from vitlab.store.folders import Store
 
@@ -76,9 +75,7 @@ def compare_features(
     for planned in _planned(plan, names):
         who = f"{planned.arm}, seed {planned.seed}"
         try:
-            model, _ = load_model(store.trial(planned.trial.key, planned.trial.code))
-            if not isinstance(model, ViT):
-                raise UserError(f"only a ViT has blocks to compare; this is a {type(model).__name__}")
+            model, _ = load_vit(store.trial(planned.trial.key, planned.trial.code))
         except VitlabError as error:
             if arms:
                 raise UserError(f"{who}: {error}") from None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared
-from vitlab.errors import WeightsError
+from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model, digest
@@ -21,6 +21,9 @@ from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.training import features
 from vitlab.training.artifacts import InputSpec, Transform, read_weights
+
+if TYPE_CHECKING:
+    from vitlab.models.vit import ViT
 
 
 def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
@@ -46,6 +49,30 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     dtype = dtype_of(trial.spec.train.precision)
     model.to(dtype).load_state_dict(state)
     return model.eval(), Transform(input_spec, dtype=dtype)
+
+
+def load_vit(folder: TrialFolder) -> tuple[ViT, Transform]:
+    """Return the trained ViT of a trial as :func:`load_model` does.
+
+    Raises:
+        UserError: if the trial's model is another one.
+        WeightsError: see :func:`load_model`.
+    """
+    model, transform = load_model(folder)
+    return as_vit(model), transform
+
+
+def as_vit(model: Model) -> ViT:
+    """Return a model that is a ViT.
+
+    Raises:
+        UserError: if it is another one.
+    """
+    from vitlab.models.vit import ViT
+
+    if not isinstance(model, ViT):
+        raise UserError(f"only a ViT has blocks with attention; this is a {type(model).__name__}")
+    return model
 
 
 def initial_model(
