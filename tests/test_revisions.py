@@ -20,11 +20,10 @@ from scipy import stats
 from vitlab.cli import cli
 from vitlab.driver import benchmark
 from vitlab.errors import TrialFailed, UserError
-from vitlab.regression import ab
+from vitlab.regression import ab, cost
+from vitlab.regression import checkout as revisions
 from vitlab.regression.baseline import Facts, read_baseline
-from vitlab.revisions import checkout as revisions
-from vitlab.revisions import cost
-from vitlab.revisions.checkout import Revision, checkout, commit_of, commits_of
+from vitlab.regression.checkout import Revision, checkout, commit_of, commits_of
 from vitlab.store.folders import Store
 
 PART = '''

@@ -21,12 +21,12 @@ from vitlab.errors import SpecError
 from vitlab.identity.trial import key_of
 from vitlab.regression import gate
 from vitlab.regression.check import CheckRequest, changes_for, refuse_tuning
+from vitlab.regression.checkout import Revision, checkout, commits_of, uncommitted
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
 from vitlab.report.document import Content, Report
 from vitlab.report.two_studies import compare_studies
-from vitlab.revisions.checkout import Revision, checkout, commits_of, uncommitted
 from vitlab.spec.study import read_study
 
 OUT_OF_REACH = "same: the diff does not reach it, so it was not trained"
@@ -48,7 +48,7 @@ def compare_revisions(
     Args:
         revisions: two commits, such as ``main..HEAD``.
         request: the study; it needs no baseline.
-        install: see :func:`vitlab.revisions.checkout.checkout`.
+        install: see :func:`vitlab.regression.checkout.checkout`.
 
     Raises:
         UserError: if there is no such commit, or a revision cannot run the study.

@@ -16,11 +16,11 @@ from vitlab.identity.code import requirements_of
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import ACCEPT, Baseline, Values, read_baseline, update_baseline, write_baseline
+from vitlab.regression.checkout import Revision, checkout, commit_of, uncommitted
 from vitlab.regression.decide import Cell, Finding, overall
 from vitlab.regression.facts import compare_facts, compute_facts, first_of_arms
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import logs_command
-from vitlab.revisions.checkout import Revision, checkout, commit_of, uncommitted
 from vitlab.spec import Study, read_document
 from vitlab.store.folders import OUT, Store
 

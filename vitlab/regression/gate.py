@@ -14,6 +14,8 @@ from vitlab.comparison.study import no_sample, prerequisites
 from vitlab.errors import UserError, count, nearest
 from vitlab.plan.values import Plan
 from vitlab.regression.baseline import ACCEPT, Baseline, Values
+from vitlab.regression.checkout import Revision
+from vitlab.regression.cost import measure_costs
 from vitlab.regression.decide import (
     Cell,
     Finding,
@@ -31,8 +33,6 @@ from vitlab.regression.decide import (
 from vitlab.regression.facts import LEARNING_STEPS, first_of_arms, trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
-from vitlab.revisions.checkout import Revision
-from vitlab.revisions.cost import measure_costs
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
 from vitlab.spec.study import Check
@@ -264,7 +264,7 @@ def result(
 def costs(
     study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object]
 ) -> list[Finding]:
-    """Measure arms under two revisions, see :func:`vitlab.revisions.cost.measure_costs`, and judge their limits.
+    """Measure arms under two revisions, see :func:`vitlab.regression.cost.measure_costs`, and judge their limits.
 
     Costs without a limit pass.
     """

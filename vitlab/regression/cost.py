@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitlab.revisions.checkout import Revision
+from vitlab.regression.checkout import Revision
 
 QUANTITIES = ("time", "memory")
 SPARE_ROUNDS = 4  #: beyond the fewest that give an interval
@@ -61,7 +61,7 @@ def measure_costs(
             costs = {}
             for revision in (old, new) if number % 2 else (new, old):
                 study = json.dumps({**request, "plugins": revision.plugins}, default=str)
-                output = revision.run("-m", "vitlab.revisions.cost", arm, study)
+                output = revision.run("-m", "vitlab.regression.cost", arm, study)
                 costs[revision is new] = json.loads(output.splitlines()[-1])
             for quantity in QUANTITIES:
                 ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
