@@ -18,9 +18,10 @@ from vitlab._version import __version__ as __version__
 imports.watch()
 
 if TYPE_CHECKING:
+    from vitlab.driver.planning import trials
     from vitlab.errors import SpecError, UserError, VitlabError
     from vitlab.judging.judgement import judge
-    from vitlab.lab import run, trials
+    from vitlab.lab import run
     from vitlab.report.api import compare, history, load, predictions, results
 
 __all__ = [

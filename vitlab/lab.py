@@ -5,40 +5,28 @@ It reads from top to bottom; planning is in :mod:`vitlab.driver.planning`, the o
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from vitlab import registry, report
-from vitlab.driver.planning import costs, prepare_run, read_data, with_decisions
+from vitlab.driver.planning import given_file, prepare_run, read_data, with_decisions
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.scheduler import sole_driver, train_missing
 from vitlab.driver.session import Session, Watch
 from vitlab.driver.stages import cached_trials, next_stage, require_arm
-from vitlab.errors import UserError
-from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import registered, write_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run, is_recorded
 from vitlab.report.api import Answer as Answer
-from vitlab.report.api import study_path
-from vitlab.store.files import folder_name, mapping, read_json, write_bytes, write_json
 from vitlab.store.folders import OUT, Store
-from vitlab.trackers.delivery import deliver_rest, tracker_of
-
-if TYPE_CHECKING:
-    import pandas as pd
+from vitlab.trackers.delivery import deliver_rest, forget_delivery, recorded_link, tracker_of
 
 Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""
-
-DELIVERED = "delivered.json"
-"""File in a study's folder with the last complete delivery: the tracker's place, the state of the report, the link."""
 
 
 def run(
@@ -86,7 +74,7 @@ def run(
     from vitlab.driver.progress import watch_on
 
     watch = watch or watch_on()
-    file = _file_of(file, out, watch)
+    file = given_file(file, out, watch)
     store = Store(Path(out).resolve())
     prepare_run(file, changes, store)
     make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
@@ -109,7 +97,7 @@ def run(
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = registered(plan, store)
         session = Session(store, study.run, plugins, watch, tracker_of(plan, store, study.run))
-        stages, unexplained, has_ended = 0, list[str](), False
+        stages, has_ended = 0, False
         try:
             while True:
                 outcomes |= cached_trials(plan, only, store, outcomes)
@@ -132,8 +120,7 @@ def run(
             if study.run.explain:
                 from vitlab.driver.attention_pictures import draw_arms
 
-                unexplained = list(draw_arms(plan, store, study.run.explain, watch.say))
-                for sentence in unexplained:
+                for sentence in draw_arms(plan, store, study.run.explain, watch.say):
                     watch.say(sentence)
             if measure:
                 from vitlab.driver.benchmark import measure_arms
@@ -159,93 +146,24 @@ def run(
         )
 
 
-def trials(
-    file: str | Path | Mapping[str, object],
-    *,
-    out: str | Path = OUT,
-    changes: Mapping[str, object] = {},
-    plugins: Sequence[str | Path] = (),
-) -> pd.DataFrame:
-    """Return the trials of a study's plan, one row each, before anything is trained.
-
-    Columns: ``arm``, ``seed``, ``trained`` (whether its result is stored), ``params``, and ``macs``, the
-    multiply-accumulates of one image, forward.  The arguments are those of :func:`vitlab.run`.
-
-    Raises:
-        SpecError: if the file is wrong, with every mistake.
-    """
-    import pandas as pd
-
-    _, plan = plan_study(_file_of(file, out, Watch()), changes=changes, plugins=plugins, out=out)
-    store, by_arm = Store(Path(out).resolve()), costs(plan)
-    return pd.DataFrame(
-        {
-            "arm": item.arm,
-            "seed": item.seed,
-            "trained": store.trial(item.trial.key, item.trial.code).done(),
-            **by_arm[item.arm],
-        }
-        for item in (*plan.trials, *plan.pending)
-    )
-
-
-def _file_of(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
-    """Return the file of a study, which is written if its content is given.
-
-    Raises:
-        UserError: if there is no such file, or the content has a value that a file cannot have.
-    """
-    if not isinstance(study, Mapping):
-        return study_file(study_path(study), watch.say)
-    try:
-        text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
-    except (TypeError, ValueError) as error:
-        raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
-    file = Path(out) / "written" / f"{folder_name(str(study.get('study', 'study')))}.yaml"
-    write_bytes(file, f"{text}\n".encode())
-    return file
-
-
 def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:
     """Bring the stored report up to date, and the tracker, and return the study's address there."""
-    folder, tracker = session.store.study(plan.study) / "report", session.tracker
+    folder, tracker, say = session.store.study(plan.study) / "report", session.tracker, session.watch.say
     if report.is_current(plan, session.store):
         if on_report is not None:
             on_report(lambda format: report.read_report(plan, session.store, format) or "")
-        if (link := _delivered(plan, session)) is not None:
-            return link or None
-        return _deliver(plan, session, sorted(folder.iterdir()))
+        return recorded_link(tracker) or deliver_rest(tracker, sorted(folder.iterdir()), say)
+    forget_delivery(tracker)
     tracker.update()  # while the report is written
     content = report.collect(plan, session.store)
     try:
         if on_report is not None:
             on_report(content.render)
     finally:
-        session.watch.say("writing the report")
+        say("writing the report")
         files: Sequence[Path] = ()
         try:
             files = report.write(content, folder)
         finally:  # a report that cannot be written keeps no trial from the tracker
-            link = _deliver(plan, session, files)
-    return link
-
-
-def _delivered(plan: Plan, session: Session) -> str | None:
-    """Return the address in the tracker if it lacks nothing, by the records of deliveries; empty without a tracker."""
-    tracker = session.tracker
-    if not tracker.title:
-        return ""
-    record = read_json(session.store.study(plan.study) / DELIVERED, mapping) or {}
-    same = (record.get("place"), record.get("state")) == (tracker.place(), report.state(plan, session.store))
-    link = record.get("link")
-    return link if same and isinstance(link, str) and tracker.undelivered() == 0 else None
-
-
-def _deliver(plan: Plan, session: Session, files: Sequence[Path]) -> str | None:
-    """Deliver what the tracker lacks, record that if it succeeds, and return the address."""
-    tracker, state = session.tracker, report.state(plan, session.store)
-    link = deliver_rest(tracker, files, session.watch.say)
-    if link and files:
-        record = {"place": tracker.place(), "state": state, "link": link}
-        write_json(session.store.study(plan.study) / DELIVERED, record)
+            link = deliver_rest(tracker, files, say)
     return link

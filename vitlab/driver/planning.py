@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,21 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab import registry
 from vitlab.driver import trust
-from vitlab.driver.session import Session
-from vitlab.errors import DataError, SpecError, VitlabError
+from vitlab.driver.session import Session, Watch
+from vitlab.errors import DataError, SpecError, UserError, VitlabError
 from vitlab.executors.machine import device_of, notes_on_device
 from vitlab.plan.engine_choice import without_benchmark
+from vitlab.plan.packaged import study_file
 from vitlab.plan.plan_file import read_decisions
 from vitlab.plan.tune import decide
 from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.plan.versions import content, name_of, with_builtins
+from vitlab.report.api import study_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import is_known, unknown
-from vitlab.store.files import mapping, read_json
+from vitlab.store.files import folder_name, mapping, read_json, write_bytes
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
 
@@ -41,6 +46,23 @@ def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -
         if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
             registry.slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
             registry.slot("executor").get(study.run.executor.type).prepare()
+
+
+def given_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
+    """Return the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
+
+    Raises:
+        UserError: if there is no such file, or the content has a value that a file cannot have.
+    """
+    if not isinstance(study, Mapping):
+        return study_file(study_path(study), watch.say)
+    try:
+        text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
+    except (TypeError, ValueError) as error:
+        raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
+    file = Path(out) / "written" / f"{folder_name(str(study.get('study', 'study')))}.yaml"
+    write_bytes(file, f"{text}\n".encode())
+    return file
 
 
 def plan_study(
@@ -139,6 +161,36 @@ def read_data(plan: Plan, store: Store, file: str | Path) -> bool:
                 f"{data.type} has no identity after reading; its method 'info' must return one if the data exists"
             )
     return bool(unread)
+
+
+def trials(
+    file: str | Path | Mapping[str, object],
+    *,
+    out: str | Path = OUT,
+    changes: Mapping[str, object] = {},
+    plugins: Sequence[str | Path] = (),
+) -> pd.DataFrame:
+    """Return the trials of a study's plan, one row each, before anything is trained.
+
+    Columns: ``arm``, ``seed``, ``trained`` (whether its result is stored), ``params``, and ``macs``, the
+    multiply-accumulates of one image, forward.  The arguments are those of :func:`vitlab.run`.
+
+    Raises:
+        SpecError: if the file is wrong, with every mistake.
+    """
+    import pandas as pd
+
+    _, plan = plan_study(given_file(file, out, Watch()), changes=changes, plugins=plugins, out=out)
+    store, by_arm = Store(Path(out).resolve()), costs(plan)
+    return pd.DataFrame(
+        {
+            "arm": item.arm,
+            "seed": item.seed,
+            "trained": store.trial(item.trial.key, item.trial.code).done(),
+            **by_arm[item.arm],
+        }
+        for item in (*plan.trials, *plan.pending)
+    )
 
 
 def costs(plan: Plan) -> dict[str, dict[str, int]]:

@@ -33,6 +33,7 @@ from vitlab.plan.values import Plan
 from vitlab.plan.versions import stored_run_spec
 from vitlab.spec import Choice, RunSpec
 from vitlab.spec.changes import MASK, public
+from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import DRIVER, own_process
 from vitlab.trackers import Tracker
@@ -40,6 +41,8 @@ from vitlab.trackers import tracker as trackers
 
 log = logging.getLogger(__name__)
 
+DELIVERED = "delivered.json"
+"""File in a study's folder that is there while the tracker lacks nothing: the tracker's place, and the address."""
 SILENCE_S, MAX_SILENCE_S = 1.0, 60.0  #: to the first sentence on a delivery, and at most between two of them
 
 
@@ -51,6 +54,22 @@ def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
     """
     built: Tracker = trackers.build(run.tracker, plan, store, run)
     return BackgroundTracker(built, started) if built.title else built
+
+
+def recorded_link(tracker: Tracker) -> str | None:
+    """Return the address of a study in its tracker; None if the tracker may lack something, by the records."""
+    if not tracker.title:
+        return None
+    record = read_json(tracker.folder / DELIVERED, mapping) or {}
+    link = record.get("link")
+    is_complete = record.get("place") == tracker.place() and tracker.undelivered() == 0
+    return link if is_complete and isinstance(link, str) else None
+
+
+def forget_delivery(tracker: Tracker) -> None:
+    """Record that a tracker lacks something."""
+    if tracker.title:
+        (tracker.folder / DELIVERED).unlink(missing_ok=True)
 
 
 def deliver_rest(tracker: Tracker, report: Sequence[Path], say: Callable[[str], None]) -> str | None:
@@ -82,7 +101,10 @@ def deliver_rest(tracker: Tracker, report: Sequence[Path], say: Callable[[str], 
     thread = threading.Thread(target=report_progress, name=f"progress to {tracker.title}", daemon=True)
     thread.start()
     try:
-        return tracker.close(report)
+        link = tracker.close(report)
+        if link and report:
+            write_json(tracker.folder / DELIVERED, {"place": tracker.place(), "link": link})
+        return link
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted; the report is written, and the same command or 'vitlab sync' delivers what {tracker.title} "
@@ -169,6 +191,7 @@ class BackgroundTracker(Tracker):
 
     def __init__(self, tracker: Tracker, process: TrackerProcess | None = None) -> None:
         self.tracker = tracker
+        self.folder = tracker.folder
         self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
         self._process = process
         self._thread: threading.Thread | None = None
