@@ -64,6 +64,7 @@ MODULES = {
 }
 """Modules of commands that are not in the module of their name."""
 
+SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 EPILOG = (
     "'vitlab list studies' lists the studies that come with vitlab, 'vitlab show study NAME' prints the file of one, "
     "and 'vitlab run NAME' runs it."
@@ -89,6 +90,11 @@ JSON = click.Option(
 def wants_json() -> bool:
     """Return whether the command was called with ``--json``."""
     return click.get_current_context().obj is not None
+
+
+def say(sentence: str) -> None:
+    """Print a sentence on progress, or a warning, on stderr."""
+    click.echo(sentence, err=True)
 
 
 def print_json(data: Any) -> None:
@@ -159,7 +165,7 @@ class _Commands(click.Group):
             formatter.write_dl([*COMMANDS.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.group(cls=_Commands, context_settings=SETTINGS, epilog=EPILOG)
 @click.version_option(package_name="vitlab")
 def cli() -> None:
     """vitlab: a laboratory for Vision Transformer ablations."""

@@ -13,13 +13,7 @@ import click
 
 from vitlab._version import __version__
 from vitlab.cli import print_json, wants_json
-from vitlab.cli.options import (
-    as_written,
-    junit_option,
-    parse_changes,
-    study_file,
-    study_options,
-)
+from vitlab.cli.options import FILE, as_written, junit_option, parse_changes, study_file, study_options
 from vitlab.errors import UserError
 from vitlab.regression import TIERS
 
@@ -33,9 +27,7 @@ CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", 
 
 @click.command()
 @study_options
-@click.option(
-    "--baseline", type=click.Path(path_type=Path, dir_okay=False), help="By default FILE's name with .baseline.yaml."
-)
+@click.option("--baseline", type=FILE, help="By default FILE's name with .baseline.yaml.")
 @click.option(
     "--tier", "tiers", type=click.Choice(TIERS), multiple=True, help="Run only this tier; repeatable.  By default all."
 )
@@ -113,7 +105,7 @@ def check_command(
 )
 @click.option("--workflow", is_flag=True, help="Print a workflow of GitHub Actions that compares each pull request.")
 @junit_option
-@click.option("--format", "form", type=click.Choice(["terminal", "md", "json"]), default="terminal", show_default=True)
+@click.option("--format", "form", type=click.Choice(["terminal", "md", "json"]), default="terminal")
 @click.pass_context
 def ab_command(
     context: click.Context,

@@ -49,84 +49,90 @@ def completion_command(shell: str) -> list[str]:
 
 def _completion(values: Callable[[click.Context, str], Iterable[str]]) -> Complete:
     """Return the completion of an argument by values, which depend on the command line and on what was typed."""
-    return lambda context, parameter, incomplete: _items(values(context, incomplete), incomplete)
+
+    def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+        matching = [value for value in dict.fromkeys(values(context, typed)) if value.startswith(typed)]
+        if os.environ.get(VARIABLE) == "bash_complete":  # the other shells quote what they insert
+            matching = [re.sub(r"([^\w@%+=:,./-])", r"\\\1", value) for value in matching]
+        return [CompletionItem(value) for value in matching]
+
+    return complete
 
 
-def _packaged() -> Iterable[str]:
+@_completion
+def complete_packaged(context: click.Context, typed: str) -> Iterable[str]:
+    """Complete the name of a packaged study."""
     from vitlab.plan.packaged import packaged_studies
 
     return packaged_studies()
 
 
-complete_file = _completion(lambda context, typed: [*_packaged(), *_files(typed)])
-"""Completion of the name of a packaged study, or of the path of a study file."""
+@_completion
+def complete_file(context: click.Context, typed: str) -> Iterable[str]:
+    """Complete the name of a packaged study, or the path of a study file."""
+    from vitlab.plan.packaged import packaged_studies
 
-complete_packaged = _completion(lambda context, typed: _packaged())
-"""Completion of the name of a packaged study."""
-
-complete_study = _completion(lambda context, typed: [*(path.parent.name for path in _plans(context)), *_files(typed)])
-"""Completion of the name of a study that has been run, or of the path of a study file."""
+    return [*packaged_studies(), *_files(typed)]
 
 
-def complete_slot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a slot."""
+@_completion
+def complete_study(context: click.Context, typed: str) -> Iterable[str]:
+    """Complete the name of a study that has been run, or the path of a study file."""
+    return [*sorted(plan.parent.name for plan in _studies(context).glob("*/plan.json")), *_files(typed)]
+
+
+@_completion
+def complete_slot(context: click.Context, typed: str) -> Iterable[str]:
+    """Complete the name of a slot, or of the studies that ``list`` and ``show`` take in its place."""
     from vitlab.registry import SLOT_MODULES
 
-    studies = STUDIES[:1] if context.info_name == "list" else STUDIES[1:]
-    return _items([*SLOT_MODULES, *(studies if parameter.param_type_name == "argument" else ())], incomplete)
+    return [*SLOT_MODULES, *{"list": STUDIES[:1], "show": STUDIES[1:]}.get(str(context.info_name), ())]
 
 
-def complete_component(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_component(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete the name of a component of the slot before it on the command line, or of a packaged study."""
     slot = str(context.params.get("slot"))
-    return complete_packaged(context, parameter, incomplete) if slot in STUDIES else _components(slot, incomplete)
+    return (complete_packaged if slot in STUDIES else components_of(slot))(context, parameter, typed)
 
 
 def components_of(slot: str) -> Complete:
     """Return the completion of the names of a slot's components."""
-    return lambda context, parameter, incomplete: _components(slot, incomplete)
+
+    def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+        from vitlab.registry import SLOT_MODULES, listing
+
+        entries = listing(slot) if slot in SLOT_MODULES else ()
+        return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(typed)]
+
+    return complete
 
 
-def complete_arm(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of an arm of the study on the command line, if it has been run; ``arm=NAME`` for --only."""
+@_completion
+def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
+    """Complete the name of an arm of the study on the command line, if it has been run; ``arm=NAME`` for ``run``."""
     from vitlab.plan.packaged import study_name
-    from vitlab.spec import read_document
 
     params = [context.params.get(name) for name in ("file", "study", "trial", "checkpoint")]
     # click assigns no argument while an option lacks its value.
     path = Path(str(next(filter(None, [*params, *context.args]), "")))
-    name, arms = path.name.partition("@")[0], []
-    with suppress(VitlabError, LookupError):
-        name = read_document(path).data["study"] if path.is_file() else study_name(name)
-    for plan in (plan for plan in _plans(context) if plan.parent.name == name):
-        with suppress(ValueError, LookupError, TypeError):  # a damaged plan offers nothing
-            # read_plan would import planning, which takes longer than a user waits for a completion.
-            arms = [arm["name"] for arm in json.loads(plan.read_bytes())["arms"] if not arm.get("skip")]
-    return _items([f"arm={arm}" for arm in arms] if "--only" in parameter.opts else arms, incomplete)
+    # A damaged file or plan offers nothing.
+    with suppress(VitlabError, OSError, ValueError, LookupError, TypeError):
+        name = study_name(str(path) if path.is_file() else path.name.partition("@")[0])
+        # read_plan would import planning, which takes longer than a user waits for a completion.
+        plan = json.loads((_studies(context) / name / "plan.json").read_bytes())
+        arms = [arm["name"] for arm in plan["arms"] if not arm.get("skip")]
+        return [f"arm={arm}" for arm in arms] if context.info_name == "run" else arms
+    return ()
 
 
-def _items(values: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    matching = [value for value in dict.fromkeys(values) if value.startswith(incomplete)]
-    if os.environ.get(VARIABLE) == "bash_complete":  # the other shells quote what they insert
-        matching = [re.sub(r"([^\w@%+=:,./-])", r"\\\1", value) for value in matching]
-    return [CompletionItem(value) for value in matching]
-
-
-def _components(slot: str, incomplete: str) -> list[CompletionItem]:
-    from vitlab.registry import SLOT_MODULES, listing
-
-    entries = listing(slot) if slot in SLOT_MODULES else ()
-    return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(incomplete)]
-
-
-def _plans(context: click.Context) -> list[Path]:
-    """Return the stored plans of the output folder on the command line, or of the default one."""
+def _studies(context: click.Context) -> Path:
+    """Return the folder of studies in the output folder on the command line, or in the default one."""
     from vitlab.store.folders import OUT
 
-    return sorted(Path(context.params.get("out") or OUT).glob("studies/*/plan.json"))
+    return Path(context.params.get("out") or OUT) / "studies"
 
 
-def _files(incomplete: str) -> list[str]:
+def _files(typed: str) -> list[str]:
     """Return the study files whose paths begin with a text, and those in the folders whose paths do."""
-    start = glob.escape(incomplete)
+    start = glob.escape(typed)
     return sorted(file for pattern in ("*.y*ml", "*/*.y*ml") for file in glob.glob(start + pattern))

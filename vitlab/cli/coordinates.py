@@ -6,25 +6,19 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli import print_lines
-from vitlab.cli.options import (
-    Numbers,
-    parse_changes,
-    study_file,
-    study_options,
-)
+from vitlab.cli import print_lines, say
+from vitlab.cli.options import Numbers, parse_changes, study_file, study_options
 
 
 @click.command()
 @study_options
-@click.option("--widths", type=Numbers(), default="32,64,128,256", show_default=True, help="Values of model.dim.")
-@click.option("--steps", type=click.IntRange(1), default=4, show_default=True, help="Optimizer steps of a training.")
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Seeds, over which is averaged.")
+@click.option("--widths", type=Numbers(), default="32,64,128,256", help="Values of model.dim.")
+@click.option("--steps", type=click.IntRange(1), default=4, help="Optimizer steps of a training.")
+@click.option("--seeds", type=click.IntRange(1), default=3, help="Seeds, over which is averaged.")
 @click.option(
     "--factor",
     type=click.FloatRange(1),
     default=2.0,
-    show_default=True,
     help="Largest change over widths, relative to the smallest, that counts as none.",
 )
 @click.pass_context
@@ -47,7 +41,7 @@ def coordinates_command(
     if len(set(widths)) < 2 or min(widths) < 1:
         raise click.BadParameter("give at least two different positive widths", param_hint="--widths")
     file, widths = study_file(file), tuple(sorted(set(widths)))
-    click.echo("importing PyTorch", err=True)
+    say("importing PyTorch")
     from vitlab.driver.coordinates import check_coordinates
 
     results = check_coordinates(
@@ -58,7 +52,7 @@ def coordinates_command(
         changes=parse_changes(changes),
         plugins=plugins,
         out=out,
-        say=lambda sentence: click.echo(sentence, err=True),
+        say=say,
     )
     head = "".join(f"{width:>11}" for width in widths)
     lines = [f"Mean absolute change of outputs after {steps} steps, by model.dim; last, largest over smallest."]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitlab.cli import say
 from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import Callback, out_option, study_argument
+from vitlab.cli.options import FOLDER, PATH, Callback, out_option, study_argument
 from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
 from vitlab.plan.packaged import study_name
@@ -40,15 +41,14 @@ def _to_option(default: str, each: str) -> Callable[[Callback], Callback]:
     return click.option(
         "--to",
         "target",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=FOLDER,
         default=Path(default),
-        show_default=True,
         help=f"Folder for pictures and numbers, one folder {each}.",
     )
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path), shell_complete=complete_study)
+@click.argument("checkpoint", type=PATH, shell_complete=complete_study)
 @click.option(
     "--image",
     "images",
@@ -58,19 +58,17 @@ def _to_option(default: str, each: str) -> Callable[[Callback], Callback]:
 )
 @_to_option("explained", each="each for study, image and arm")
 @_arms_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the study.")
+@click.option("--seed", type=int, default=0, help="Seed of the study.")
 @click.option(
     "--fusion",
     type=click.Choice(["mean", "max", "min"]),
     default="mean",
-    show_default=True,
     help="How the heads are combined in the rollout.",
 )
 @click.option(
     "--discard",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.0,
-    show_default=True,
     help="Share of the smallest attention weights the rollout leaves out.",
 )
 @click.option("--heads", type=click.IntRange(min=1), help="Heads of a file of weights that does not state them.")
@@ -104,7 +102,7 @@ def explain_command(
     if not images and checkpoint.is_file() and not is_study:
         raise UserError(f"{checkpoint} has no test split to take an image from; name a picture with --image FILE")
     images = images or (FIRST,)
-    click.echo(f"reading {checkpoint}", err=True)  # importing PyTorch takes seconds
+    say(f"reading {checkpoint}")  # importing PyTorch takes seconds
     study = ""
     if is_study:
         from vitlab.report.api import open_study
@@ -126,9 +124,9 @@ def explain_command(
     folders = {image: target / _folder_of(image) for image in images}
     for name, title, place, model, transform, trial in models:
         if objective := objective_without_labels(trial):
-            click.echo(f"{name} is explained without predictions: objective '{objective}' trains none", err=True)
+            say(f"{name} is explained without predictions: objective '{objective}' trains none")
         for image in images:
-            click.echo(f"drawing {name}, {image}", err=True)
+            say(f"drawing {name}, {image}")
             picture, caption, label = _image(image, trial)
             subject, folder = Subject(title, caption, label), folders[image] / place
             explained[image][name] = explanation = draw_image(
@@ -139,7 +137,7 @@ def explain_command(
         if not explanations:
             raise UserError(f"{checkpoint} has no arm with attention to explain; choose a study of a ViT")
         if len(explanations) > 1:
-            click.echo(f"drawing all models beside each other, {image}", err=True)
+            say(f"drawing all models beside each other, {image}")
         lines += map(str, compare(explanations, study, folders[image]))
     return [*lines, str(write_index(target, study or checkpoint.name))]
 
@@ -147,7 +145,7 @@ def explain_command(
 @click.command()
 @study_argument
 @_arms_option
-@click.option("--images", type=click.IntRange(4), default=512, show_default=True, help="Number of validation images.")
+@click.option("--images", type=click.IntRange(4), default=512, help="Number of validation images.")
 @_to_option("similarity", each="for each study")
 @out_option
 def similarity_command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: Path) -> list[str]:
@@ -159,12 +157,10 @@ def similarity_command(study: Path, arms: tuple[str, ...], images: int, target: 
     from vitlab.report.api import open_study
 
     plan, store = open_study(study, out=out)
-    click.echo("importing PyTorch", err=True)
+    say("importing PyTorch")
     from vitlab.driver.similarity import compare_features, write
 
-    similarities = compare_features(
-        plan, store, arms, images=images, say=lambda sentence: click.echo(sentence, err=True)
-    )
+    similarities = compare_features(plan, store, arms, images=images, say=say)
     files = write(similarities, plan.study, target / folder_name(plan.study))
     head = "CKA of the last blocks' tokens, mean and range over pairs of seeds:"
     return [head, *(f"  {each.sentence()}" for each in similarities), *map(str, files)]
@@ -204,7 +200,7 @@ def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iter
         except VitlabError as error:
             if arms:
                 raise
-            click.echo(f"{arm} is not explained: {error}", err=True)
+            say(f"{arm} is not explained: {error}")
             continue
         short = re.sub(r"[^A-Za-z0-9]+", "-", arm)[:24].strip("-")
         # The number tells apart arms whose names begin alike.
@@ -232,7 +228,7 @@ def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str |
     mean, std = NORMALIZATIONS[normalize] if normalize else (None, None)
     loaded = open_model(file, facts=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
     for note in loaded.notes:
-        click.echo(note, err=True)
+        say(note)
     transform = Transform(InputSpec(loaded.info, loaded.mean, loaded.std))
     return file.stem, file.name, folder_name(file.stem), as_vit(loaded.model), transform, None
 

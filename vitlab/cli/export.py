@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitlab.cli import say
 from vitlab.cli.completion import complete_arm
-from vitlab.cli.options import out_option, study_argument
+from vitlab.cli.options import FOLDER, out_option, study_argument
 from vitlab.store.files import folder_name
 
 if TYPE_CHECKING:
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
 @click.command()
 @study_argument
 @click.option("--arm", required=True, shell_complete=complete_arm, help="Arm whose model is exported.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the study.")
-@click.option("--format", "form", type=click.Choice(["onnx", "torch"]), default="onnx", show_default=True)
+@click.option("--seed", type=int, default=0, help="Seed of the study.")
+@click.option("--format", "form", type=click.Choice(["onnx", "torch"]), default="onnx")
 @click.option(
     "--to",
     "target",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("exported"),
-    show_default=True,
     help="Folder for the files, one folder for each study, arm and seed.",
 )
 @out_option
@@ -40,7 +40,7 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
 
     plan, store = open_study(study, out=out)
     trial = plan.find(arm, seed)
-    click.echo("importing PyTorch", err=True)
+    say("importing PyTorch")
     from vitlab.report import render
     from vitlab.runner.models import load_model
     from vitlab.weights.export import SUFFIX, export

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli import say
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
 from vitlab.plan.plan_file import read_plan
@@ -70,7 +71,7 @@ def gc_command(out: Path, drop: tuple[str, ...], yes: bool) -> list[str]:
             with suppress(OSError):  # not empty: it has the results of other code
                 path.parent.rmdir()
     done = "deleted" if yes else "would be deleted; add --yes"
-    click.echo(f"{freed / 1e6:.1f} MB {done}" if freed else "nothing to delete", err=True)
+    say(f"{freed / 1e6:.1f} MB {done}" if freed else "nothing to delete")
     return lines
 
 

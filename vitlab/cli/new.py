@@ -20,6 +20,7 @@ import click
 from vitlab import registry
 from vitlab._version import __version__
 from vitlab.cli.completion import complete_packaged, complete_slot
+from vitlab.cli.options import FILE, FOLDER
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
 from vitlab.store.files import temporary
@@ -40,12 +41,11 @@ def new_command() -> None:
 
 
 @new_command.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="study.yaml")
+@click.argument("file", type=FILE, default="study.yaml")
 @click.option(
     "--from",
     "source",
     default="quickstart",
-    show_default=True,
     shell_complete=complete_packaged,
     help="The study that comes with vitlab to begin with; 'vitlab list studies' lists them.",
 )
@@ -83,7 +83,7 @@ def study(file: Path, source: str) -> list[str]:
 @click.option("--component", help="Its name in study files; by default the first word of NAME.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path(),
     show_default="here",
     help="Folder in which the folder NAME is made.",

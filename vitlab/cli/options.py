@@ -10,19 +10,23 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from vitlab.cli import say
 from vitlab.cli.completion import complete_file, complete_study
 from vitlab.errors import UserError
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 OUT = Path("vitlab-runs")
-file_argument = click.argument("file", type=click.Path(path_type=Path), shell_complete=complete_file)
-study_argument = click.argument("study", type=click.Path(path_type=Path), shell_complete=complete_study)
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+file_argument = click.argument("file", type=PATH, shell_complete=complete_file)
+study_argument = click.argument("study", type=PATH, shell_complete=complete_study)
 out_option = click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=OUT,
-    show_default=True,
     help="Folder for everything that is written.",
 )
 set_option = click.option(
@@ -48,7 +52,7 @@ def study_options(function: Callback) -> Callback:
     return function
 
 
-junit_option = click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
+junit_option = click.option("--junit", type=FILE, help="Write JUnit XML here.")
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -110,7 +114,7 @@ def study_file(file: Path) -> Path:
         return file
     from vitlab.plan import packaged
 
-    return packaged.study_file(file, lambda sentence: click.echo(sentence, err=True))
+    return packaged.study_file(file, say)
 
 
 def display_path(path: Path) -> str:

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitlab.cli import print_json, wants_json
-from vitlab.cli.options import (
-    parse_changes,
-    study_file,
-    study_options,
-)
+from vitlab.cli.options import parse_changes, study_file, study_options
 from vitlab.errors import UserError, count
 from vitlab.executors.machine import device_of
 from vitlab.report.formats import fitted_table
@@ -41,7 +37,6 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
     "--device-tflops",
     type=click.FloatRange(min=0, min_open=True),
     default=312.0,
-    show_default=True,
     help="Peak rate of the GPU for the GPU-hours of --cost, in TFLOP/s; in bf16 an A100 has 312, an H100 989.",
 )
 @click.option(

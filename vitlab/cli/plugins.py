@@ -12,7 +12,7 @@ from importlib.metadata import Distribution, EntryPoint
 import click
 
 from vitlab import registry
-from vitlab.cli import print_json, wants_json
+from vitlab.cli import print_json, say, wants_json
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry import plugins
 
@@ -51,7 +51,7 @@ def plugins_command(strict: bool) -> None:
         print_json(rows)
     if failing and strict:
         for offer in failing:
-            click.echo(f"\n{offer.reason}\n{offer.detail}".rstrip(), err=True)
+            say(f"\n{offer.reason}\n{offer.detail}".rstrip())
         count = len({offer.plugin for offer in failing})
         error = BrokenComponent(f"{count} plugin{'s do' if count > 1 else ' does'} not load")
         error.result = rows

@@ -9,16 +9,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from vitlab.cli import print_json
+from vitlab.cli import print_json, say
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import (
-    Numbers,
-    out_option,
-    parse_changes,
-    plugin_option,
-    set_option,
-    study_argument,
-)
+from vitlab.cli.options import FILE, PATH, Numbers, out_option, parse_changes, plugin_option, set_option, study_argument
 from vitlab.report.formats import FORMATS
 
 _format_option = click.option(
@@ -26,7 +19,6 @@ _format_option = click.option(
     "form",
     type=click.Choice(tuple(FORMATS)),
     default="terminal",
-    show_default=True,
     callback=lambda context, parameter, value: value if context.obj is None else "json",  # --json is short for it
     help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
 )
@@ -38,7 +30,7 @@ _format_option = click.option(
 @set_option
 @plugin_option
 @_format_option
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
+@click.option("--output", type=FILE, help="Write to this file.")
 def report_command(
     study: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], form: str, output: Path | None
 ) -> list[str] | None:
@@ -65,13 +57,13 @@ def report_command(
     from vitlab.store.files import write_bytes
 
     write_bytes(output, rendered if isinstance(rendered, bytes) else rendered.encode())
-    click.echo(str(output), err=True)
+    say(str(output))
     return []
 
 
 @click.command()
-@click.argument("first", type=click.Path(path_type=Path), shell_complete=complete_study)
-@click.argument("second", type=click.Path(path_type=Path), shell_complete=complete_study)
+@click.argument("first", type=PATH, shell_complete=complete_study)
+@click.argument("second", type=PATH, shell_complete=complete_study)
 @out_option
 @_format_option
 def compare_command(first: Path, second: Path, out: Path, form: str) -> None:
@@ -110,7 +102,7 @@ Examples:
 @click.option("--baselines", help="Column of the arm that each is compared with, in place of --baseline.")
 @click.option("--goal", type=click.Choice(["max", "min"]), help="Better direction, if the name does not tell it.")
 @click.option("--margin", help="Largest difference that counts as none, in the column's units or as '0.5 points'.")
-@click.option("--alpha", type=float, default=0.05, show_default=True, help="Family-wise error rate.")
+@click.option("--alpha", type=float, default=0.05, help="Family-wise error rate.")
 @click.option("--images", type=int, help="Images that the metric counts: one is its smallest step.")
 @click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
 @click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")

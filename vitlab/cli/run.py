@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab.cli import print_json, wants_json
+from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, components_of
-from vitlab.cli.options import (
-    as_written,
-    display_path,
-    parse_changes,
-    study_file,
-    study_options,
-)
+from vitlab.cli.options import as_written, display_path, parse_changes, study_file, study_options
 from vitlab.errors import TrialFailed, UserError, count
 
 if TYPE_CHECKING:
@@ -73,7 +67,7 @@ def run_command(
 
     Trials that have been trained before, by this or another study, are not trained again.
     """
-    click.echo(f"reading {file}", err=True)  # the imports that follow take seconds
+    say(f"reading {file}")  # the imports that follow take seconds
     values, pattern = parse_changes(changes), _pattern(only)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}.items():
         if value is not None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitlab.cli import print_json, wants_json
+from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import display_path, out_option, parse_changes, set_option
+from vitlab.cli.options import PATH, display_path, out_option, parse_changes, set_option
 from vitlab.errors import UserError
 from vitlab.spec.tree import NewTree
 from vitlab.store.result import Ending
@@ -26,7 +26,7 @@ STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path), required=False, shell_complete=complete_study)
+@click.argument("study", type=PATH, required=False, shell_complete=complete_study)
 @out_option
 @set_option
 def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> None:
@@ -94,7 +94,7 @@ def _latest(out: Path) -> Path:
     *others, latest = (file.parent for file in plans)
     if others:
         names = ", ".join(sorted(folder.name for folder in others))
-        click.echo(f"{latest.name} was run last; 'vitlab status STUDY' shows another: {names}", err=True)
+        say(f"{latest.name} was run last; 'vitlab status STUDY' shows another: {names}")
     return latest
 
 
@@ -131,7 +131,7 @@ def studies_command(out: Path) -> None:
         print_json(studies)
         return
     if not studies:
-        click.echo(f"no study has been run in {out}", err=True)
+        say(f"no study has been run in {out}")
     for study in studies:
         _print(study)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from vitlab.cli import say
 from vitlab.cli.completion import components_of
 
 
@@ -26,7 +27,7 @@ def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) ->
     choice = {**options, **({} if tracker is None else {"type": tracker})}
     deliveries = sync(folder, tracker=choice or None)
     if not deliveries:
-        click.echo(f"no study in {folder} has a tracker to deliver to", err=True)
+        say(f"no study in {folder} has a tracker to deliver to")
     return [
         f"{item.study}   not reached" if item.link is None else f"{item.study}   {item.link}   {item.sentence}"
         for item in deliveries

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli import print_json
+from vitlab.cli import print_json, say
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError, VitlabError, nearest
@@ -19,10 +19,8 @@ from vitlab.errors import UserError, VitlabError, nearest
 @click.command()
 @click.argument("study", required=False, shell_complete=complete_study)
 @out_option
-@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port of the server.")
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Interface to listen on; 0.0.0.0 for other machines."
-)
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, help="Port of the server.")
+@click.option("--host", default="127.0.0.1", help="Interface to listen on; 0.0.0.0 for other machines.")
 @click.option("--no-browser", is_flag=True, help="Print the addresses only.")
 def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: bool) -> None:
     """Open STUDY (by default the one that was run last) in MLflow, and serve the results until Ctrl-C.
@@ -30,6 +28,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     STUDY is a study's name or file. Its page shows curves and final values grouped by arm. The browser is opened where
     there is a display; the addresses of all studies are printed.
     """
+    from vitlab.plan.packaged import study_name
     from vitlab.trackers.server import links, reachable, running
 
     base, root = f"http://{reachable(host)}:{port}", out.resolve()
@@ -38,7 +37,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         other = "; results are delivered to the server that MLFLOW_TRACKING_URI names, whose pages you open there"
         raise UserError(f"{out} holds no MLflow database with a study{other if uri else ': vitlab sync makes one'}.")
-    name = _name(study) if study is not None else next(iter(pages))
+    name = next(iter(pages)) if study is None else study_name(study)
     if name not in pages:
         listed = ", ".join(sorted(pages))
         raise UserError(
@@ -46,7 +45,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         )
     # A kill must end the server, too, which is a child.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    click.echo("starting MLflow", err=True)  # its import takes seconds
+    say("starting MLflow")  # its import takes seconds
     with running(root, port=port, host=host) as server:
         if click.get_current_context().obj is not None:
             print_json({"server": base, "pages": pages})
@@ -60,17 +59,9 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         try:
             code = server.wait()
         except KeyboardInterrupt:
-            click.echo("stopping MLflow", err=True)
+            say("stopping MLflow")
             return
     raise VitlabError(f"MLflow's server ended by itself, with code {code}")
-
-
-def _name(study: str) -> str:
-    """Return the name of a study from its name or its file."""
-    from vitlab.plan.packaged import study_name
-    from vitlab.spec import read_document
-
-    return str(read_document(Path(study)).data.get("study")) if Path(study).is_file() else study_name(study)
 
 
 def _has_display() -> bool:

@@ -8,12 +8,12 @@ import click
 
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
-from vitlab.cli.options import parse_changes, plugin_option, set_option, study_file
+from vitlab.cli.options import PATH, parse_changes, plugin_option, set_option, study_file
 from vitlab.errors import Problem, SpecError
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete_file)
+@click.argument("files", nargs=-1, required=True, type=PATH, shell_complete=complete_file)
 @set_option
 @plugin_option
 @click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")

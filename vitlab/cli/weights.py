@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab.cli import print_json, wants_json
+from vitlab.cli import print_json, say, wants_json
+from vitlab.cli.options import PATH
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 FORMATS = ("timm", "deit", "torchvision", "hf", "hf-memory", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
 
-_file = click.argument("file", type=click.Path(path_type=Path))
+_file = click.argument("file", type=PATH)
 _from = click.option("--from", "form", metavar="FORMAT", help=f"One of {', '.join(FORMATS)}; recognised without it.")
 _heads = click.option("--heads", type=click.IntRange(min=1), help="Attention heads, which the tensors do not show.")
 _source_grid = click.option(
@@ -55,26 +56,23 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
 
 
 @weights_command.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
 @_from
 @click.option("--to", required=True, metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")
 @click.option("--grid", metavar="HxW", help="Resample positions to this grid of patches.")
 @click.option("--image", metavar="HxW", help="Resample positions to this image size; one number for a square.")
-@click.option(
-    "--resample", default="timm", show_default=True, metavar="LIBRARY", help=f"One of {', '.join(RESAMPLINGS)}."
-)
-@click.option("--head", type=click.Choice(["keep", "drop"]), default="keep", show_default=True)
+@click.option("--resample", default="timm", metavar="LIBRARY", help=f"One of {', '.join(RESAMPLINGS)}.")
+@click.option("--head", type=click.Choice(["keep", "drop"]), default="keep")
 @click.option(
     "--pre-logits",
     type=click.Choice(["keep", "drop"]),
     default="keep",
-    show_default=True,
     help="The hidden layer before the head; drop it only together with the head.",
 )
 @click.option(
     "--classes",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File with one index a line: the outputs of the head to keep, such as ImageNet-1k's in a head of 21k.",
 )
 @_heads
@@ -108,7 +106,7 @@ def convert(
         **options,
     )
     for note in result.notes:
-        click.echo(note, err=True)
+        say(note)
     return [str(file) for file in result.files]
 
 

@@ -69,10 +69,24 @@ def study_file(path: Path, say: Callable[[str], None] = lambda sentence: None) -
     return studies[name]
 
 
-def study_name(name: str) -> str:
-    """Return the name in the file of a packaged study, under which its results are stored; otherwise ``name``."""
-    file = packaged_studies().get(name)
-    return name if file is None else str(read_document(file).data["study"])
+def study_name(study: str) -> str:
+    """Return the name under which the results of a study are stored.
+
+    Args:
+        study: a study file, the name of a packaged study, or the name of any other study, which is returned.
+
+    Raises:
+        SpecError: if the file cannot be read.
+        UserError: if the file names no study.
+    """
+    is_file = Path(study).suffix in SUFFIXES or os.path.isfile(study)
+    file = Path(study) if is_file else packaged_studies().get(study)
+    if file is None:
+        return study
+    name = read_document(file).data.get("study")
+    if not isinstance(name, str):
+        raise UserError(f"{file} names no study; add a line 'study: NAME' at its top")
+    return name
 
 
 def packaged_name(file: Path) -> str:

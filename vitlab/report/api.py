@@ -16,7 +16,6 @@ from vitlab.plan.packaged import study_name
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
-from vitlab.spec import read_document
 from vitlab.store.damage import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 
@@ -130,7 +129,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     else:
         file = path if path.exists() or path.suffix in (".yaml", ".yml") else None
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
-        study = folder = Store(Path(out).resolve()).study(study_name(name) if file is None else _name(file))
+        study = folder = Store(Path(out).resolve()).study(study_name(name))
         if file is not None:
             folder = _version_of(file, changes, study)
         elif version:
@@ -296,10 +295,3 @@ def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
         f"'vitlab run {file}' runs the file; the name '{name}' in place of the file stands for the latest run, "
         "'vitlab studies' lists all versions."
     )
-
-
-def _name(file: Path) -> str:
-    name = read_document(file).data.get("study")
-    if not isinstance(name, str):
-        raise UserError(f"{file} names no study; add a line 'study: NAME' at its top")
-    return name
