@@ -344,7 +344,7 @@ def process(command: str, *arguments: object, unbuffered: str = "") -> subproces
     return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.parametrize("command", ["plan $0 --out $1 --full", "report $0 --out $1 --format html", "list"])
+@pytest.mark.parametrize("command", ["plan $0 --out $1", "report $0 --out $1 --format html", "list"])
 def test_closed_pipe_ends_quietly(ran: tuple[Path, Path], command: str) -> None:
     """``vitlab plan | head -0`` closes the pipe early; there is neither a traceback nor an error."""
     done = process(f"vitlab {command} | head -0", *ran)
@@ -385,8 +385,9 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     plan = parsed(printed)
     assert (code, err) == (0, "") and [trial["cached"] for trial in plan["trials"]] == [True, True, False] * 2
     assert plan["arms"][0]["cost"]["params"] == plan["arms"][1]["cost"]["params"] > 0
-    code, printed, _ = call("plan", file, "--out", tmp_path / "none", "--full")
-    assert code == 0 and "# baseline" in printed and '"patch_size"' in printed and not (tmp_path / "none").exists()
+    assert plan["specs"]["baseline"]["model"]["patch_size"] == 2
+    code, printed, _ = call("plan", file, "--out", tmp_path / "none")
+    assert code == 0 and "0 of them trained already" in printed and not (tmp_path / "none").exists()
 
 
 def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
@@ -552,7 +553,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Pat
     assert len(set(files)) == len(files) and all(file.stat().st_size for file in files)
     assert set(files) == {path for path in target.rglob("*") if path.is_file()}
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
-    assert "00-baseline-seed0" in arms and len(arms) > 1
+    assert "baseline, seed 0" in arms and len(arms) > 1
     assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
     code, output, err = call("explain", "tiny", *images, "--out", out, "--to", target)
     assert (code, output) == (0, printed), "a study is named by its name, too"

@@ -211,7 +211,7 @@ def compare(before: Path, after: Path) -> int:
 
 
 def _pipeline(file: Path, out: Path, data: Path | None) -> dict[str, Any]:
-    plan = _vitlab(["plan", str(file), "--json", "--full", "--out", str(out)], data)
+    plan = _vitlab(["plan", str(file), "--json", "--out", str(out)], data)
     smoke = _vitlab(["run", str(file), "--smoke", "--out", str(out), "--set", "run.executor=inline"], data)
     return {"plan": _json(plan), "smoke": smoke.returncode, "trials": _trials(out)}
 

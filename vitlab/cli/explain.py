@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +191,6 @@ def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iter
     Raises:
         UserError: if the study has no such trial, or one of ``arms`` cannot be explained.
     """
-    names = [arm.name for arm in plan.arms]
     selected = arms or [arm.name for arm in plan.arms if not arm.skip]
     for arm, trial in [(arm, plan.find(arm, seed)) for arm in selected]:
         try:
@@ -202,10 +200,8 @@ def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iter
                 raise
             say(f"{arm} is not explained: {error}")
             continue
-        short = re.sub(r"[^A-Za-z0-9]+", "-", arm)[:24].strip("-")
-        # The number tells apart arms whose names begin alike.
-        place = f"{names.index(arm):02}-{short}-seed{seed}"
-        yield f"{arm}, seed {seed}", f"study {plan.study}, arm {arm}, seed {seed}", place, model, transform, spec
+        name = f"{arm}, seed {seed}"
+        yield name, f"study {plan.study}, arm {name}", folder_name(name), model, transform, spec
 
 
 def _open_trial(path: Path) -> OpenedModel:

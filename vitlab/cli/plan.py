@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from vitlab.cli.options import parse_changes, study_file, study_options
 from vitlab.errors import UserError, count
 from vitlab.executors.machine import device_of
 from vitlab.report.formats import fitted_table
-from vitlab.report.phrasing import Column, compact
+from vitlab.report.phrasing import Column, Columns, compact
 
 if TYPE_CHECKING:
     from vitlab.plan.values import Arm, Plan, Tuning
@@ -49,7 +48,6 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
     metavar="AMOUNT",
     help="With --power, add the seeds for intervals of this half-width, such as '1 point' or 0.01.",
 )
-@click.option("--full", is_flag=True, help="Print every arm's resolved spec, defaults included.")
 def plan_command(
     file: Path,
     out: Path,
@@ -59,7 +57,6 @@ def plan_command(
     device_tflops: float,
     power: bool,
     width: str | None,
-    full: bool,
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab.driver.planning import plan_study
@@ -104,9 +101,6 @@ def plan_command(
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
-    if full:
-        for name, spec in plan.to_json()["specs"].items():
-            click.echo(f"\n# {name}\n{json.dumps(spec, indent=1)}")
 
 
 def _forecast(plan: Plan, store: Store, width: str | None) -> Forecast:
@@ -200,14 +194,7 @@ def _columns(
     trials = Counter(planned.arm for planned in plan.trials)
     done = Counter(planned.arm for planned in plan.trials if (planned.arm, planned.seed) in cached)
     pending = Counter(planned.arm for planned in plan.pending)
-
-    def column(title: str, cell: Callable[[Arm], str], rank: int = 0, right: bool = False) -> Column:
-        return Column(title, tuple(map(cell, arms)), rank, right)
-
-    def costs_column(title: str, cell: Callable[[ArmCost], str]) -> Column:
-        return column(title, lambda arm: cell(costs[arm.name]) if arm.name in costs else "", right=True)
-
-    columns = [column("arm", lambda arm: arm.name)]
+    column, columns = Columns(arms), []
     for path in plan.paths:
         # Of a component whose options have columns of their own, only the name.
         has_options = any(other.startswith(f"{path}.") for other in plan.paths)
@@ -215,17 +202,20 @@ def _columns(
         if has_options:
             values = [value.get("type", value) if isinstance(value, Mapping) else value for value in values]
         columns.append(Column(path.rpartition(".")[2], tuple(map(text, values)), rank=3, right=False))
-    columns += [
-        column("against", lambda arm: arm.baseline or "", rank=1),
-        column("trials", lambda arm: str(pending[arm.name] or trials[arm.name]), right=True),
-        column("cached", lambda arm: PENDING if pending[arm.name] else str(done[arm.name]), right=True),
-        column("engine", lambda arm: arm.engine, rank=2),
+    columns = [
+        column("arm", lambda arm: arm.name, right=False),
+        *columns,
+        column("against", lambda arm: arm.baseline or "", rank=1, right=False),
+        column("trials", lambda arm: str(pending[arm.name] or trials[arm.name])),
+        column("cached", lambda arm: PENDING if pending[arm.name] else str(done[arm.name])),
+        column("engine", lambda arm: arm.engine, rank=2, right=False),
     ]
     if costs:
+        column_of_costs = Columns([costs.get(arm.name) for arm in arms])
         columns += [
-            costs_column("params", lambda cost: compact(cost.params)),
-            costs_column("MACs", lambda cost: compact(cost.macs)),
-            costs_column("GPU-h", lambda cost: _hours(cost.gpu_hours)),
+            column_of_costs("params", lambda cost: compact(cost.params) if cost else ""),
+            column_of_costs("MACs", lambda cost: compact(cost.macs) if cost else ""),
+            column_of_costs("GPU-h", lambda cost: _hours(cost.gpu_hours) if cost else ""),
         ]
     return columns
 

@@ -35,11 +35,12 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from vitlab.driver.scheduler import driver_of
     from vitlab.report.api import open_study
+    from vitlab.report.formats import fitted_table
+    from vitlab.report.phrasing import Column
 
     plan, store = open_study(_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
@@ -64,17 +65,14 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         summary = {"study": plan.study, "arms": counts, "tuning": tuning}
         print_json({**summary, "failures": failures, "progress": progress, "driver": driver})
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column(plan.study, overflow="fold")
-    states = [*STATES, "pending"] if plan.pending else STATES
-    for state in states:
-        table.add_column(state, justify="right")
     rows = {"(tuning)": tuning, **counts} if rivals else counts
     reasons = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
-    for name, row in rows.items():
-        table.add_row(Text(name), *(str(row[state] or "") for state in states), reasons.get(name))
+    columns = [Column(plan.study, tuple(rows), right=False)]
+    for state in [*STATES, "pending"] if plan.pending else STATES:
+        columns.append(Column(state, tuple(str(row[state] or "") for row in rows.values())))
+    columns.append(Column("", tuple(reasons.get(name, "") for name in rows), right=False))
     console = Console()
-    console.print(table)
+    console.print(fitted_table(columns, console))
     if driver:
         log = store.study(plan.study) / "driver.log"
         console.print(Text(f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else "")))
@@ -179,22 +177,19 @@ def _answer(plan: Plan, store: Store) -> str:
 
 
 def _print(study: NewTree) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from vitlab.plan.packaged import packaged_name
 
-    console = Console(highlight=False, width=10_000)  # never wrap: lines are piped to grep and cut
-    console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))
-    table = Table(box=None, show_header=False, pad_edge=False)
+    click.echo(f"{study['study']}  {study['question']}")
+    rows = []
     for row in study["versions"]:
         file = Path(row["file"])
         place = packaged_name(file) or display_path(file) if row["file"] else ""
         source = " ".join(text for text in (place, row["set"]) if text)
         trials = ", ".join(f"{row[state]} {state}" for state in STATES if row[state]) or "none planned"
-        table.add_row(*(Text(f" {cell}") for cell in (row["version"][:8], row["run"], trials, row["answer"], source)))
-    console.print(table)
+        rows.append((row["version"][:8], row["run"], trials, row["answer"], source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        click.echo(" ".join(f" {cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
     for row in study["versions"][1:]:
         if row["differs"]:
-            console.print(Text(f"  {row['version'][:8]} against the latest: {row['differs']}"))
+            click.echo(f"  {row['version'][:8]} against the latest: {row['differs']}")

@@ -233,15 +233,10 @@ def _predictions(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None, 
     share_C = (score_C.sigmoid() if head == "multilabel" else score_C.softmax(0)).reshape(len(score_C), -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
-    table: Table = {"class": order, "label": names, "probability": share_C[order].tolist()}
-    return (
-        table
-        if truth is None
-        else {
-            **table,
-            "true": [name == truth or (head == "multilabel" and name in truth.split(", ")) for name in names],
-        }
-    )
+    table: dict[str, Any] = {"class": order, "label": names, "probability": share_C[order].tolist()}
+    if truth is not None:
+        table["true"] = [name == truth or (head == "multilabel" and name in truth.split(", ")) for name in names]
+    return table
 
 
 def _grid(values_YX: NDArray[Any]) -> Table:

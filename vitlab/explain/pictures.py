@@ -85,10 +85,10 @@ def side_by_side(
         title: of the figure.
         truth: the true label; a wrong prediction is named in red.
     """
-    figure, (first, *others) = _panels(len(heats) + 1, 0.6)
+    figure, (first, *others) = _panels(len(heats) + 1, COLUMNS, 2.3, 2.8)
     _show(first, next(iter(images.values())), "image" if truth is None else f"image: {truth}")
     for axis, (name, heat_YX) in zip(others, heats.items(), strict=True):
-        _show(axis, images[name], "\n".join(textwrap.wrap(name, 28)))
+        _show(axis, images[name], name)
         heatmap = _overlay(axis, images[name], _relative(heat_YX))
         if name in predictions:
             label, share = predictions[name]
@@ -120,13 +120,13 @@ def label_maps(
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
     colours = [colormaps["tab20"](index)[:3] for index in (*range(0, 20, 2), *range(1, 20, 2))]
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
-    figure, (first, *others) = _panels(len(maps) + 1, 1.6)
+    figure, (first, *others) = _panels(len(maps) + 1, COLUMNS, 2.3, 2.8)
     _show(first, image_HWC, "image")
     for axis, (name, map_HW) in zip(others, maps.items(), strict=True):
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
         for label, colour in colour_of.items():
             picture_HWC[map_HW == label] = colour
-        _show(axis, picture_HWC, "\n".join(textwrap.wrap(name, 28)))
+        _show(axis, picture_HWC, name)
         if truth_HW is not None and name in predicted and map_HW.shape == truth_HW.shape:
             right_M = (map_HW == truth_HW)[truth_HW != IGNORED]
             if right_M.size:
@@ -144,12 +144,9 @@ def add_caption(figure: Figure, text: str) -> None:
 
 def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
     """Draw the attention of a query, a row for each block and a column for each head; each map on its own scale."""
-    blocks, heads = len(maps_LHYX), len(maps_LHYX[0])
-    figure = _figure(1.2 * heads + 0.8, 1.25 * blocks + 0.5)
-    axes = figure.subplots(blocks, heads, squeeze=False)
+    figure, axes = _tiles(len(maps_LHYX), len(maps_LHYX[0]), 1.2, 1.25)
     for (block, head), axis in np.ndenumerate(axes):
         axis.imshow(maps_LHYX[block][head], cmap=HEAT)
-        axis.set(xticks=[], yticks=[])
     for head, axis in enumerate(axes[0]):
         axis.set_title(f"head {head + 1}", fontsize=8)
     for block, axis in enumerate(axes[:, 0]):
@@ -160,26 +157,19 @@ def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
 
 def distances(distance_LH: Array, *, largest: float) -> Figure:
     """Draw the mean attention distance of every head against depth."""
-    figure = _figure(5.5, 3.6)
-    axis = figure.subplots()
+    figure, axis = _plot("block", "mean attention distance, pixels")
     depth = np.arange(1, len(distance_LH) + 1)
     axis.plot(depth, distance_LH, "o", ms=4, color=SERIES[0], alpha=0.6)
     axis.plot(depth, distance_LH.mean(1), color=INK, lw=1.5, label="mean of the heads")
-    axis.set(xlabel="block", ylabel="mean attention distance, pixels", ylim=(0, largest), xticks=depth)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set(ylim=(0, largest), xticks=depth)
     axis.legend(frameon=False, fontsize=8)
     return figure
 
 
 def filters(filters_KCHW: Array, share_K: Array) -> Figure:
     """Draw the principal components of the patch filters, as RGB for three channels; each on its own scale."""
-    columns = min(7, len(filters_KCHW))
-    rows = -(-len(filters_KCHW) // columns)
-    figure = _figure(1.1 * columns, 1.25 * rows + 0.4)
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    for axis in axes:
-        axis.set_axis_off()
-    for axis, filter_CHW, share in zip(axes, filters_KCHW, share_K, strict=False):
+    figure, axes = _panels(len(filters_KCHW), 7, 1.1, 1.25)
+    for axis, filter_CHW, share in zip(axes, filters_KCHW, share_K, strict=True):
         shown = _colours(filter_CHW.transpose(1, 2, 0))
         low, high = shown.min(), shown.max()
         axis.imshow((shown - low) / max(high - low, 1e-12), cmap="gray", vmin=0, vmax=1)
@@ -191,11 +181,9 @@ def filters(filters_KCHW: Array, share_K: Array) -> Figure:
 def position_grids(similarity_YXYX: Array) -> Figure:
     """Draw, for each patch, the cosine similarity of its position with all others."""
     rows, columns = similarity_YXYX.shape[:2]
-    figure = _figure(0.75 * columns + 1, 0.75 * rows + 0.6)
-    axes = figure.subplots(rows, columns, squeeze=False)
+    figure, axes = _tiles(rows, columns, 0.75, 0.75)
     for place, axis in np.ndenumerate(axes):
         picture = axis.imshow(similarity_YXYX[place], cmap=HEADS, vmin=-1, vmax=1)
-        axis.set(xticks=[], yticks=[])
     figure.colorbar(picture, ax=axes, label="cosine similarity", shrink=0.8)
     figure.suptitle("similarity of positions", fontsize=10)
     return figure
@@ -203,12 +191,9 @@ def position_grids(similarity_YXYX: Array) -> Figure:
 
 def curve(values: Array, *, ylabel: str) -> Figure:
     """Draw numbers by depth; depth 0 is before the first block."""
-    figure = _figure(5.5, 3.4)
-    axis = figure.subplots()
+    figure, axis = _plot("depth, blocks", "\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
     axis.plot(values, "o-", ms=4)
-    axis.set(xlabel="depth, blocks", ylabel="\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -232,21 +217,33 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _panels(count: int, margin: float) -> tuple[Figure, list[Any]]:
-    """Return a figure of some pictures in the fewest rows, with as few empty places as possible."""
-    rows = -(-count // COLUMNS)
-    columns = -(-count // rows)
-    figure = _figure(2.3 * columns + margin, 2.8 * rows + 0.5)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in axes[count:]:
+def _plot(xlabel: str, ylabel: str) -> tuple[Figure, Any]:
+    figure = _figure(5.5, 3.5)
+    axis = figure.subplots()
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure, axis
+
+
+def _tiles(rows: int, columns: int, width: float, height: float) -> tuple[Figure, Any]:
+    """Return a figure of rows and columns of pictures, each of a width and a height in inches, and their axes."""
+    figure = _figure(width * columns + 1, height * rows + 0.5)
+    return figure, figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+
+
+def _panels(count: int, most: int, width: float, height: float) -> tuple[Figure, list[Any]]:
+    """Return a figure of some pictures in the fewest rows of at most ``most``, as even as possible, and their axes."""
+    rows = -(-count // most)
+    figure, axes = _tiles(rows, -(-count // rows), width, height)
+    for axis in axes.flat[count:]:
         axis.set_visible(False)
-    return figure, axes[:count]
+    return figure, list(axes.flat[:count])
 
 
 def _show(axis: Any, image_HWC: Array, title: str) -> None:
     axis.imshow(_colours(image_HWC), cmap="gray", vmin=0, vmax=1)
     axis.set(xticks=[], yticks=[])
-    axis.set_title(title, fontsize=9)
+    axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
 
 
 def _colours(image_HWC: Array) -> Array:
