@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from vitlab.engines import batch_last, compiled, vmap
 from vitlab.engines.base import Engine, engine
 from vitlab.training.loop import Training
 
-__all__ = ["Engine", "batch_last", "compiled", "engine", "supported_engine", "vmap"]
+__all__ = ["Engine", "engine", "supported_engine"]
 
 
 def supported_engine(name: str, training: Training) -> tuple[str, type[Engine], str]:
