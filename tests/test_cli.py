@@ -385,7 +385,7 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     plan = parsed(printed)
     assert (code, err) == (0, "") and [trial["cached"] for trial in plan["trials"]] == [True, True, False] * 2
     assert plan["arms"][0]["cost"]["params"] == plan["arms"][1]["cost"]["params"] > 0
-    assert plan["specs"]["baseline"]["model"]["patch_size"] == 2
+    assert plan["specs"]["baseline"]["model"]["patch_size"] == 4
     code, printed, _ = call("plan", file, "--out", tmp_path / "none")
     assert code == 0 and "0 of them trained already" in printed and not (tmp_path / "none").exists()
 
