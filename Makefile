@@ -14,7 +14,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu gpu-dry-run check style bench bench-gpu soak fuzz docs setup clean
+.PHONY: demo test test-gpu gpu-dry-run check style bench bench-gpu soak fuzz shape docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -41,6 +41,12 @@ check: style
 style: .venv/ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+# How much there is to read, and how many files a change touches.
+shape: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -n 0 tests/test_shape.py \
+	  tests/test_sections.py::test_plugin_file_adds_section_to_every_format \
+	  tests/test_engines.py::test_engine_of_a_file_trains_a_study
 
 # Only the benchmarks need vit-pytorch.
 bench: .venv/ready-dev

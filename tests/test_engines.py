@@ -792,6 +792,7 @@ def test_engine_of_a_file_trains_a_study(tmp_path: Path, monkeypatch: pytest.Mon
     answer = vitlab.run(tmp_path / "study.yaml", out=tmp_path / "out", plugins=[plugin])
     assert answer.trained == 2 and (tmp_path / "log").read_text().split() == ["step"] * 6
     assert set(answer.results()["engine"]) == {"counted"}
+    print(f"\nfiles to add an engine: 1, {plugin.name}")
     with pytest.raises(SpecError, match=r"no engine called 'conted'. Did you mean 'counted'\?"):
         lab.plan_study(tmp_path / "study.yaml", changes={"run.engine": "conted"}, plugins=[plugin])
 

@@ -546,28 +546,3 @@ def test_report_is_complete(answered: tuple[Path, Path, Answer]) -> None:
     assert {"report.html", "report.md", "results.parquet"} <= {file.name for file in folder.iterdir()}
     assert Store(answered[1]).study("tiny") == answered[2].folder
     assert "Does the position matter?" in (folder / "report.html").read_text()
-
-
-def test_few_frames_lead_from_run_to_a_training_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten functions at most, no two of one name among those called run or train."""
-    from vitlab.engines.base import Engine
-
-    paths: list[list[str]] = []
-    step = Engine.train_step
-
-    def record(engine: Engine) -> None:
-        names: list[str] = []
-        frame = sys._getframe(1)
-        while frame.f_code is not vitlab.run.__code__:
-            if "/vitlab/" in frame.f_code.co_filename:
-                names.append(frame.f_code.co_name)
-            assert frame.f_back is not None
-            frame = frame.f_back
-        paths.append(["train_step", *names, "run"][::-1])
-        step(engine)
-
-    monkeypatch.setattr(Engine, "train_step", record)
-    vitlab.run(study(tmp_path, seeds=1), out=tmp_path / "out")
-    names = paths[0]
-    print(" > ".join(names))
-    assert len(names) <= 10 and names.count("run") == names.count("train") == 1, names

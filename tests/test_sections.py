@@ -67,6 +67,7 @@ def test_plugin_file_adds_section_to_every_format(tmp_path: Path, plugin: Path) 
     words = ["report", plan.study, "--out", str(store.root), "--plugin", str(plugin)]
     shown = {form: CliRunner().invoke(cli, [*words, "--format", form]) for form in report.FORMATS}
     assert all(result.exit_code == 0 for result in shown.values())
+    print(f"\nfiles to add a section: 1, {plugin.name}")
     assert report.read_report(plan, store, "json") is None, "the stored report lacks a section"
     best = f"{100 * max(synthetic_studies.BASE):.1f}"
     [first, *_] = json.loads(shown["json"].output)["best_seeds"]

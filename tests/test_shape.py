@@ -1,0 +1,91 @@
+"""Bounds on what a reader meets and what a change touches; ``make shape`` prints the numbers.
+
+How many files a section and an engine take is shown by tests that add one from a file of a user: test_sections.py and
+test_engines.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from synthetic_studies import study
+
+from vitlab import report
+from vitlab.report.formats import FORMATS, Format
+
+ROOT = Path(__file__).parents[1]
+
+DIGITS = {
+    "study": "shape",
+    "base": {
+        "data": {"type": "digits", "fraction": 0.2},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+        "train": {"steps": 2, "batch_size": 16},
+    },
+    "design": {"one_at_a_time": {"model.position": ["none"]}},
+    "seeds": 2,
+    "run": {"executor": "inline", "tracker": "none"},
+}
+
+RUN = """
+import json, sys
+import vitlab
+from vitlab.engines.base import Engine
+
+paths, step = [], Engine.train_step
+
+def train_step(engine):
+    names, frame = ["train_step"], sys._getframe(1)
+    while frame.f_code is not vitlab.run.__code__:
+        if "/vitlab/" in frame.f_code.co_filename:
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    paths.append([*names, "run"][::-1])
+    step(engine)
+
+Engine.train_step = train_step
+vitlab.run("shape.yaml", out="out")
+print(json.dumps([paths[0], [name for name in sys.modules if name.partition(".")[0] == "vitlab"]]))
+"""
+
+
+def test_few_frames_lead_to_a_training_step_and_a_study_loads_few_modules(tmp_path: Path) -> None:
+    """Ten functions at most, no two of one name among those called run or train."""
+    (tmp_path / "shape.yaml").write_text(yaml.safe_dump(DIGITS))
+    command = [sys.executable, "-P", "-c", RUN]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    frames, modules = json.loads(done.stdout.splitlines()[-1])
+    print(f"\nframes from lab.run to train_step: {len(frames)}: {' > '.join(frames)}")
+    print(f"modules loaded by a study of digits: {len(modules)}")
+    assert len(frames) <= 10 and frames.count("run") == frames.count("train") == 1, frames
+    assert len(modules) <= 170, sorted(modules)
+
+
+def test_few_modules_stand_beside_the_packages() -> None:
+    modules = sorted(file.name for file in (ROOT / "vitlab").glob("*.py") if not file.name.startswith("_"))
+    print(f"\nroot modules: {len(modules)}: {', '.join(modules)}")
+    assert len(modules) <= 7, modules
+
+
+def test_path_of_a_run_has_the_stated_length() -> None:
+    page = (ROOT / "docs" / "pages" / "architecture.md").read_text()
+    (stated,) = re.findall(r"lines are rounded, ([\d,]+) together", page)
+    files = re.findall(r"(?m)^\| `(vitlab/[\w/]+\.py)` \| \d+ \|", page)
+    lines = {file: len((ROOT / file).read_text().splitlines()) for file in files}
+    print(f"\nlines of the path of a run: {sum(lines.values()):,} in {len(lines)} files")
+    assert abs(sum(lines.values()) - int(stated.replace(",", ""))) <= 150, lines
+
+
+def test_format_is_an_entry_of_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
+    monkeypatch.setitem(FORMATS, "title", Format(lambda content: content.report.title, "title.txt"))
+    plan, store = study(tmp_path)
+    assert report.render(plan, store, "title") == plan.question
+    files = report.write(report.collect(plan, store), tmp_path / "report")
+    assert (tmp_path / "report" / "title.txt") in files
+    print("\nfiles to add a format: 1, by its entry in FORMATS")
