@@ -81,12 +81,10 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
             raise BrokenComponent(f"{component.__qualname__}: option '{name}' needs an annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints[name], Field(default, description=meanings.get(name)))
-    # Defaults are validated like values, so that a choice among them is resolved, too; pydantic takes no configuration
-    # beside a base, and reads it when it builds the model.
-    model = create_model(component.__name__, __base__=(base,), **fields)
-    model.model_config["validate_default"] = True
-    model.model_rebuild(force=True)
-    return model
+    # Defaults are validated like values, so that a choice among them is resolved, too.  The class has no source text,
+    # for which pydantic would search the files of all imported modules.
+    configuration = {"validate_default": True, "use_attribute_docstrings": False}
+    return create_model(component.__name__, __base__=(base,), __cls_kwargs__=configuration, **fields)
 
 
 @dataclass(frozen=True)
