@@ -18,9 +18,8 @@ from scipy import ndimage
 from vitlab import lab, noise
 from vitlab.data import corruption
 from vitlab.data import splits as sets_of_data
-from vitlab.data.corruption import SEVERITIES, corrupt, parameters
-from vitlab.data.corruption.kinds import KINDS as FUNCTIONS
-from vitlab.data.corruption.kinds import Draws
+from vitlab.data.corruption import KINDS as FUNCTIONS
+from vitlab.data.corruption import SEVERITIES, Draws, corrupt, parameters
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS as NAMES
 from vitlab.data.datasets.base import Corrupted
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare

@@ -19,11 +19,9 @@ import yaml
 from PIL import Image, ImageOps
 
 from vitlab.data import draws, image_cache
-from vitlab.data.datasets import class_folders
 from vitlab.data.datasets.base import Dataset, Images, Split
 from vitlab.data.datasets.folder import ImageFolder, read_real_labels
-from vitlab.data.datasets.picture_set import PictureFiles
-from vitlab.data.datasets.pictures import Decoding, EncodedPictures
+from vitlab.data.datasets.pictures import Decoding, EncodedPictures, PictureFiles, picture_suffixes
 from vitlab.data.prepare import DataSource, Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, SpecError
@@ -103,8 +101,8 @@ def test_every_format_of_pillow_is_read(tmp_path: Path, suffix: str) -> None:
 
 def test_suffixes_include_those_of_torchvision_and_no_format_without_decoder() -> None:
     extensions = torchvision("torchvision.datasets.folder").IMG_EXTENSIONS
-    assert set(extensions) <= class_folders.picture_suffixes()
-    assert not class_folders.picture_suffixes() & {
+    assert set(extensions) <= picture_suffixes()
+    assert not picture_suffixes() & {
         ".h5",
         ".hdf",
         ".grib",
@@ -469,7 +467,7 @@ def test_training_images_are_counted_without_decoding(tmp_path: Path, monkeypatc
         {"classes": [1, 0]},
     ]
     expected = [len(prepare(folder(root, **each), SEEDS).train) for each in options]
-    monkeypatch.setattr(PictureFiles, "open", lambda self, index: pytest.fail("decoded"))
+    monkeypatch.setattr(EncodedPictures, "header", lambda self, index: pytest.fail("decoded"))
     assert [DataSource(folder(root, **each)).training_images(SEEDS) for each in options] == expected
 
 

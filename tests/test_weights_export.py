@@ -33,10 +33,8 @@ transformers = pytest.importorskip("transformers")
 VIT: dict[str, Any] = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
 FILES = {
     "timm": "b.safetensors",
-    "deit": "b.safetensors",
     "torchvision": "b.safetensors",
     "hf": "model.safetensors",
-    "hf-memory": "b.safetensors",
     "google": "b.npz",
 }
 """A file of each format; all but Google's hold in their header, or beside them, what tensors do not show."""
@@ -249,7 +247,7 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
             "its patches are of 4x2 pixels, and the format supports square ones alone",
         ),
         ({"blocks": {"1": {"block": "postnorm"}}}, "timm", "block of block 1 is postnorm, and timm has prenorm"),
-        ({"block": "parallel_things"}, "deit", "DeiT has no tensor for blocks.0.attns.0."),
+        ({"block": "parallel_things"}, "torchvision", "torchvision has no tensor for blocks.0.attns.0."),
         ({"blocks": {"1": {"block": "parallel_things"}}}, "timm", "block of block 1 is parallel_things, and timm has"),
         ({"attention": "differential"}, "timm", "attention is differential, and timm has softmax"),
         ({"mlp": "relu2"}, "timm", "mlp is relu2, and timm has gelu"),

@@ -257,6 +257,13 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def some(names: Iterable[str], most: int = 5) -> str:
+    """Return the first of ``names``, and the number of the others: ``a, b and 3 more``."""
+    listed = list(names)
+    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
+
+
 def letters(text: str) -> str:
     """Return a sentence on a character of ``text`` that looks like another or is invisible, or nothing."""
     for character in text:

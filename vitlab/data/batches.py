@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.augment.base import Augment
+from vitlab.data.augment import Augment
 from vitlab.data.augment.pixels import PICKING_DEVICES
 from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest, iter_images
 from vitlab.data.pixels import IGNORED, VOID

@@ -13,9 +13,9 @@ import math
 import os
 import shutil
 import time
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,10 +25,9 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from vitlab.data.augment.base import Boxes
+from vitlab.data.augment import Boxes
 from vitlab.data.datasets import files
 from vitlab.data.datasets.pictures import Decoded, EncodedPictures, Interpolation, Pictures
-from vitlab.data.datasets.pictures import memory as memory
 from vitlab.data.pixels import resize, with_channels
 from vitlab.errors import DataError
 from vitlab.geometry import Pair
@@ -106,7 +105,7 @@ class StoredImages:
         if request.crop is None:
             yield from map(pictures.image, rows)
             return
-        assert isinstance(pictures, EncodedPictures)  # see vitlab.data.model_info
+        assert isinstance(pictures, EncodedPictures)  # see vitlab.data.prepare
         headers = [pictures.header(row) for row in rows]
         sides_B2 = torch.tensor([pictures.decoding.sides(header) for header in headers])
         boxes = request.crop.boxes(request.id_B, sides_B2[:, :1], sides_B2[:, 1:])
@@ -168,15 +167,10 @@ def _cancel(reads: Iterable[Future[None]]) -> None:
         read.cancel()
 
 
-_pools: weakref.WeakValueDictionary[int, ThreadPoolExecutor] = weakref.WeakValueDictionary()
-
-
+@cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return the thread pool of this process, shared by all trials; it ends with the last Prefetcher that uses it."""
-    pool = _pools.get(threads)
-    if pool is None:
-        pool = _pools[threads] = ThreadPoolExecutor(threads, thread_name_prefix="vitlab-pictures")
-    return pool
+    """Return the thread pool of this process, shared by all trials."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="vitlab-pictures")
 
 
 def iter_images(
@@ -216,7 +210,7 @@ def place(decoded: Decoded, required: int) -> Place:
     """
     if decoded != "auto":
         return decoded
-    return "memory" if required <= MAX_MEMORY_SHARE * memory() else "never"
+    return "memory" if required <= MAX_MEMORY_SHARE * files.memory() else "never"
 
 
 def folder() -> Path:

@@ -10,26 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
 
 from vitlab import noise
 from vitlab.data import draws, image_cache
+from vitlab.data.augment import Augment
 from vitlab.data.batches import Batch, Feed, Normalize
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import SPLITS, Dataset, Images, constants_of
-from vitlab.data.datasets.pictures import EncodedPictures, Pictures, check_memory
+from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Images, constants_of
+from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
-from vitlab.data.model_info import model_info
 from vitlab.data.pixels import histograms, mean_and_std, statistics
-from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, select_classes, test_sets
+from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, selected, test_sets
 from vitlab.errors import DataError, count
-from vitlab.geometry import DataIdentity, DataInfo
+from vitlab.geometry import DataIdentity, DataInfo, Task
 from vitlab.identity import source
 from vitlab.identity.code import closure, modules_of_class
 from vitlab.identity.trial import key_of
@@ -95,13 +94,18 @@ class DataSource:
             if self.dataset.missing() is not None:
                 return []
             pictures, notes = self.pictures(), list(self.dataset.notes())
-            if pictures:
-                seconds = self._check_pictures(pictures)
-                notes += self._notes_on_validation()
+            share, held_out_M = self.options["validation"], self.dataset.held_out()
+            if pictures and share is not None and held_out_M is not None:
+                notes.append(
+                    f"'validation: {share:g}' is set, so the {len(held_out_M):,} validation pictures of the data set "
+                    "join the training pictures, of all of which that share is held out."
+                )
             corrupted = self.options["corrupted"]
             if corrupted is not None and corrupted.corruptions is None and not self.options.get("corrupted_root"):
                 notes.append("test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name.")
-            return notes + (self._notes_on_storage(pictures, seconds) if pictures else [])
+            if pictures:
+                notes += self._notes_on_storage(pictures, self._check_pictures(pictures))
+            return notes
 
     def training_images(self, seeds: Mapping[str, int]) -> int | None:
         """Return the number of training images without decoding pictures; None if the data is absent."""
@@ -111,7 +115,7 @@ class DataSource:
             pictures = self.dataset.pictures("train")
             if pictures is None:
                 return len(prepare(self.choice, seeds).train)
-            images = self._stored(pictures, StoredImages(pictures, 3, (1, 1)))
+            images = selected(StoredImages(pictures, 3, (1, 1)), self.options["classes"])
             return len(split(self, images, seeds)[0])
 
     def pictures(self) -> list[Pictures]:
@@ -146,14 +150,13 @@ class DataSource:
         for split, one in zip(SPLITS, pictures, strict=True):
             images, what = StoredImages(one, info.channels, info.image), f"{self.choice.type}: its {split} split"
             if where == "memory":
-                check_memory(math.prod(images.shape), what)
+                files.check_memory(math.prod(images.shape), what)
             if where != "never":
                 images.decoded = image_cache.on_disk(images, f"{name}.{split}", what, check)
             if where == "memory" and not self.crops_pictures:
-                decoded = Images(torch.from_numpy(images.decoded), one.y_N)
-                subsets.append(apply_options(decoded, self.options))
+                subsets.append(apply_options(Images(torch.from_numpy(images.decoded), one.y_N), self.options))
             else:
-                subsets.append(self._stored(one, images))
+                subsets.append(selected(images, self.options["classes"]))
         return subsets
 
     def digest(self, info: DataInfo, exclude: Collection[str]) -> str:
@@ -182,11 +185,6 @@ class DataSource:
         texts = closure(begin, source.loaded).items()
         return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
-    def _stored(self, pictures: Pictures, images: StoredImages) -> Subset:
-        """Return the pictures of the selected classes."""
-        id_N, y_N = select_classes(pictures.y_N, self.options["classes"])
-        return Subset(images, id_N, y_N, id_N)
-
     def _check_pictures(self, pictures: Sequence[Pictures]) -> float:
         """Decode every picture once, remember the result for this content, and return how long one takes to decode."""
         encoded = [one for one in pictures if isinstance(one, EncodedPictures)]
@@ -205,15 +203,6 @@ class DataSource:
             )
         return float(seconds)
 
-    def _notes_on_validation(self) -> list[str]:
-        share, held_out_M = self.options["validation"], self.dataset.held_out()
-        if share is None or held_out_M is None:
-            return []
-        return [
-            f"'validation: {share:g}' is set, so the {len(held_out_M):,} validation pictures of the data set join the "
-            "training pictures, of all of which that share is held out."
-        ]
-
     def _notes_on_storage(self, pictures: Sequence[Pictures], seconds_each: float) -> list[str]:
         """Return a sentence on where decoded pictures are kept here, their size, and how long decoding takes.
 
@@ -228,7 +217,7 @@ class DataSource:
         lasts = f"{seconds:,.0f} s" if seconds < 100 else f"{seconds / 60:,.0f} minutes"
         note = (
             f"The {number:,} pictures of {self.choice.type} are {how}: {size_bytes / 2**30:,.1f} GiB, about {lasts} of "
-            f"one core, on a machine with {image_cache.memory() / 2**30:,.1f} GiB of memory."
+            f"one core, on a machine with {files.memory() / 2**30:,.1f} GiB of memory."
         )
         if where != "never" or self.crops_pictures:
             return [note]  # a cache on disk does not help crops, which are taken from the files
@@ -333,7 +322,7 @@ class _Raw:
         return result
 
 
-_cache: OrderedDict[str, _Raw] = OrderedDict()
+_cache: dict[str, _Raw] = {}  #: the last one used at the end
 
 
 def _raw(data: DataSource) -> _Raw:
@@ -343,7 +332,7 @@ def _raw(data: DataSource) -> _Raw:
     options = {name: value for name, value in data.choice.plain().items() if name not in NON_PIXEL_OPTIONS}
     key = json.dumps([name, str(info.content), options, data.crops_pictures], sort_keys=True)
     if key in _cache:
-        _cache.move_to_end(key)
+        _cache[key] = _cache.pop(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
     check = partial(_check_unchanged, data, info.content if data.pictures() else None)
@@ -354,8 +343,8 @@ def _raw(data: DataSource) -> _Raw:
     # Pictures that are decoded for every batch have not been read yet; what changes later is noticed by nobody.
     is_read = train.stored is None or train.stored.decoded is not None
     _cache[key] = raw = _Raw(train, test, model_info(data.choice, check() if is_read else info), name, check)
-    while len(_cache) > MAX_CACHED:
-        _cache.popitem(last=False)
+    if len(_cache) > MAX_CACHED:
+        del _cache[next(iter(_cache))]
     return raw
 
 
@@ -382,3 +371,89 @@ def _place(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Pl
     """Return where decoded pictures are stored (memory, disk or nowhere), and their size in bytes."""
     size_bytes = sum(map(len, pictures)) * info.channels * info.image[0] * info.image[1]
     return image_cache.place(pictures[0].decoded, size_bytes), size_bytes
+
+
+# -- options that do not fit the data ---------------------------------------------------------------------------------
+
+
+def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
+    """Return the properties of the data as the model sees it, after the options are applied.
+
+    Raises:
+        DataError: if an option does not fit the data.
+    """
+    options = resolved.options
+    size, channels, classes = options["size"], options["channels"], options["classes"]
+    if info.task != "classification":
+        _check_labels(resolved, info.task)
+    _check_cuts(resolved)
+    outside = [label for label in classes or () if label >= info.classes]
+    if outside:
+        raise DataError(f"{resolved.type} has classes 0 to {info.classes - 1}; found {outside[0]} in 'classes'")
+    result = replace(
+        info,
+        image=size or info.image,
+        channels=channels or info.channels,
+        classes=len(classes) if classes else info.classes,
+        labels=tuple(info.labels[label] for label in classes) if classes and info.labels else info.labels,
+        test_images=None if classes else info.test_images,  # how many of the classes there are is known after reading
+    )
+    if options["corrupted"] is not None:
+        _check_corrupted(resolved, result)
+    normalize = options["normalize"]
+    numbers = len(constants_of(normalize)[0]) if normalize != "dataset" else 1
+    if numbers not in (1, result.channels):
+        raise DataError(
+            f"normalize has {numbers} numbers for {result.channels} channels; one for each, or one for all of them"
+        )
+    return result
+
+
+def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
+    """Reject corrupted test images of data for which they are not defined."""
+    if "frost" in (resolved.options["corrupted"].corruptions or ()) and not resolved.options.get("corrupted_root"):
+        raise DataError(
+            "corrupted: frost is a set of photographs, which vitlab does not have; set 'corrupted_root' to published "
+            "pictures, or remove it"
+        )
+    channels, (height, width) = info.channels, info.image
+    if channels not in (1, 3) or min(height, width) < MIN_CORRUPTED_SIDE:
+        raise DataError(
+            f"'corrupted' needs images of 1 or 3 channels and at least {MIN_CORRUPTED_SIDE} by {MIN_CORRUPTED_SIDE} "
+            f"pixels; images of {resolved.type} have {channels} channels and {height} by {width} pixels; set 'size' or "
+            "'channels', or remove 'corrupted'"
+        )
+
+
+def _check_labels(resolved: ResolvedChoice, task: Task) -> None:
+    """Reject options that need one class an image, and augmentations of pixels that leave masks as they are."""
+    has = "a class at every pixel" if task == "segmentation" else "any number of classes an image"
+    for option in ("classes", "per_class", "corrupted"):
+        if resolved.options[option]:
+            does = "measures the error of" if option == "corrupted" else "selects"
+            raise DataError(f"'{option}' {does} images by class, and {resolved.type} has {has}; remove it")
+    for choice in resolved.options["augment"] if task == "segmentation" else ():
+        change = slot("augment").resolve(choice)
+        if change.component.masks is Augment.masks:
+            raise DataError(
+                f"augment: {change.type} has no method 'masks' to transform the label masks of {resolved.type}; remove "
+                "it, or add the method"
+            )
+
+
+def _check_cuts(resolved: ResolvedChoice) -> None:
+    """Reject crops of full-size pictures if there are none, or if the crop is not the first augmentation."""
+    for place, choice in enumerate(resolved.options["augment"]):
+        change = slot("augment").build(choice)
+        if not change.of_picture:
+            continue
+        if place:
+            raise DataError(
+                f"augment: {choice.type} crops full-size picture files and must be the first augmentation; "
+                f"it is number {place + 1}"
+            )
+        if resolved.component.pictures is Dataset.pictures:
+            raise DataError(
+                f"augment: {choice.type} crops full-size picture files, and {resolved.type} has none; "
+                "remove 'of: picture'"
+            )

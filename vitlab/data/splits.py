@@ -17,8 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from vitlab import noise
 from vitlab.data import draws
+from vitlab.data.datasets import files
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, Dataset, Images
-from vitlab.data.datasets.pictures import Pictures, memory
+from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import resize, resize_masks, with_channels
 from vitlab.errors import DataError
@@ -131,6 +132,12 @@ def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:
     return Subset.of(x_NCHW, y_N, id_N)
 
 
+def selected(images: StoredImages, classes: Sequence[int] | None) -> Subset:
+    """Return the images of the selected classes."""
+    id_N, y_N = select_classes(images.pictures.y_N, classes)
+    return Subset(images, id_N, y_N, id_N)
+
+
 def select_classes(y_N: Tensor, classes: Sequence[int] | None) -> tuple[Tensor, Tensor]:
     """Return the indices of the images of the selected classes, and their new labels."""
     if not classes:
@@ -185,7 +192,7 @@ def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) ->
         x_BCHW = cache.get(key)
         if x_BCHW is None:
             x_BCHW = corrupt(subset.at(part), kind, severity, subset.id_N[part])
-            if sum(cached.nbytes for cached in (*cache.values(), x_BCHW)) <= MAX_MEMORY_SHARE * memory():
+            if sum(cached.nbytes for cached in (*cache.values(), x_BCHW)) <= MAX_MEMORY_SHARE * files.memory():
                 cache[key] = x_BCHW
         return x_BCHW
 
@@ -215,10 +222,10 @@ def _reassessed(test: Subset, right: Sequence[frozenset[int]], count: int, class
 
 def _stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
     """Return pictures of the selected classes with the channels and the size of the model's images."""
-    id_N, y_N = select_classes(pictures.y_N, classes)
-    if not len(id_N):
+    subset = selected(StoredImages(pictures, info.channels, info.image), classes)
+    if not len(subset):
         raise DataError(f"{what}: there are no pictures of the classes of the training images; add some, or remove it")
-    return Subset(StoredImages(pictures, info.channels, info.image), id_N, y_N, id_N)
+    return subset
 
 
 def _limit(subset: Subset, count: int | None) -> Subset:

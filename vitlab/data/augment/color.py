@@ -13,8 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Stationary, augment
+from vitlab.data.augment import Stationary, augment, pixels
 
 Strength = Annotated[float, Field(ge=0)]
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlab import noise
-from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Augment, Boxes, Probability, Side, Stationary, augment
+from vitlab.data.augment import Augment, Boxes, Probability, Side, Stationary, augment, pixels
 from vitlab.data.pixels import VOID, mirrored, nearest
 
 ATTEMPTS = 10

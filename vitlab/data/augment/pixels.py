@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlab import noise
-from vitlab.data.augment.base import Boxes
+from vitlab.data.augment import Boxes
 
 GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue, with torchvision's digits."""

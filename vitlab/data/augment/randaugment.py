@@ -15,8 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Augment, Probability, augment
+from vitlab.data.augment import Augment, Probability, augment, pixels
 from vitlab.data.pixels import VOID
 
 LEVELS = 31

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from torch import Tensor
 
-from vitlab.data.datasets.pictures import Pictures
 from vitlab.errors import nearest
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Pick, Slot
 from vitlab.spec import Choice
 from vitlab.spec.choice import Frozen
+
+if TYPE_CHECKING:
+    from vitlab.data.datasets.pictures import Pictures
 
 NormalizationName = Literal["dataset", "half", "imagenet", "unit"]
 

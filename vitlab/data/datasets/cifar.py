@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -37,6 +37,7 @@ wardrobe whale willow_tree wolf woman worm
 """
 
 
+@dataclass(kw_only=True)
 class Cifar(Checksummed):
     """Base of data sets of pickled 32x32 colour batches; see :mod:`vitlab.data.datasets.files` for the identity.
 
@@ -51,24 +52,17 @@ class Cifar(Checksummed):
     batches: ClassVar[Mapping[Split, tuple[str, ...]]]
     key: ClassVar[str]  #: of the labels in a batch
 
-    def __init__(
-        self,
-        *,
-        root: Annotated[str | None, Unhashed()] = None,
-        download: Annotated[files.Download, Unhashed()] = "never",
-        corrupted_root: Annotated[str | None, Unhashed()] = None,
-    ) -> None:
-        super().__init__(root=root, download=download)
-        self.corrupted_root = None if corrupted_root is None else files.expand(corrupted_root)
+    corrupted_root: Annotated[str | None, Unhashed()] = None
 
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files."""
         info = self._info((32, 32), channels=3)
         if self.corrupted_root is None:
             return info
-        if not self.corrupted_root.is_dir():
-            raise DataError(f"{self.name}: there is no folder {self.corrupted_root}; correct 'corrupted_root'")
-        arrays = {path.name: path for path in sorted(self.corrupted_root.glob("*.npy"))}
+        folder = files.expand(self.corrupted_root)
+        if not folder.is_dir():
+            raise DataError(f"{self.name}: there is no folder {folder}; correct 'corrupted_root'")
+        arrays = {path.name: path for path in sorted(folder.glob("*.npy"))}
 
         def digest() -> str:
             checksums = {name: files.checksum(path) for name, path in arrays.items()}
@@ -80,7 +74,7 @@ class Cifar(Checksummed):
         """Return the published images of a corruption, of which there are 10000 for each severity."""
         if self.corrupted_root is None:
             return None
-        file = self.corrupted_root / f"{kind}.npy"
+        file = files.expand(self.corrupted_root) / f"{kind}.npy"
         try:
             # Only numpy's own format is read, mapped into memory, without pickled objects.
             x_NHWC, y_N = (np.lib.format.open_memmap(path, mode="r") for path in (file, file.with_name("labels.npy")))
@@ -161,6 +155,7 @@ class CIFAR100(Cifar):
     }
 
 
+@dataclass(eq=False)
 class ArrayPictures(Pictures):
     """Images in an array.
 
@@ -169,9 +164,8 @@ class ArrayPictures(Pictures):
         y_N: int64, class indices.
     """
 
-    def __init__(self, x_NHWC: np.ndarray, y_N: torch.Tensor) -> None:
-        self.x_NHWC = x_NHWC
-        self.y_N = y_N
+    x_NHWC: np.ndarray
+    y_N: torch.Tensor
 
     def image(self, index: int) -> torch.Tensor:
         """Return an image, uint8 (C, H, W)."""

@@ -6,18 +6,19 @@ another.  If they are not, it is computed from the published checksums, so that 
 same trial keys.  Checksums are cached in the process by path, size and modification time.
 """
 
-from __future__ import annotations
-
+# No postponed annotations, as in pictures.py.
 import functools
 import gzip
 import hashlib
 import io
 import os
+import sys
 import time
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -53,12 +54,6 @@ def roots(root: str | None) -> list[Path]:
 def cache() -> Path:
     """Return the folder of data sets in the user's cache."""
     return expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitlab" / "data"
-
-
-def download_folder(root: str | None) -> Path:
-    """Return the folder for downloads: ``root``, ``$VITLAB_DATA``, or the user's cache."""
-    configured = root or os.environ.get("VITLAB_DATA")
-    return expand(configured) if configured else cache()
 
 
 def find(folders: Iterable[Path], names: Sequence[str]) -> dict[str, Path] | None:
@@ -146,6 +141,38 @@ def open_decompressed(path: Path) -> Iterator[io.BufferedIOBase]:
         raise DataError(f"{path} is damaged: {error}; delete it and download it again") from None
 
 
+def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes of memory of this machine, or of its container if that has less; no limit if it is unknown."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return sys.maxsize
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            return min(machine, int((root / name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return machine
+
+
+def check_memory(required: int, what: str) -> None:
+    """Check that decoded pictures fit into memory.
+
+    Args:
+        required: bytes.
+        what: the pictures, for the error message.
+
+    Raises:
+        DataError: if they need more than 80 % of the machine's memory.
+    """
+    available = memory()
+    if required > 0.8 * available:
+        raise DataError(
+            f"{what} needs {required / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
+            "memory; set a smaller 'image_size'"
+        )
+
+
+@dataclass(kw_only=True)
 class Published(Dataset):
     """Base of published data sets, whose files are found in a folder or fetched through torchvision.
 
@@ -160,14 +187,8 @@ class Published(Dataset):
     torchvision_options: ClassVar[Mapping[str, str]] = {}
     layouts: ClassVar[tuple[str, ...]]  #: folders below the root that may hold the data
 
-    def __init__(
-        self,
-        *,
-        root: Annotated[str | None, Unhashed()] = None,
-        download: Annotated[Download, Unhashed()] = "never",
-    ) -> None:
-        self.root = root
-        self.download = download
+    root: Annotated[str | None, Unhashed()] = None
+    download: Annotated[Download, Unhashed()] = "never"
 
     @abstractmethod
     def _names(self) -> list[str]:
@@ -198,7 +219,8 @@ class Published(Dataset):
             raise DataError(reason)
         if (paths := self._find()) is not None:
             return paths
-        folder = download_folder(self.root)
+        configured = self.root or os.environ.get("VITLAB_DATA")
+        folder = expand(configured) if configured else cache()
         source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
         try:
             folder.mkdir(parents=True, exist_ok=True)

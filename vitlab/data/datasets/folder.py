@@ -1,25 +1,41 @@
 """``image_folder``: your own pictures, one folder per class, as in torchvision and Keras.
 
+Hidden entries are left out, and those that systems and notebooks add.  A link to a folder is followed, and each folder
+is read once for a class.  Names of classes and the order of pictures follow Unicode's composed form (NFC), which does
+not depend on the system that made the folders.
+
 N images, C channels, H rows, W columns.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
-from vitlab.data.datasets import class_folders, files
+from vitlab.data.datasets import files
 from vitlab.data.datasets.base import CorruptionName, dataset
-from vitlab.data.datasets.class_folders import Found, Picture
-from vitlab.data.datasets.picture_set import TEST, TRAIN, VAL, Listing, PictureFiles, PictureSet, listed_names
-from vitlab.errors import DataError
+from vitlab.data.datasets.pictures import (
+    TEST,
+    TRAIN,
+    VAL,
+    Listing,
+    PictureFiles,
+    PictureSet,
+    is_hidden,
+    listed_names,
+    picture_suffixes,
+)
+from vitlab.errors import DataError, count
 from vitlab.geometry import DataInfo
 from vitlab.registry import Unhashed
 
@@ -34,6 +50,19 @@ class Layout(NamedTuple):
     val: Path | None  #: None: validation is held out of ``train``
     test: Path | None  #: None: a share of ``train``
     notes: tuple[str, ...] = ()
+
+
+Picture = tuple[str, str]
+"""Class and path of a picture."""
+
+
+@dataclass
+class Found:
+    """Pictures below class folders, and what was left out beside them."""
+
+    labels: list[str] = field(default_factory=list)  #: classes, sorted; a class may have no pictures
+    pictures: list[Picture] = field(default_factory=list)  #: sorted by class and path
+    left_out: Counter[str] = field(default_factory=Counter)  #: reason to the number of files
 
 
 @dataset.register("image_folder")
@@ -97,7 +126,7 @@ class ImageFolder(PictureSet):
         layout = self._layout()
         assert isinstance(layout, Layout)
         folders = {TRAIN: layout.train, TEST: layout.test, VAL: layout.val}
-        found = {split: class_folders.find(folder) for split, folder in folders.items() if folder is not None}
+        found = {split: find(folder) for split, folder in folders.items() if folder is not None}
         faults = [fault for split, one in found.items() for fault in self._faults(one, folders[split], found[TRAIN])]
         if faults:
             raise DataError(f"image_folder: {'; '.join(faults)}")
@@ -113,11 +142,11 @@ class ImageFolder(PictureSet):
             encoded,
             labels,
             splits,
-            keys=[f"{label}\0{class_folders.relative_name(path, self.where)}" for label, path in pictures],
+            keys=[f"{label}\0{relative_name(path, self.where)}" for label, path in pictures],
             files=[Path(path) for _, path in pictures],
             details={
                 TEST: f" (folder '{test.name}')" if test is not None and test.name != TEST else "",
-                "rest": f", {class_folders.describe([one.left_out for one in found.values()])}",
+                "rest": f", {describe([one.left_out for one in found.values()])}",
             },
             notes=(*layout.notes, *notes),
         )
@@ -147,7 +176,7 @@ class ImageFolder(PictureSet):
         """Return the pictures of a folder with a folder for each of some classes."""
         if not folder.is_dir():
             raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
-        found, labels = class_folders.find(folder), self.listed().labels
+        found, labels = find(folder), self.listed().labels
         for fault in _unknown_classes(found, folder, labels):
             raise DataError(f"image_folder: {fault}")
         return self._files(found.pictures, labels)
@@ -171,8 +200,8 @@ class ImageFolder(PictureSet):
         beside = [name for name in VALIDATION if (root / name).is_dir()]
         unused = tuple(f"'{root / name}' is not used: '{beside[0]}' has validation pictures." for name in beside[1:])
         val = root / beside[0] if beside else None
-        classes = set(map(class_folders.composed, _folders_in(train)))
-        is_labelled = not classes.isdisjoint(map(class_folders.composed, _folders_in(test)))
+        classes = set(map(composed, _folders_in(train)))
+        is_labelled = not classes.isdisjoint(map(composed, _folders_in(test)))
         no_labels = f"'{test}' has no folder of a class of 'train', so its pictures have no labels"
         unlabelled = (f"{no_labels}; they are not used.",) if test.is_dir() and not is_labelled else ()
         if self.test is not None:
@@ -213,7 +242,7 @@ class ImageFolder(PictureSet):
         if empty := sorted(set(found.labels) - {label for label, _ in found.pictures}):
             yield (
                 f"{folder} has no pictures of {'class' if len(empty) == 1 else 'classes'} {listed_names(empty)} "
-                f"({class_folders.describe([found.left_out])}); add some, or remove the folder"
+                f"({describe([found.left_out])}); add some, or remove the folder"
             )
 
     def _identity_of_test_sets(self) -> str:
@@ -225,7 +254,7 @@ class ImageFolder(PictureSet):
         roots = {f"shifted/{name}": folder for name, folder in self._shifted_roots().items()}
         if self.corrupted_root is not None:
             roots["corrupted"] = files.expand(self.corrupted_root)
-        parts = [class_folders.digest_of_names(name, folder) for name, folder in sorted(roots.items())]
+        parts = [digest_of_names(name, folder) for name, folder in sorted(roots.items())]
         if self.real_labels is not None:
             file = files.expand(self.real_labels)
             if not file.is_file():
@@ -243,7 +272,127 @@ def _folders_in(folder: Path) -> list[str]:
     """Return the names of the folders in a folder that are not hidden; an empty list if it does not exist."""
     if not folder.is_dir():
         return []
-    return sorted(path.name for path in folder.iterdir() if not class_folders.is_hidden(path.name) and path.is_dir())
+    return sorted(path.name for path in folder.iterdir() if not is_hidden(path.name) and path.is_dir())
+
+
+def find(folder: Path) -> Found:
+    """Return the pictures below the class folders of a folder, those in subfolders included.
+
+    Raises:
+        OSError: if a folder cannot be listed.
+        DataError: if a name is not valid UTF-8, which identities and reports need.
+    """
+    found, labels = Found(), set()
+    for entry in sorted(folder.iterdir()):
+        if is_hidden(entry.name):
+            found.left_out["hidden"] += _count_files(entry)
+        elif entry.is_dir():
+            labels.add(label := composed(entry.name))
+            found.pictures += [(label, picture) for picture in pictures_below(entry, found.left_out)]
+        else:
+            found.left_out["outside of a class folder"] += 1
+    found.labels = sorted(labels)
+    # Two folders of one name, in two forms of Unicode, are one class.
+    found.pictures.sort(key=lambda picture: picture[0])
+    return found
+
+
+def pictures_below(folder: Path, left_out: Counter[str]) -> list[str]:
+    """Return the pictures in a folder and its subfolders, sorted by path components.
+
+    Args:
+        folder: the folder.
+        left_out: reason to the number of files that are left out, to which those found here are added.
+    """
+    paths = []
+    for current, names in _walk(folder, left_out):
+        for name in names:
+            path, suffix = os.path.join(current, name), os.path.splitext(name)[1].lower()
+            if suffix not in picture_suffixes():
+                left_out[suffix or "no suffix"] += 1
+            elif not os.path.isfile(path):
+                left_out["broken link or special file"] += 1
+            else:
+                paths.append(path)
+    return sorted(paths, key=lambda path: composed(path).split(os.sep))
+
+
+def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield a folder and each folder below, links to folders included, once, and the names of its files."""
+    parent = folder.parent.resolve()
+    seen = set(map(str, (parent, *parent.parents, *folder.resolve().parents)))  # a link to one of these would be a loop
+    for current, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        if (real := os.path.realpath(current)) in seen:
+            left_out[f"link to a folder that is read already: {current}"] += 1
+            folders.clear()
+            continue
+        seen.add(real)
+        left_out["hidden"] += sum(_count_files(Path(current, name)) for name in (*folders, *names) if is_hidden(name))
+        # Links are followed last, so that a folder is read in its own place.
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(current, name)), composed(name)))
+        yield current, [name for name in names if not is_hidden(name)]
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk would go on without the folder
+
+
+def _count_files(entry: Path) -> int:
+    """Return 1 for a file or a link, and the number of files below for a folder."""
+    if entry.is_symlink() or not entry.is_dir():
+        return 1
+    return sum(len(names) for _, _, names in os.walk(entry))
+
+
+def composed(name: str) -> str:
+    """Return a name in Unicode's composed form; macOS stores decomposed ones.
+
+    Raises:
+        DataError: if it is not valid UTF-8.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"image_folder: {os.fsencode(name)!r} has a name that is not UTF-8; rename it") from None
+    return unicodedata.normalize("NFC", name)
+
+
+def describe(left_out: Iterable[Counter[str]]) -> str:
+    """Return ``37 files left out (.txt 30, hidden 7)``; ``no files left out`` if there are none."""
+    total = +sum(left_out, Counter[str]())
+    if not total:
+        return "no files left out"
+    ordered = sorted(total.items(), key=lambda item: (-item[1], item[0]))
+    parts = ", ".join(f"{reason} {number:,}" for reason, number in ordered)
+    return f"{count(total.total(), 'file')} left out ({parts})"
+
+
+def relative_name(path: str, root: Path) -> str:
+    """Return the path of a picture below a folder, equal on every system."""
+    prefix = len(str(root / "x")) - 1  # 0 for the root '.', which paths do not show
+    return composed(path[prefix:]).replace(os.sep, "/")
+
+
+_digests_of_names: dict[tuple[str, Path], tuple[Mapping[str, int], str]] = {}
+
+
+def digest_of_names(name: str, folder: Path) -> str:
+    """Return a digest over names and sizes of the pictures below a folder; cached until one of its folders changes."""
+    if not folder.is_dir():
+        raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
+    key = name, folder.absolute()
+    # Listing 75 times as many pictures as the test split has may take a minute, and a plan asks for each arm.
+    changed, digest = _digests_of_names.get(key, ({}, ""))
+    if not changed or any(os.stat(path).st_mtime_ns != time_ns for path, time_ns in changed.items()):
+        # Before the listing, so that a change during it is noticed the next time.
+        changed = {path: os.stat(path).st_mtime_ns for path, _ in _walk(folder, Counter())}
+        hashed = hashlib.blake2b(digest_size=16)
+        for path in pictures_below(folder, Counter()):
+            hashed.update(f"{name}\0{relative_name(path, folder)}\0{os.stat(path).st_size}\n".encode())
+        digest = hashed.hexdigest()
+        _digests_of_names[key] = changed, digest
+    return digest
 
 
 Labels = frozenset[Annotated[int, Field(ge=0, strict=True)]]

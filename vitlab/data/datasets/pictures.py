@@ -1,27 +1,32 @@
-"""Encoded pictures, such as JPEG files, that are decoded one by one to one size, and their masks.
+"""Encoded pictures, such as JPEG files, decoded one by one to one size, and the base of data sets of them.
 
-H rows, W columns.
+H rows, W columns of an image, N pictures of a data set, M of a split.
 """
 
-from __future__ import annotations
-
+# No postponed annotations: a subclass in another module, which does not have their names, could not resolve them.
 import hashlib
 import io
+import json
 import math
-import os
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from vitlab.errors import DataError
-from vitlab.geometry import Pair
+from vitlab import noise
+from vitlab.data import draws
+from vitlab.data.datasets import files
+from vitlab.data.datasets.base import Dataset, Size, Split
+from vitlab.errors import DataError, count, some
+from vitlab.geometry import DataInfo, Pair
+from vitlab.registry import Unhashed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,6 +45,37 @@ Orient = Literal["exif", "ignore"]
 ORIENTATION = 0x0112
 """EXIF tag; 5 to 8 exchange rows and columns."""
 
+TRAIN, VAL, TEST = "train", "val", "test"
+
+MAX_LISTED = 20  #: names or mistakes listed in a message
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+ADDED_BY_SYSTEMS = frozenset({"__macosx", "@eadir", "thumbs.db", "desktop.ini", "$recycle.bin", "lost+found"})
+"""Names, in lower case, of entries that systems add; they are left out, as names that begin with a full stop."""
+
+UNDECODABLE = frozenset({"EPS", "MPEG"})
+"""Formats whose files Pillow recognises, but decodes only with other programs."""
+
+
+@cache
+def picture_suffixes() -> frozenset[str]:
+    """Return the endings of files that Pillow decodes, such as ``.jpg``, in lower case."""
+    from PIL import Image, ImageFile
+
+    Image.init()
+    formats = {
+        name
+        for name, (factory, _) in Image.OPEN.items()
+        if not (isinstance(factory, type) and issubclass(factory, ImageFile.StubImageFile))
+    } - UNDECODABLE
+    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in formats)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether an entry is hidden, or added by a system."""
+    return name.startswith(".") or name.lower() in ADDED_BY_SYSTEMS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
@@ -56,15 +92,15 @@ class Decoding:
     interpolation: Interpolation = "bilinear"  #: of the resize
     orient: Orient = "exif"
 
-    def __call__(self, picture: Image) -> Tensor:
+    def __call__(self, picture: "Image") -> Tensor:
         """Return a picture as an image, uint8 (3, H, W).
 
         Raises:
             ValueError: if the range of its values is unknown, as of floats.
         """
-        return _to_tensor(self.shape(self.rgb(picture), self.interpolation))
+        return to_tensor(self.shape(self.rgb(picture), self.interpolation))
 
-    def rgb(self, picture: Image) -> Image:
+    def rgb(self, picture: "Image") -> "Image":
         """Return a picture upright, in 8-bit RGB."""
         import numpy as np
         from PIL import Image, ImageOps
@@ -80,7 +116,7 @@ class Decoding:
             raise ValueError(f"its values are {what}, whose range is unknown; save it with 8 or 16 bits")
         return picture.convert("RGB")
 
-    def sides(self, picture: Image) -> Pair:
+    def sides(self, picture: "Image") -> Pair:
         """Return rows and columns of an upright picture, from its header."""
         # The header is enough: decoding all pictures of a batch to learn their sizes would double the work.
         is_turned = self.orient == "exif" and picture.format != "TIFF"  # Pillow itself turns a TIFF
@@ -88,7 +124,7 @@ class Decoding:
             return picture.width, picture.height
         return picture.height, picture.width
 
-    def shape(self, picture: Image, interpolation: Interpolation | Literal["nearest"]) -> Image:
+    def shape(self, picture: "Image", interpolation: Interpolation | Literal["nearest"]) -> "Image":
         """Return a picture or a mask resized and cropped to ``size``."""
         from PIL import Image
 
@@ -128,6 +164,7 @@ class Pictures(ABC):
         """Return a picture as an image of the data set's size, uint8 (C, H, W).  Must be thread-safe."""
 
 
+@dataclass(eq=False)
 class EncodedPictures(Pictures):
     """Base of pictures in any container: files, a Parquet column, members of a tar archive, rows of a database.
 
@@ -141,11 +178,10 @@ class EncodedPictures(Pictures):
         decoded: place for decoded pictures.
     """
 
-    def __init__(self, names: Sequence[str], y_N: Tensor, decoding: Decoding, decoded: Decoded = "auto") -> None:
-        self.names = names
-        self.y_N = y_N
-        self.decoding = decoding
-        self.decoded: Decoded = decoded
+    names: Sequence[str]
+    y_N: Tensor
+    decoding: Decoding
+    decoded: Decoded = "auto"
 
     @abstractmethod
     def open(self, index: int) -> bytes:
@@ -162,14 +198,14 @@ class EncodedPictures(Pictures):
         with reading(self.names[index]):
             return self.decoding(self.header(index))
 
-    def header(self, index: int) -> Image:
+    def header(self, index: int) -> "Image":
         """Return a picture of which Pillow has read the header alone; its content is decoded on demand."""
         from PIL import Image
 
         with reading(self.names[index]):
             return Image.open(io.BytesIO(self.open(index)))
 
-    def crop(self, index: int, header: Image, box: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
+    def crop(self, index: int, header: "Image", box: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
         """Return a rectangle of a picture, resized to ``size`` with antialiasing, uint8 (3, H, W).
 
         Args:
@@ -184,7 +220,7 @@ class EncodedPictures(Pictures):
         top, left, height, width = box
         with reading(self.names[index]):
             picture = self.decoding.rgb(header).crop((left, top, left + width, top + height))
-        return _to_tensor(picture.resize(size[::-1], Image.Resampling[how.upper()]))
+        return to_tensor(picture.resize(size[::-1], Image.Resampling[how.upper()]))
 
     def fault(self, index: int) -> str:
         """Return why a picture cannot be decoded; empty if it can.
@@ -200,6 +236,14 @@ class EncodedPictures(Pictures):
         except Exception as error:  # decoders of some formats raise errors of their own
             return _reason(error)
         return ""
+
+
+class PictureFiles(EncodedPictures):
+    """Pictures in files, whose names are their paths."""
+
+    def open(self, index: int) -> bytes:
+        """Return the content of a file."""
+        return Path(self.names[index]).read_bytes()
 
 
 class Selection(EncodedPictures):
@@ -221,61 +265,6 @@ class Selection(EncodedPictures):
         return self._pictures.open(self._rows[index])
 
 
-def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor, Tensor]:
-    """Return a picture as an image, uint8 (3, H, W), and the levels of its mask, resized by nearest neighbour.
-
-    A mask has one level per pixel, uint8 (H, W); with a palette, as in Pascal VOC, the levels are palette indices.
-
-    Raises:
-        DataError: if either cannot be read, or their sizes differ.
-    """
-    import numpy as np
-    from PIL import Image
-
-    with reading(mask), Image.open(mask) as levels:
-        levels.load()
-    if levels.mode not in ("P", "L"):
-        raise DataError(f"{mask} is not a label mask: Pillow reads it as mode {levels.mode}; save it as mode P or L")
-    with reading(path), Image.open(path) as picture:
-        rgb = decoding.rgb(picture)
-    if levels.size != rgb.size:
-        sizes = " and ".join("{1} by {0}".format(*image.size) for image in (rgb, levels))
-        raise DataError(f"{path} and its mask {mask} differ in size: {sizes} pixels; make them equal")
-    small = decoding.shape(levels, "nearest")
-    return _to_tensor(decoding.shape(rgb, decoding.interpolation)), torch.from_numpy(np.array(small))
-
-
-def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of memory of this machine, or of its container if that has less; no limit if it is unknown."""
-    if not hasattr(os, "sysconf"):  # Windows
-        return sys.maxsize
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            return min(machine, int((root / name).read_text()))
-        except (OSError, ValueError):
-            continue
-    return machine
-
-
-def check_memory(required: int, what: str) -> None:
-    """Check that decoded pictures fit into memory.
-
-    Args:
-        required: bytes.
-        what: the pictures, for the error message.
-
-    Raises:
-        DataError: if they need more than 80 % of the machine's memory.
-    """
-    available = memory()
-    if required > 0.8 * available:
-        raise DataError(
-            f"{what} needs {required / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
-            "memory; set a smaller 'image_size'"
-        )
-
-
 @contextmanager
 def reading(name: str | Path) -> Iterator[None]:
     """Raise a DataError that names the picture for any error in reading it."""
@@ -292,8 +281,211 @@ def _reason(error: Exception) -> str:
     return str(error).replace(" <_io.BytesIO object", "\0").partition("\0")[0] or type(error).__name__
 
 
-def _to_tensor(picture: Image) -> Tensor:
+def to_tensor(picture: "Image") -> Tensor:
     """Return an RGB picture as a tensor, uint8 (3, H, W)."""
     import numpy as np
 
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+class Listing(NamedTuple):
+    """The pictures of a data set and its splits."""
+
+    pictures: EncodedPictures  #: of all splits
+    labels: Sequence[str]  #: names of the classes
+    splits: Mapping[str, Tensor]  #: ``train``, ``test``, and ``val`` if there are pictures of its own, to their indices
+    keys: Sequence[str]  #: of each picture, what identifies it beside its content: ``CLASS\\0NAME``
+    files: Sequence[Path]  #: that contain the pictures
+    details: Mapping[str, str] = {}  #: of ``train``, ``test`` and the ``rest``, what the note on the splits adds
+    notes: Sequence[str] = ()  #: further notes
+    column: str = ""  #: which has the pictures, where the files are tables
+
+
+@dataclass(kw_only=True)
+class PictureSet(Dataset):
+    """Base of data sets of encoded pictures.  A subclass defines :meth:`missing`, :meth:`scan` and :attr:`where`.
+
+    A set that is too large for memory is not decoded as a whole, see ``decoded``.  The identity is a digest over the
+    class and content of every picture; it is cached between processes until a file is written to.
+
+    Args:
+        image_size: pixels of every picture after an antialiased resize.
+        fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
+        crop_pct: share of the resized side that the crop keeps, as in timm: 0.875 resizes to 256 and crops 224.
+        interpolation: of the resize.
+        orient: ``exif`` turns photographs upright by their EXIF orientation, ``ignore`` reads them as stored.
+        test: share of the training pictures of each class to test on, if there are no test pictures.
+        decoded: place for decoded pictures, one copy for all workers in the user's cache: mapped as a whole
+            (``memory``) or read batch by batch (``disk``); or ``never``: each batch is decoded anew by the trial's
+            threads.  ``auto``: memory if the set fits into a quarter of it, else never.  Batches do not depend on it.
+    """
+
+    kind: ClassVar[str]  #: first part of the identity, and of messages
+
+    image_size: Size = (224, 224)
+    fit: Fit = "crop"
+    crop_pct: Annotated[float, Field(gt=0, le=1)] = 1.0
+    interpolation: Interpolation = "bilinear"
+    orient: Orient = "exif"
+    test: Share | None = None
+    decoded: Annotated[Decoded, Unhashed()] = "auto"
+
+    def __post_init__(self) -> None:
+        """Collect the options of decoding."""
+        self.decoding = Decoding(
+            size=self.image_size,
+            fit=self.fit,
+            crop_pct=self.crop_pct,
+            interpolation=self.interpolation,
+            orient=self.orient,
+        )
+        self._listing: Listing | None = None  #: as of the last call of info()
+        self._copies: Sequence[str] = ()
+
+    @abstractmethod
+    def scan(self) -> Listing:
+        """Return the pictures and splits, without decoding a picture.
+
+        Raises:
+            DataError: with every mistake of the files.
+        """
+
+    def info(self) -> DataInfo:
+        """Return the facts of the data set.
+
+        Raises:
+            DataError: if its files are not here, or wrong.
+        """
+        if (reason := self.missing()) is not None:
+            raise DataError(reason)
+        listing = self._listing = self.scan()
+        identity, *self._copies = content_of(self.kind, listing)
+        return DataInfo(
+            image=self.decoding.size,
+            channels=3,
+            classes=len(listing.labels),
+            task="classification" if listing.pictures.y_N.ndim == 1 else "multilabel",
+            identity=identity,
+            labels=tuple(listing.labels),
+            test_images=len(listing.splits[TEST]),
+        )
+
+    def listed(self) -> Listing:
+        """Return the listing of the last call of :meth:`info`, which is called first if it has not been."""
+        if self._listing is None:
+            # info() may know the classes of a set that is not here.
+            if (reason := self.missing()) is not None:
+                raise DataError(reason)
+            self.info()
+        assert self._listing is not None
+        return self._listing
+
+    def notes(self) -> Sequence[str]:
+        """Return what was read, what was left out, and how many pictures are duplicates."""
+        listing = self.listed()
+        numbers = {split: len(row_M) for split, row_M in listing.splits.items()}
+        parts = [
+            f"train {numbers[TRAIN]:,} pictures of {len(listing.labels)} classes",
+            *([f"val {numbers[VAL]:,}"] if VAL in numbers else []),
+            f"test {numbers[TEST]:,}{listing.details.get(TEST, '')}",
+        ]
+        return [
+            f"{self.where}: {', '.join(parts)}{listing.details.get('rest', '')}.",
+            *listing.notes,
+            *self._copies,
+        ]
+
+    @property
+    @abstractmethod
+    def where(self) -> Path:
+        """The file or folder that has the pictures."""
+
+    def pictures(self, split: Split) -> EncodedPictures:
+        """Return the pictures of a split; the authors' validation pictures are the last training pictures."""
+        listing = self.listed()
+        row_M = listing.splits[split]
+        if split == TRAIN and VAL in listing.splits:
+            row_M = torch.cat([row_M, listing.splits[VAL]])
+        return Selection(listing.pictures, row_M)
+
+    def held_out(self) -> Tensor | None:
+        """Return the indices of the authors' validation pictures, if there are test pictures beside them."""
+        splits = self.listed().splits
+        if VAL not in splits:
+            return None
+        return torch.arange(len(splits[VAL])) + len(splits[TRAIN])
+
+    def with_test(self, splits: Mapping[str, Tensor], y_N: Tensor, source: str) -> tuple[dict[str, Tensor], list[str]]:
+        """Return splits with the option ``test`` applied, and a note on it.
+
+        Args:
+            splits: as the files define them.
+            y_N: classes of all pictures.
+            source: what the training pictures are in.
+        """
+        if self.test is None:
+            return dict(splits), []
+        row_M = splits[TRAIN]
+        class_M = y_N[row_M] if y_N.ndim == 1 else torch.zeros_like(row_M)
+        # The draw is the same for every trial.
+        train_M, test_M = draws.hold_out(class_M, torch.arange(len(row_M)), self.test, noise.key(0, TEST))
+        of = "pictures of each class" if y_N.ndim == 1 else "pictures"
+        note = (
+            f"The test split is {self.test:g} of the {of} in '{source}', drawn once with seed 0: the same for all arms "
+            "and seeds."
+        )
+        return {**splits, TRAIN: row_M[train_M], TEST: row_M[test_M]}, [note]
+
+
+def content_of(kind: str, listing: Listing) -> list[str]:
+    """Return the identity of the bytes of all pictures, and sentences on pictures that are there twice.
+
+    They are cached by the sizes, inodes and times of the files.
+    """
+    rows = [
+        (f"{split}\0{listing.keys[row]}", row)
+        for split, row_M in sorted(listing.splits.items(), reverse=True)
+        for row in row_M.tolist()
+    ]
+    digest = hashlib.blake2b("\n".join(key for key, _ in rows).encode(), digest_size=16)
+    entries = [(f"{kind} {listing.column} {digest.hexdigest()}", file) for file in listing.files]
+
+    def compute() -> str:
+        digest, checksums = hashlib.blake2b(digest_size=16), []
+        for key, row in rows:
+            size, checksum = listing.pictures.checksum(row)
+            digest.update(f"{key}\0{size}\0{checksum}\n".encode())
+            split, label, *_ = key.split("\0")
+            checksums.append((split, label, checksum))
+        return json.dumps([f"{kind}:{digest.hexdigest()}", *notes_on_copies(checksums)])
+
+    content: list[str] = json.loads(files.remember(entries, compute))
+    return content
+
+
+def notes_on_copies(pictures: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield sentences on pictures that have the bytes of another one, in another split, in train, or in another class.
+
+    Args:
+        pictures: split, class and checksum of each picture.
+    """
+    of_split: dict[str, list[str]] = {TRAIN: [], VAL: [], TEST: []}
+    classes: dict[str, set[str]] = {}
+    for split, label, checksum in pictures:
+        of_split[split].append(checksum)
+        classes.setdefault(checksum, set()).add(label)
+    distinct = {split: set(checksums) for split, checksums in of_split.items()}
+    for one, other in ((TEST, TRAIN), (VAL, TRAIN), (TEST, VAL)):
+        if number := sum(checksum in distinct[other] for checksum in of_split[one]):
+            of = count(len(of_split[one]), f"{one} picture")
+            yield f"{number:,} of {of} {'is' if number == 1 else 'are'} also in {other}, byte for byte."
+    if number := len(of_split[TRAIN]) - len(distinct[TRAIN]):
+        held_out = "" if of_split[VAL] else ", some of which may be held out for validation"
+        yield f"{count(number, 'train picture')} {'is' if number == 1 else 'are'} identical to another{held_out}."
+    if number := sum(len(labels) > 1 for labels in classes.values()):
+        yield f"{count(number, 'picture')} {'is' if number == 1 else 'are'} in more than one class, byte for byte."
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """Return names in quotation marks, at most :data:`MAX_LISTED` of them."""
+    return some((f"'{name}'" for name in names), MAX_LISTED)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +18,10 @@ from torch import Tensor
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import SPLITS, Images, Size, Split, dataset
 from vitlab.data.datasets.files import Published
-from vitlab.data.datasets.pictures import Decoding, Fit, check_memory, decode_with_mask
+from vitlab.data.datasets.pictures import Decoding, Fit, reading, to_tensor
 from vitlab.data.pixels import VOID
 from vitlab.errors import DataError
-from vitlab.geometry import DataInfo, Pair
-from vitlab.registry import Unhashed
+from vitlab.geometry import DataInfo
 
 
 class Item(NamedTuple):
@@ -32,6 +32,7 @@ class Item(NamedTuple):
     meaning: Mapping[int, int]  #: level of the mask to label
 
 
+@dataclass(kw_only=True)
 class MaskedPictures(Published):
     """Base of data sets of photographs with masks, listed in a text file per split.
 
@@ -49,17 +50,8 @@ class MaskedPictures(Published):
 
     lists: ClassVar[Mapping[Split, str]]  #: the file that lists a split
 
-    def __init__(
-        self,
-        *,
-        root: Annotated[str | None, Unhashed()] = None,
-        download: Annotated[files.Download, Unhashed()] = "never",
-        image_size: Size = (224, 224),
-        fit: Fit = "crop",
-    ) -> None:
-        super().__init__(root=root, download=download)
-        self.image_size: Pair = image_size
-        self.fit: Fit = fit
+    image_size: Size = (224, 224)
+    fit: Fit = "crop"
 
     @abstractmethod
     def labels(self) -> tuple[str, ...]:
@@ -85,7 +77,7 @@ class MaskedPictures(Published):
         """Decode a split's images and masks into memory."""
         items = self._items(self._find_or_fetch(), split)
         decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
-        check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split")
+        files.check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split")
         x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
         y_NHW = torch.empty((len(items), *self.image_size), dtype=torch.uint8)
         for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
@@ -158,6 +150,7 @@ class VOCSegmentation(MaskedPictures):
 
 
 @dataset.register("pets")
+@dataclass(kw_only=True)
 class Pets(MaskedPictures):
     """Oxford-IIIT Pets: photographs of cats and dogs with trimaps; 3680 to train on and 3669 to test on.
 
@@ -182,19 +175,8 @@ class Pets(MaskedPictures):
     layouts = ("oxford-iiit-pet",)
     lists: ClassVar = {"train": "annotations/trainval.txt", "test": "annotations/test.txt"}
 
-    def __init__(
-        self,
-        *,
-        root: Annotated[str | None, Unhashed()] = None,
-        download: Annotated[files.Download, Unhashed()] = "never",
-        image_size: Size = (224, 224),
-        fit: Fit = "crop",
-        target: Literal["pet", "species"] = "pet",
-        border: Literal["ignored", "pet", "class"] = "ignored",
-    ) -> None:
-        super().__init__(root=root, download=download, image_size=image_size, fit=fit)
-        self.target = target
-        self.border = border
+    target: Literal["pet", "species"] = "pet"
+    border: Literal["ignored", "pet", "class"] = "ignored"
 
     def labels(self) -> tuple[str, ...]:
         """Return the background, the pet or its species, and the border if it is a class."""
@@ -223,3 +205,27 @@ def _labels_of(level_HW: Tensor, item: Item) -> Tensor:
         level = int(level_HW[~valid_L[level_HW]][0])
         raise DataError(f"{item.mask} has a level {level}; allowed: {', '.join(map(str, sorted(item.meaning)))}")
     return label_L[level_HW]
+
+
+def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor, Tensor]:
+    """Return a picture as an image, uint8 (3, H, W), and the levels of its mask, resized by nearest neighbour.
+
+    A mask has one level per pixel, uint8 (H, W); with a palette, as in Pascal VOC, the levels are palette indices.
+
+    Raises:
+        DataError: if either cannot be read, or their sizes differ.
+    """
+    import numpy as np
+    from PIL import Image
+
+    with reading(mask), Image.open(mask) as levels:
+        levels.load()
+    if levels.mode not in ("P", "L"):
+        raise DataError(f"{mask} is not a label mask: Pillow reads it as mode {levels.mode}; save it as mode P or L")
+    with reading(path), Image.open(path) as picture:
+        rgb = decoding.rgb(picture)
+    if levels.size != rgb.size:
+        sizes = " and ".join("{1} by {0}".format(*image.size) for image in (rgb, levels))
+        raise DataError(f"{path} and its mask {mask} differ in size: {sizes} pixels; make them equal")
+    small = decoding.shape(levels, "nearest")
+    return to_tensor(decoding.shape(rgb, decoding.interpolation)), torch.from_numpy(np.array(small))

@@ -6,7 +6,7 @@ pictures in a tar archive, are copied once to an Arrow file in the user's cache,
 N rows of all files, K classes.
 """
 
-# No postponed annotations, as in picture_set.py.
+# No postponed annotations, as in pictures.py.
 import hashlib
 import json
 import os
@@ -26,9 +26,19 @@ from torch import Tensor
 
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import dataset
-from vitlab.data.datasets.class_folders import is_hidden, picture_suffixes
-from vitlab.data.datasets.picture_set import TEST, TRAIN, VAL, Listing, PictureSet, listed_names
-from vitlab.data.datasets.pictures import Decoded, Decoding, EncodedPictures
+from vitlab.data.datasets.pictures import (
+    TEST,
+    TRAIN,
+    VAL,
+    Decoded,
+    Decoding,
+    EncodedPictures,
+    Listing,
+    PictureSet,
+    is_hidden,
+    listed_names,
+    picture_suffixes,
+)
 from vitlab.errors import DataError, count, nearest
 from vitlab.registry import Unhashed
 
