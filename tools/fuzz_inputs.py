@@ -198,9 +198,7 @@ def weights(rng: Random, folder: Path) -> list[str]:
         file = file.rename(file.with_suffix(_suffix(file.read_bytes())))
     words = ["weights", "inspect", str(file) if kind < 0.95 else rng.choice(HOSTILE)]
     if rng.random() < 0.5:
-        to, suffix = rng.choice(
-            (("timm", ".pth"), ("hf", ".safetensors"), ("google", ".npz"), ("deit", ".pth"), ("torchvision", ".bin"))
-        )
+        to, suffix = rng.choice((("timm", ".pth"), ("hf", ".safetensors"), ("google", ".npz"), ("torchvision", ".bin")))
         target = (
             f"target{suffix}"
             if rng.random() < 0.8
@@ -378,7 +376,7 @@ class Bench:
         biases = {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items() if "weight" in name}
         state = {name: torch.randn(shape) for name, shape in (shapes | biases).items()}
         save_file(state, whole := self.store / "whole.safetensors")
-        for suffix, to in ((".pth", "deit"), (".npz", "google")):
+        for suffix, to in ((".pth", "timm"), (".npz", "google")):
             convert(whole, whole.with_suffix(suffix), to)
 
     def restore(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitlab.weights import Inspection, ModelFacts
     from vitlab.weights.architecture import Architecture
 
-FORMATS = ("timm", "deit", "torchvision", "hf", "hf-memory", "google")
+FORMATS = ("timm", "torchvision", "hf", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
 
 _file = click.argument("file", type=PATH)

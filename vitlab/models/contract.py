@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Options, Part
 from vitlab.components.base import State as State
-from vitlab.geometry import DataInfo, Work
+from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import ResolvedChoice, Slot
 
 
@@ -26,6 +26,7 @@ class Model(nn.Module):
     (B, D, H, W), and ``forward_head``, which returns the output from these.  Distillation by tokens needs both.
     """
 
+    geometry: Geometry | None = None  #: of a model of tokens
     _frozen: tuple[str, ...] = ()  #: paths of the modules that stay in evaluation mode
 
     @classmethod

@@ -86,6 +86,7 @@ class ViT(Model):
         GeometryError: for sizes that do not divide.
     """
 
+    geometry: Geometry
     position: Position
     head: Head
 

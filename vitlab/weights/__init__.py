@@ -1,4 +1,4 @@
-"""Reading and writing of checkpoints of timm, DeiT, torchvision, Hugging Face and Google.
+"""Reading and writing of checkpoints of timm, torchvision, Hugging Face and Google.
 
 The canonical form has timm's names and layouts: each of :data:`FORMATS` converts a library's tensors to and from it,
 :func:`open_model` builds the model that a file belongs to, and :func:`convert` writes a file in another format.
@@ -7,10 +7,10 @@ Tensors that do not fit are refused by name, and omissions and assumptions are r
 
 from __future__ import annotations
 
+from vitlab.weights.architecture import ModelFacts as ModelFacts
 from vitlab.weights.conversion import Inspection as Inspection
 from vitlab.weights.conversion import convert as convert
 from vitlab.weights.conversion import inspect as inspect
-from vitlab.weights.facts import ModelFacts as ModelFacts
 from vitlab.weights.hub import fetched as fetched
 from vitlab.weights.hub import named_weights as named_weights
 from vitlab.weights.opening import FORMATS as FORMATS

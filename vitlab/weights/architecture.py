@@ -1,5 +1,7 @@
 """The architecture of a checkpoint: from tensor shapes, from stated facts, and from assumptions for the rest.
 
+A fact is what the shapes of tensors do not show.
+
 D width, C channels of the image, N patches, T rows of positions.
 """
 
@@ -8,20 +10,86 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
+from pydantic import Field
 
+from vitlab.components.base import Gelu
 from vitlab.components.position.combined import choices_of
-from vitlab.errors import WeightsError
+from vitlab.errors import WeightsError, some
 from vitlab.geometry import DataInfo, Geometry, Pair
+from vitlab.models.contract import State
 from vitlab.models.vit import ViT
 from vitlab.models.vit_parts import SIZES, Anatomy
-from vitlab.weights.facts import Encoding, EncodingType, ModelFacts, Values, normalisation, plain, requested_grid, some
-from vitlab.weights.formats import RELATIVE, State, depth_of
+from vitlab.spec.choice import Frozen
+
+RELATIVE = "position.relative_position_bias_table"
+"""Canonical name of BEiT's relative positions, the tables of all blocks in one tensor."""
+Side = Annotated[int, Field(gt=0)]
+Values = tuple[float, ...]
+"""One value per channel."""
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of torchvision's and DeiT's normalisation."""
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+"""Mean and standard deviation of OpenAI's CLIP."""
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Mean and standard deviation of Google's checkpoints and of timm's Vision Transformers."""
+
+EncodingType = Literal["none", "rope2d", "rope2d_mixed", "sincos2d"]
+
+
+class Encoding(Frozen):
+    """A position encoding that no tensor shows, and the layout of the channels that it rotates."""
+
+    type: EncodingType = "none"
+    options: Mapping[str, Any] = {}  #: of the position encoding
+    axes: Literal["xy", "ij"] = "xy"  #: whether the first half of the channel pairs turns with the column or the row
+    pairs: Literal["interleaved", "halves"] = "interleaved"  #: channels 2i and 2i + 1, or i and i + K/2
+
+
+class ModelFacts(Frozen):
+    """Facts about a model; None for those that are unknown."""
+
+    heads: Side | None = None
+    image: tuple[Side, Side] | None = None  #: pixels, height and width
+    grid: tuple[Side, Side] | None = None  #: patches, rows and columns
+    prefix_rows: Literal["own", "none"] | None = None  #: whether tokens before the patches have rows of positions
+    pool: Literal["cls", "gap", "map", "max", "avgmax", "prr"] | None = None
+    norm: Literal["layernorm", "rmsnorm"] | None = None
+    eps: Annotated[float, Field(gt=0)] | None = None  #: of the norms
+    gelu: Gelu | None = None  #: the approximation the MLPs compute
+    position: Encoding | None = None  #: beside learned rows
+    mean: Values | None = None  #: of pixels in [0, 1]
+    std: Values | None = None
+    labels: tuple[str, ...] | None = None  #: names of the classes
+
+    def known(self) -> dict[str, Any]:
+        """Return the facts that are known, by name."""
+        return {name: value for name, value in self if value is not None}
+
+    def or_else(self, other: ModelFacts) -> ModelFacts:
+        """Return these facts, and the facts in ``other`` where they are unknown."""
+        return other.model_copy(update=self.known())
+
+    def merge(self, other: ModelFacts) -> ModelFacts:
+        """Return the facts that a caller states, with these, of a file, for the ones that it does not state.
+
+        Raises:
+            WeightsError: if the two contradict each other.
+        """
+        for name in ("heads", "image", "grid"):
+            own, theirs = getattr(self, name), getattr(other, name)
+            if None not in (own, theirs) and own != theirs:
+                raise WeightsError(
+                    f"the file says {name} {plain(own)}, and {plain(theirs)} was given; give {plain(own)}"
+                )
+        return other.or_else(self)
+
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
 HEAD_DIM = 64  #: of the published sizes up to L; assumed for any other width
@@ -141,14 +209,16 @@ class Inference:
         final = "fc_norm" if "fc_norm.weight" in state else "norm"
         head, outputs = self._head(prefix, registers, final)
         eps = self._fact("eps", "norms of eps {:g}, the default of " + self.title)
+        self._shape(f"{first}{norm1}.weight", 1)
         norm = self._norm(first + norm1, eps, known.norm)
         if norm["type"] == "rmsnorm" and known.norm is None:
             self.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
-        attention: Options = {"type": "auto", "qkv_bias": f"{first}attn.qkv.bias" in state}
-        if f"{first}attn.proj.bias" not in state:
-            attention["proj_bias"] = False
-        if f"{first}attn.q_norm.weight" in state:
-            attention["qk_norm"] = self._norm(f"{first}attn.q_norm", eps)
+        attention = {
+            "type": "auto",
+            "qkv_bias": f"{first}attn.qkv.bias" in state,
+            "proj_bias": f"{first}attn.proj.bias" in state,
+            "qk_norm": self._norm(f"{first}attn.q_norm", eps),
+        }
         options = {
             "patch_size": patch_size,
             "dim": dim,
@@ -163,8 +233,8 @@ class Inference:
             "mlp": self._mlp(f"{second}mlp", dim),
             "norm": norm,
             "layer_scale": 1e-5 if f"{first}{scale}.gamma" in state else None,
-            "stem_norm": self._norm("norm_pre", eps) if "norm_pre.weight" in state else {"type": "none"},
-            "final_norm": self._norm(final, eps) if f"{final}.weight" in state else {"type": "none"},
+            "stem_norm": self._norm("norm_pre", eps),
+            "final_norm": self._norm(final, eps),
             "final_norm_at": "pooled" if final == "fc_norm" else "tokens",
             "head": head,
         }
@@ -210,10 +280,8 @@ class Inference:
         if stem is None:
             if any(name.startswith("patch_embed.backbone.") for name in self.state):
                 raise WeightsError(self._without("patch_embed.backbone.conv.weight is missing"))
-            patch: Options = {"type": "linear", "bias": "patch_embed.proj.bias" in self.state}
-            if "patch_embed.norm.weight" in self.state:
-                eps = self.known.eps or self.usual.eps
-                patch["norm"] = self._norm("patch_embed.norm", 1e-6 if eps is None else eps)
+            norm = self._norm("patch_embed.norm", self.known.eps or self.usual.eps or 1e-6)
+            patch: Options = {"type": "linear", "bias": "patch_embed.proj.bias" in self.state, "norm": norm}
             return dim, channels, (height, width), patch, (height, width)
         stages = Counter(match[1] for match in map(_STAGE.fullmatch, self.state) if match)  # one name a block
         layers = [stages[stage] for stage in sorted(stages)]
@@ -326,7 +394,9 @@ class Inference:
         return parts or "none"
 
     def _norm(self, name: str, eps: float, kind: str | None = None) -> Options:
-        """Return the options of the norm ``name``; a norm without a shift is RMSNorm unless its kind is known."""
+        """Return the options of the norm ``name``, if any; without a shift it is RMSNorm unless its kind is known."""
+        if f"{name}.weight" not in self.state:
+            return {"type": "none"}
         kind = kind or ("layernorm" if f"{name}.bias" in self.state else "rmsnorm")
         return {"type": kind, "eps": eps}
 
@@ -376,3 +446,61 @@ class Inference:
 def ratio_of(hidden: int, dim: int) -> float:
     """Return a ratio of an MLP that gives exactly this hidden width, which is rounded down."""
     return hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim
+
+
+def depth_of(state: State) -> int | None:
+    """Return the number of blocks in a canonical state; None if it has none."""
+    blocks = [int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))]
+    return max(blocks) + 1 if blocks else None
+
+
+def normalisation(
+    known: ModelFacts, usual: ModelFacts, title: str, channels: int
+) -> tuple[Values, Values, tuple[str, ...]]:
+    """Return mean and standard deviation per channel, and a sentence if they are assumed.
+
+    The usual values of RGB do not apply to other numbers of channels.
+    """
+    if known.mean is not None and known.std is not None:
+        sizes = {len(known.mean), len(known.std)}
+        if sizes == {channels}:
+            return known.mean, known.std, ()
+        if sizes == {1}:
+            return known.mean * channels, known.std * channels, ()
+    if known.mean is None and usual.mean is not None and usual.std is not None and len(usual.mean) == channels:
+        whose = "DeiT" if usual.mean == IMAGENET[0] and title != "torchvision" else title
+        mean, std = (" ".join(f"{value:g}" for value in values) for values in (usual.mean, usual.std))
+        sentence = f"pixels normalised by mean {mean} and std {std}, as is the custom of {whose}"
+        return usual.mean, usual.std, (sentence,)
+    half = (0.5,) * channels
+    return half, half, (f"pixels of {channels} channels normalised by mean 0.5 and std 0.5",)
+
+
+def plain(value: Any) -> str:
+    """Return a value as text; the sides of a pair are separated by ``x``."""
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | None:
+    """Return the grid of patches of an image size, or the grid that is given; None if neither is given.
+
+    Args:
+        image: pixels, height and width.
+        grid: rows and columns of patches.
+        step: pixels of a patch.
+
+    Raises:
+        WeightsError: if patches do not divide the image, or the two contradict each other.
+    """
+    if image is None:
+        return grid
+    if image[0] % step[0] or image[1] % step[1]:
+        raise WeightsError(
+            f"an image of {plain(image)} pixels is not a multiple of the patch size {plain(step)}; give a size that is"
+        )
+    requested = (image[0] // step[0], image[1] // step[1])
+    if grid not in (None, requested):
+        raise WeightsError(
+            f"images of {plain(image)} have a grid of {plain(requested)}, not of {plain(grid)}; give one of the two"
+        )
+    return requested

@@ -15,13 +15,13 @@ from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError
 from vitlab.geometry import Pair
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, files_of
+from vitlab.models.contract import State
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json
-from vitlab.weights.architecture import Architecture
-from vitlab.weights.facts import ModelFacts, requested_grid
+from vitlab.weights.architecture import Architecture, ModelFacts, requested_grid
 from vitlab.weights.files import Json, WeightFile, container_of, read_file, write_file
-from vitlab.weights.formats import Format, State, dinov3_rotation
+from vitlab.weights.formats import Format
 from vitlab.weights.hugging_face import HuggingFaceFormat, description
 from vitlab.weights.opening import (
     HEADER,
@@ -33,14 +33,13 @@ from vitlab.weights.opening import (
     open_checkpoint,
     require_match,
 )
-from vitlab.weights.to_timm import timm_config, to_timm
+from vitlab.weights.timm import timm_config, to_timm
 from vitlab.weights.transfer import (
     drop_head,
     mismatches,
     option_differences,
     select_classes,
     start_from,
-    to_native_rotation,
 )
 
 MAX_DIFFERENCES = 3  #: in a sentence
@@ -71,9 +70,8 @@ def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts(
     """
     checkpoint = open_checkpoint(file, form)
     with naming(file):
-        has_head = "head.weight" in checkpoint.state
-        architecture = checkpoint.architecture(facts, "keep" if has_head else "new")
-        own = _canonical(architecture.skeleton(), has_head)
+        architecture = checkpoint.architecture(facts)
+        own = _canonical(architecture.skeleton(), "head.weight" in checkpoint.state)
     return Inspection(checkpoint, architecture, mismatches(own, checkpoint.state, checkpoint.unknown))
 
 
@@ -128,9 +126,7 @@ def convert(
                 raise WeightsError("the classes of a trial are those of its data; select them with data.classes")
             state = select_classes(state, classes)
         has_head = "head.weight" in state
-        old, state = _with_norm_on_tokens(
-            replace(checkpoint, state=state).architecture(facts, "keep" if has_head else "new"), state
-        )
+        old, state = _with_norm_on_tokens(replace(checkpoint, state=state).architecture(facts), state)
         if to == "hf":
             library = HuggingFaceFormat(_family(old))
             if library.kind == "dinov3_vit" and target.name not in NAMES_ON_THE_HUB:
@@ -155,8 +151,6 @@ def convert(
             else:
                 notes.append(f"{timm_model.call()} builds the model")
         else:
-            if isinstance(library, HuggingFaceFormat) and library.kind == "dinov3_vit":
-                state = to_native_rotation(state, dinov3_rotation(100.0), new.geometry.heads, back=True)
             tensors = library.from_canonical(state, new.geometry.heads)
             if on_the_hub and not has_config and isinstance(library, HuggingFaceFormat):
                 files = zip(map(target.with_name, DESCRIPTIONS), description(new, _family(new)), strict=True)
@@ -244,7 +238,7 @@ def _verify_round_trip(
     stated = ModelFacts(pool=fixed.pool).or_else(model.facts()).model_copy(update={"position": None})
     try:
         checkpoint = interpret(contents, library.name)
-        again = checkpoint.architecture(stated, "keep" if has_head else "new").skeleton()
+        again = checkpoint.architecture(stated).skeleton()
         differences = [
             f"{option} is {own}, and the file holds {other}"
             for option, own, other in option_differences(model.skeleton(), again, head=has_head)

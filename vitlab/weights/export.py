@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
-from vitlab.weights.facts import Values
+from vitlab.weights.architecture import Values
 
 ExportFormat = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}

@@ -18,10 +18,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from vitlab.errors import WeightsError
+from vitlab.errors import WeightsError, some
 from vitlab.identity.trial import DESCRIPTIONS, files_of
 from vitlab.store.files import sort_metadata, write_bytes
-from vitlab.weights.facts import some
 
 Container = Literal["safetensors", "torch", "npz"]
 Json = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The formats of timm, DeiT, torchvision and Google: names and layouts of their tensors.
+"""The formats of timm, torchvision and Google: names and layouts of their tensors.
 
 The canonical form has timm's names and layouts; one table a format translates names in both directions.  The tables are
 tested against models of the libraries themselves.
@@ -9,17 +9,16 @@ D width, H heads, K channels of a head.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitlab.errors import WeightsError
-from vitlab.weights.facts import HALF, IMAGENET, Encoding, ModelFacts, some
-
-State = Mapping[str, Tensor]
+from vitlab.errors import WeightsError, some
+from vitlab.models.contract import State
+from vitlab.weights.architecture import HALF, IMAGENET, RELATIVE, Encoding, ModelFacts
 
 Table = tuple[tuple[str, str], ...]
 """Canonical names and a library's.
@@ -146,10 +145,9 @@ def split(state: State, attention: str, parts: str) -> dict[str, Tensor]:
     return out
 
 
-# -- timm and DeiT ----------------------------------------------------------------------------------------------------
+# -- timm -------------------------------------------------------------------------------------------------------------
 
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
-_SCALE = re.compile(r"(blocks\.\d+)\.ls([12])\.gamma")
 _GATED = re.compile(r"(blocks\..+\.mlp)\.fc1\.(weight|bias)")
 _QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
 _META: Table = (
@@ -167,8 +165,6 @@ _UNREAD = re.compile(r"mask_token|rope_embed\..*|local_cls_norm\..*|.*\.(bias_ma
 
 
 META = ModelFacts(eps=1e-5, mean=IMAGENET[0], std=IMAGENET[1])
-RELATIVE = "position.relative_position_bias_table"
-"""Canonical name of BEiT's relative positions, the tables of all blocks in one tensor."""
 
 
 def stacked_tables(state: State) -> dict[str, Tensor]:
@@ -193,19 +189,18 @@ def dinov3_rotation(theta: float) -> Encoding:
 
 
 class TimmFormat(Format):
-    """timm's format: the canonical names; read as well: BEiT's, and Meta's names of DINOv2 and DINOv3.
+    """timm's format: the canonical names; read as well: DeiT III's and BEiT's, and Meta's names of DINOv2 and DINOv3.
 
+    EVA, DINOv3 and timm's other rotary models use these names, too; only a config beside the file distinguishes them.
     Older models of timm also had ``pre_logits.fc``.
+
+    Reference: arXiv:2012.12877, arXiv:2204.07118.
     """
 
     name = "timm"
     title = "timm"
     mark = r"^(patch_embed\.proj\.weight|blocks\.\d+\.norm1\.weight)$"
     convention = ModelFacts(eps=1e-6, gelu="none", mean=HALF[0], std=HALF[1])
-
-    def recognise(self, names: Collection[str]) -> bool:
-        """Return True for timm's names without DeiT III's gammas."""
-        return super().recognise(names) and not any(map(_GAMMA.fullmatch, names))
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename DeiT III's gammas and Meta's names, fuse q's and v's biases, and split the halves of a gated MLP."""
@@ -236,41 +231,16 @@ class TimmFormat(Format):
         return dict(state)
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
-        """Return rotations and heads that DINOv3's periods show, and rows as in DINOv2 with registers."""
+        """Return rotations and heads that DINOv3's periods show, and whether prefix tokens have rows."""
         if PERIODS not in state:
-            return ModelFacts(prefix_rows="none" if "register_tokens" in state else None), self.convention
+            of_deit = any(map(_GAMMA.fullmatch, state))
+            convention = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if of_deit else ModelFacts()
+            no_rows = of_deit or "register_tokens" in state
+            return ModelFacts(prefix_rows="none" if no_rows else None), convention.or_else(self.convention)
         period_Q, dim = state[PERIODS].double(), len(state["norm.weight"])
         theta = float((period_Q[-1] / period_Q[0]) ** (len(period_Q) / max(len(period_Q) - 1, 1)))
         position = dinov3_rotation(round(theta, 3))
         return ModelFacts(heads=dim // (4 * len(period_Q)), position=position), META.or_else(self.convention)
-
-
-class DeiTFormat(TimmFormat):
-    """The checkpoints of DeiT and DeiT III: timm's names; layer scales of DeiT III are ``gamma_1``, ``gamma_2``.
-
-    EVA, DINOv3 and timm's other rotary models use these names too; only a config beside the file distinguishes them.
-
-    Reference: arXiv:2012.12877, arXiv:2204.07118.
-    """
-
-    name = "deit"
-    title = "DeiT"
-    convention = ModelFacts(eps=1e-6, gelu="none", mean=IMAGENET[0], std=IMAGENET[1])
-
-    def recognise(self, names: Collection[str]) -> bool:
-        """Return True for timm's names, with or without DeiT III's gammas."""
-        return Format.recognise(self, names)
-
-    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        if parallel := [name for name in state if ".attns." in name or ".ffns." in name]:
-            raise WeightsError(f"{self.title} has no tensor for {some(parallel)}; use another format")
-        return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
-
-    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
-        """Return that prefix tokens have no rows of positions in DeiT III, which has layer scales, and else do."""
-        if PERIODS in state:
-            return super().facts(state)
-        return ModelFacts(prefix_rows="none" if any(map(_GAMMA.fullmatch, state)) else "own"), self.convention
 
 
 # -- torchvision ------------------------------------------------------------------------------------------------------
@@ -460,12 +430,3 @@ def _to_flax(name: str, value: Tensor, heads: int) -> Tensor:
     if layer in _OF_QKV:
         return value.T.reshape(value.shape[1], heads, -1)
     return value.T.reshape(heads, -1, len(value)) if layer == "out" else value.T.contiguous()
-
-
-# -- what names show --------------------------------------------------------------------------------------------------
-
-
-def depth_of(state: State) -> int | None:
-    """Return the number of blocks in a canonical state; None if it has none."""
-    blocks = [int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))]
-    return max(blocks) + 1 if blocks else None

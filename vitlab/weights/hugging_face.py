@@ -15,21 +15,20 @@ import torch
 from torch import Tensor
 
 from vitlab.components.base import Gelu
-from vitlab.errors import WeightsError
+from vitlab.errors import WeightsError, some
 from vitlab.geometry import Pair
-from vitlab.weights.architecture import Architecture
-from vitlab.weights.facts import CLIP, HALF, IMAGENET, Encoding, ModelFacts, Values, some
+from vitlab.models.contract import State
+from vitlab.weights.architecture import CLIP, HALF, IMAGENET, Architecture, Encoding, ModelFacts, Values, depth_of
 from vitlab.weights.files import Json
 from vitlab.weights.formats import (
     FIXED,
     NEEDS,
+    POOLING,
     QKV,
     Canonical,
     Format,
-    State,
     Table,
     TimmFormat,
-    depth_of,
     dinov3_rotation,
     joined,
     read,
@@ -38,6 +37,7 @@ from vitlab.weights.formats import (
     without_class_row,
     written,
 )
+from vitlab.weights.transfer import to_native_rotation
 
 
 def _blocks(at: str, norms: str, attention: str, mlp: str) -> Table:
@@ -150,6 +150,8 @@ class Family(NamedTuple):
     pixels: tuple[Values, Values] = HALF
     classifier: str | None = "cls"  #: the pooling that a classifier reads; None if it reads what no head of vitlab does
     unread: tuple[str, ...] = ()  #: prefixes of tensors that a classifier does not read
+    foreign: tuple[str, ...] = ()  #: prefixes of tensors that no model of vitlab reads
+    pool: str | None = "cls"  #: the pooling without a classifier
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -157,15 +159,16 @@ FAMILIES: Mapping[str, Family] = {
     "deit": Family((*_EMBEDDINGS, *_ON_DISK), unread=("pooler.",)),
     "vit_msn": Family((*_EMBEDDINGS, *_ON_DISK), eps=1e-6),
     "vit_mae": Family((*_EMBEDDINGS, *_ON_DISK), pixels=IMAGENET),
-    "ijepa": Family((*_EMBEDDINGS, *_ON_DISK), pixels=IMAGENET, classifier="gap", unread=("pooler.",)),
+    "ijepa": Family((*_EMBEDDINGS, *_ON_DISK), pixels=IMAGENET, classifier="gap", unread=("pooler.",), pool=None),
     "beit": Family(_BEIT),
     "data2vec-vision": Family(_BEIT),
-    "dinov2": Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None),
-    "dinov2_with_registers": Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None),
+    "dinov2": Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None, foreign=("classifier.",)),
+    "dinov2_with_registers": Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None, foreign=("classifier.",)),
     "dinov3_vit": Family(_DINOV3, 1e-5, heads=6, pixels=IMAGENET),
     "clip": Family(_CLIP, 1e-5, "quick_gelu", pixels=CLIP, classifier="gap", unread=("post_layernorm.",)),
-    "siglip": Family(_SIGLIP, 1e-6, "gelu_pytorch_tanh", classifier="gap", unread=("head.",)),
-    "aimv2": Family(_AIMV2, 1e-5, "silu", heads=8, pixels=CLIP),
+    "siglip": Family(_SIGLIP, 1e-6, "gelu_pytorch_tanh", classifier="gap", unread=("head.",), pool=None),
+    # Its attention pooling has no MLP; the projection reads it.
+    "aimv2": Family(_AIMV2, 1e-5, "silu", heads=8, pixels=CLIP, foreign=("head.", "visual_projection."), pool=None),
 }
 """Family by ``model_type``; a vision tower alone is a ``NAME_vision_model``."""
 
@@ -184,8 +187,7 @@ class HuggingFaceFormat(Format):
 
     name = "hf"
     title = "Hugging Face"
-    mark = r"embeddings\.patch_embeddings\.projection\.weight$"
-    blocks: Table = _ON_DISK  #: names of blocks that are written for a ViT
+    mark = r"(embeddings\.patch_embeddings\.projection|layers\.0\.attention\.q_proj)\.weight$"
 
     def __init__(self, kind: str = "vit") -> None:
         self.kind, self.family = kind, FAMILIES[kind]
@@ -202,16 +204,11 @@ class HuggingFaceFormat(Format):
     def to_canonical(self, state: State) -> Canonical:
         """Rename the tensors, fuse qkv, and drop those that a classifier does not use."""
         bare = {_ROOT.sub("", name): value for name, value in state.items() if value.numel()}  # 0 registers are none
-        classifier = any("classifier." in name for name in bare)
-        unread = self.family.unread if classifier else ()
-        if self.family.classifier is None:
-            unread = ("classifier.",)
-        if self.kind == "aimv2":
-            unread = ("head.", "visual_projection.")  # attention pooling without an MLP, and what reads it
+        family, has_classifier = self.family, any("classifier." in name for name in bare)
+        unread = (*family.foreign, *(family.unread if has_classifier else ()))
         body = {n: v for n, v in bare.items() if not n.startswith(unread) and not _OTHER_PARTS.match(n)}
         table = self._table(any(".gate_proj." in name for name in body))
-        further = (*_IN_MEMORY, *_CLASSIFIERS) if self.family.table[0] == _EMBEDDINGS[0] else _CLASSIFIERS
-        canonical, unknown = read((*table, *further), body)
+        canonical, unknown = read((*table, *_IN_MEMORY, *_CLASSIFIERS), body)
         # Some attentions have no bias of keys, and CLIP's projection has none.
         for name in [name for name in canonical if re.fullmatch(r"blocks\.\d+\.attn\.q\.bias", name)]:
             canonical.setdefault(name.replace(".q.", ".k."), torch.zeros_like(canonical[name]))
@@ -221,11 +218,7 @@ class HuggingFaceFormat(Format):
         for name in ("cls_token", "pos_embed"):
             if name in canonical and canonical[name].ndim < 3:
                 canonical[name] = canonical[name].reshape(1, -1, canonical[name].shape[-1])
-        for name in [name for name in canonical if name.startswith("attn_pool.qkv.")]:
-            rows = canonical.pop(name)
-            canonical[name.replace("qkv", "q")], canonical[name.replace("qkv", "kv")] = rows.tensor_split(
-                (len(rows) // 3,)
-            )
+        canonical = joined(split(canonical, "attn_pool", "qkv"), *POOLING)
         if "reg_token" in canonical and "pos_embed" in canonical:
             canonical |= without_class_row(canonical)
         halves = TimmFormat().to_canonical(stacked_tables(canonical)).state
@@ -243,8 +236,8 @@ class HuggingFaceFormat(Format):
                     "drop --pre-logits drop)"
                 )
         table = self._table("blocks.0.mlp.fc1_g.weight" in state)
-        if self.kind != "dinov3_vit":
-            table = (*_EMBEDDINGS, *self.blocks)
+        if self.kind == "dinov3_vit":
+            state = to_native_rotation(state, dinov3_rotation(100.0), heads, back=True)
         classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"
         classifiers = (("head.{p}", classifier + ".{p}"), ("head_dist.{p}", "distillation_classifier.{p}"))
         body = tuple((ours, prefix + theirs) for ours, theirs in table)
@@ -258,23 +251,12 @@ class HuggingFaceFormat(Format):
         # DeiT was trained with ImageNet's normalisation; no file states the one of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
         pixels = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
-        pool: Any = None if self.kind in ("siglip", "aimv2", "ijepa") else "cls"
-        if any("classifier." in name for name in state):
-            pool = self.family.classifier
+        pool: Any = self.family.classifier if any("classifier." in name for name in state) else self.family.pool
         if any("pooler.layernorm." in name for name in state):
             pool = "gap"
         rows: Any = "none" if any(name.endswith("register_tokens") for name in state) else "own"
         facts = ModelFacts(pool=pool, prefix_rows=rows, norm="rmsnorm" if self.kind == "aimv2" else "layernorm")
         return facts.or_else(FIXED.model_copy(update={"pool": None})), pixels.or_else(self.convention)
-
-
-class HuggingFaceMemoryFormat(HuggingFaceFormat):
-    """Transformers' ViT and DeiT under their module names since version 5, as ``state_dict()`` returns them."""
-
-    name = "hf-memory"
-    title = "Hugging Face, in memory"
-    mark = r"layers\.0\.attention\.q_proj\.weight$"
-    blocks = _IN_MEMORY
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,22 +23,21 @@ import torch
 from torch import Tensor
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import OptionError, UserError, WeightsError, nearest
+from vitlab.errors import OptionError, UserError, WeightsError, nearest, some
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, digest
+from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
 from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder
-from vitlab.weights.architecture import Architecture, Inference
-from vitlab.weights.config import names_timm, read_config
-from vitlab.weights.convnets import is_convnet, open_convnet
-from vitlab.weights.facts import IMAGENET, ModelFacts, Values, normalisation, some
+from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, normalisation
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import DeiTFormat, Format, GoogleFormat, TimmFormat, TorchvisionFormat
-from vitlab.weights.from_timm import build_timm, from_timm
-from vitlab.weights.hugging_face import HuggingFaceFormat, HuggingFaceMemoryFormat, family_of
+from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat
+from vitlab.weights.hub import read_config
+from vitlab.weights.hugging_face import HuggingFaceFormat, family_of
+from vitlab.weights.timm import build_timm, from_timm, names_timm
 from vitlab.weights.transfer import HEAD, drop_head, mismatches, sentence_of, to_native_rotation
 
 HEADER = "vitlab.weights"
@@ -49,12 +49,10 @@ TRIAL, TRIAL_DIGEST = "vitlab", "sha256"
 FORMATS: Mapping[str, Format] = {
     form.name: form
     for form in (
-        HuggingFaceMemoryFormat(),
         HuggingFaceFormat(),
         TorchvisionFormat(),
         GoogleFormat(),
         TimmFormat(),
-        DeiTFormat(),
     )
 }
 """Format by name, in the order in which they are tried."""
@@ -87,27 +85,21 @@ class Checkpoint:
         notes = [self.wrapper_note, *self.unread, *(f"assumed: {sentence}" for sentence in model.assumed), omission]
         return tuple(filter(None, notes))
 
-    def architecture(
-        self,
-        facts: ModelFacts = ModelFacts(),  # noqa: B008  # it is frozen
-        head: Literal["keep", "new"] = "keep",
-    ) -> Architecture:
-        """Return the architecture of these weights; ``facts`` and ``head`` as in :func:`open_model`.
+    def architecture(self, facts: ModelFacts) -> Architecture:
+        """Return the architecture of these weights; a head that is not among them has one output.
+
+        Args:
+            facts: as in :func:`open_model`.
 
         Raises:
             WeightsError: without the name of the file.
         """
-        if head == "keep" and "head.weight" not in self.state:
-            raise WeightsError(
-                "these weights have no head (head.weight); use weights with one, or start a training from them with "
-                "init_from.head: new"
-            )
         merged, whole = self.known.merge(facts), self.whole
-        if whole is not None:
-            classes = len(self.state["head.weight"]) if "head.weight" in self.state else 1
-            same = classes == whole.info.classes
-            return whole if same else replace(whole, info=replace(whole.info, classes=classes, labels=()))
-        return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture()
+        if whole is None:
+            return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture()
+        classes = len(self.state.get("head.weight", [0]))
+        same = classes == whole.info.classes
+        return whole if same else replace(whole, info=replace(whole.info, classes=classes, labels=()))
 
 
 class OpenedModel(NamedTuple):
@@ -157,7 +149,7 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
                 f"only a ViT can be converted to other formats; this is a {type(model).__name__}. Keep its own file."
             )
         return Checkpoint(contents, Format(), model.to_canonical(model.state_dict()), whole.facts(), whole=whole)
-    if names_timm(contents.config) and form in (None, "timm", "deit"):
+    if names_timm(contents.config) and form in (None, "timm"):
         return _built_by_timm(contents)
     fmt = _format_of(contents, form)
     canonical = fmt.to_canonical(contents.tensors)
@@ -195,8 +187,7 @@ def _load_trial(contents: WeightFile) -> tuple[Model, Architecture]:
         WeightsError: if the header is damaged, or the trial's spec is not beside the file or is another model's.
     """
     text = contents.header[TRIAL]
-    of_header = hashlib.sha256(text.encode()).hexdigest()
-    if contents.header.get(TRIAL_DIGEST, of_header) != of_header:
+    if contents.header.get(TRIAL_DIGEST) != hashlib.sha256(text.encode()).hexdigest():
         raise WeightsError("its header is damaged; copy the file again, or delete its folder and run the study again")
     folder = TrialFolder(contents.file.parent)
     trial = read_json(folder.spec, mapping)
@@ -241,7 +232,7 @@ def open_model(
 
     Args:
         file: in any of :data:`FORMATS`; or the weights of a trial, or of a convolutional network of torchvision or
-            DeiT (:mod:`~vitlab.weights.convnets`), which are not converted.
+            DeiT (:func:`_open_convnet`), which are not converted.
         form: the format; by default it is recognised.
         facts: facts that the file may not state, such as the number of heads.
         head: the head in the file, or a new one, of zeros.
@@ -255,13 +246,16 @@ def open_model(
         if TRIAL in contents.header and form is None:
             trial_model, trial = _load_trial(contents)
             return OpenedModel(trial_model, trial.info, trial.mean, trial.std, ())
-        if form is None and head == "keep" and is_convnet(contents.tensors):
-            config, _ = read_config(contents, {})
-            opened = open_convnet(contents.tensors, config.merge(facts))
-            return OpenedModel(*opened[:-1], tuple(f"assumed: {sentence}" for sentence in opened[-1]))
+        if form is None and head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
+            return _open_convnet(contents.tensors, read_config(contents, {})[0].merge(facts))
         checkpoint = interpret(contents, form)
         state, removed = drop_head(checkpoint.state, head, "keep")
-        arch = replace(checkpoint, state=state).architecture(facts, head)
+        if head == "keep" and "head.weight" not in state:
+            raise WeightsError(
+                "these weights have no head (head.weight); use weights with one, or start a training from them with "
+                "init_from.head: new"
+            )
+        arch = replace(checkpoint, state=state).architecture(facts)
         model = load(arch, state, checkpoint.unknown)
     return OpenedModel(model.eval(), arch.info, arch.mean, arch.std, checkpoint.notes(arch, removed))
 
@@ -332,11 +326,122 @@ def format_named(name: str) -> Format:
 
 def _header_facts(contents: WeightFile) -> ModelFacts:
     try:
-        header = json.loads(contents.header.get(HEADER, "{}"))
-        # Files of earlier versions state more.
-        return ModelFacts.model_validate({name: header[name] for name in ModelFacts.model_fields if name in header})
-    except (ValueError, TypeError):
+        return ModelFacts.model_validate_json(contents.header.get(HEADER, "{}"))
+    except ValueError:
         raise WeightsError(f"its header is damaged under the key {HEADER}; convert the file again") from None
+
+
+# -- convolutional networks of torchvision, and DeiT's teacher, timm's RegNet -----------------------------------------
+
+RESNETS = (ResNet8, ResNet18, ResNet50)
+
+SIZE = 224
+"""Default image side, in pixels, of networks with the stem of ImageNet."""
+
+STEMS = (
+    {"conv1.weight", "layer1.0.conv1.weight"},
+    {"stem.0.weight"},
+    {"stem.conv.weight", "s1.b1.conv1.conv.weight"},
+)
+"""Names that only ResNets, torchvision's RegNets and timm's RegNets have."""
+
+_TIMM_NAMES = {
+    "stem.conv": "stem.0",
+    "stem.bn": "stem.1",
+    "head.fc": "fc",
+    "conv1.conv": "f.a.0",
+    "conv1.bn": "f.a.1",
+    "conv2.conv": "f.b.0",
+    "conv2.bn": "f.b.1",
+    "se.fc1": "f.se.fc1",
+    "se.fc2": "f.se.fc2",
+    "conv3.conv": "f.c.0",
+    "conv3.bn": "f.c.1",
+    "downsample.conv": "proj.0",
+    "downsample.bn": "proj.1",
+}
+"""Modules of timm's RegNet and of its blocks, and torchvision's names of them."""
+
+
+def _open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> OpenedModel:
+    """Return the network, and its data.
+
+    Args:
+        tensors: under the names of torchvision or of timm's RegNet.
+        known: size and normalisation of its images, and names of its classes.
+
+    Raises:
+        WeightsError: without the name of the file.
+    """
+    state = _from_timm(tensors) if "s1.b1.conv1.conv.weight" in tensors else dict(tensors)
+    regnet = "stem.0.weight" in state
+    stem_weight = "stem.0.weight" if regnet else "conv1.weight"
+    if "fc.weight" not in state:
+        raise WeightsError("this network has no classifier (fc.weight); use weights that have one")
+    for name, axes in ((stem_weight, 4), ("fc.weight", 2)):
+        if state[name].ndim != axes:
+            raise WeightsError(
+                f"{name} has shape {tuple(state[name].shape)}; expected {axes} axes. Use weights of torchvision or "
+                "timm."
+            )
+    width, channels, _, side = state[stem_weight].shape
+    stem: Literal["small", "imagenet"] = "imagenet" if regnet or side == 7 else "small"
+    assumed, image = [], known.image
+    if image is None:
+        if stem == "small":
+            raise WeightsError("the file does not state the size of its images; set 'size' of the teacher, in pixels")
+        image = (SIZE, SIZE)
+        assumed.append(f"images of {SIZE} pixels, as is the custom of ImageNet")
+    if None in (known.mean, known.std) and channels != len(IMAGENET[0]):
+        raise WeightsError(
+            f"the file does not state how its images of {channels} channels were normalised; use weights for RGB images"
+        )
+    usual = TorchvisionFormat()
+    mean, std, of_pixels = normalisation(known, usual.convention, usual.title, channels)
+    info = DataInfo(image=image, channels=channels, classes=len(state["fc.weight"]), labels=known.labels or ())
+    with torch.random.fork_rng(devices=[]):
+        if regnet:
+            model: Model = RegNetY16GF(info)
+        else:
+            kind = _resnet(state)
+            model = kind(info, stem=stem, width_factor=width / kind.channels)
+    expected = model.state_dict()
+    counters = {key: value for key, value in expected.items() if key.endswith("num_batches_tracked")}
+    state = {**counters, **state}  # old files have no counters; nothing reads them
+    if faults := mismatches(expected, state):
+        raise WeightsError(
+            f"these are not the weights of a {type(model).__name__}: {sentence_of(faults)}; use weights of torchvision "
+            "or timm"
+        )
+    model.load_state_dict(state)
+    return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))
+
+
+def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of timm's RegNet to torchvision's names."""
+    state = {}
+    for name, value in tensors.items():
+        block = re.match(r"s(\d)\.b(\d+)\.", name)
+        part, _, last = name.removeprefix(block[0] if block else "").rpartition(".")
+        if part not in _TIMM_NAMES:
+            raise WeightsError(f"{name} is not a tensor of timm's RegNets; use unchanged weights")
+        where = f"trunk_output.block{block[1]}.block{block[1]}-{int(block[2]) - 1}." if block else ""
+        state[f"{where}{_TIMM_NAMES[part]}.{last}"] = value
+    return state
+
+
+def _resnet(state: Mapping[str, Tensor]) -> type[ResNet8 | ResNet18 | ResNet50]:
+    """Return the class by the number of blocks of each stage, and by the last convolution of a block."""
+    blocks = {match[0]: match[1] for name in sorted(state) if (match := re.match(r"layer(\d)\.\d+\.", name))}
+    layers = tuple(Counter(blocks.values()).values())
+    block = "Bottleneck" if "layer1.0.conv3.weight" in state else "BasicBlock"
+    for kind in RESNETS:
+        if (kind.layers, kind.block) == (layers, block):
+            return kind
+    raise WeightsError(
+        f"a ResNet with stages of {' + '.join(map(str, layers))} blocks is not supported; use one of "
+        f"{', '.join(kind.__name__ for kind in RESNETS)}"
+    )
 
 
 # -- weights that torchvision publishes -------------------------------------------------------------------------------

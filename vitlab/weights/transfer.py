@@ -23,14 +23,13 @@ from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.position import Position, Resampling
 from vitlab.components.position.additive import Learned
 from vitlab.components.position.combined import Together, choices_of, encodings
-from vitlab.errors import WeightsError
+from vitlab.errors import WeightsError, some
 from vitlab.geometry import Geometry
-from vitlab.models.contract import Model, head_names
+from vitlab.models.contract import Model, State, head_names
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
-from vitlab.weights.facts import Encoding, plain, some
-from vitlab.weights.formats import State
+from vitlab.weights.architecture import Encoding, plain
 
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 HEAD = ("head.", "head_dist.")
@@ -50,24 +49,22 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
         WeightsError: if a tensor other than a new head's has no counterpart of its shape.
     """
     _require_comparable(model, source, how)
-    state, own = source.state_dict(), model.state_dict()
-    keeps = how.head == "keep"
-    excluded = set() if keeps else head_names(source)
+    state, own, keeps = source.state_dict(), model.state_dict(), how.head == "keep"
+    excluded, new_head = (set(), set()) if keeps else (head_names(source), head_names(model))
     body = {name: value for name, value in state.items() if name not in excluded}
     incoming = model.from_canonical(source.to_canonical(_fit(model, source, body, own, how)))
-    required = own.keys() - (set() if keeps else head_names(model))
-    faults = mismatches({name: value for name, value in own.items() if name in required}, incoming)
-    if faults:
+    if faults := mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
         hint = "; set init_from.head: new to leave out the stored head" if keeps else ""
         raise WeightsError(f"these weights do not fit this model: {sentence_of(faults)}{hint}")
     model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
         model.freeze(head_names(model))
-    new, unread = sorted(own.keys() - incoming.keys()), sorted(excluded)
-    numbers = f"{len(incoming)} of {len(own)} tensors loaded"
-    listed = {"new": new, "left out": unread}
-    loaded = [numbers + "".join(f"; {kind}: {some(names)}" for kind, names in listed.items() if names)]
-    mine, theirs = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (model, source))
+    listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded)}
+    loaded = [
+        f"{len(incoming)} of {len(own)} tensors loaded"
+        + "".join(f"; {kind}: {some(names)}" for kind, names in listed.items() if names)
+    ]
+    mine, theirs = model.geometry, source.geometry
     if mine and theirs and mine.grid != theirs.grid:
         change = f"from a grid of {plain(theirs.grid)} patches to {plain(mine.grid)}"
         loaded.append(f"positions resampled {change} (resample: {how.resample})")
@@ -101,7 +98,7 @@ def sentence_of(faults: Mapping[str, Sequence[str]]) -> str:
 
 def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
     """Raise WeightsError for another number of heads, which no shape shows, or other tokens without conversion."""
-    mine, theirs = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (model, source))
+    mine, theirs = model.geometry, source.geometry
     if mine is None or theirs is None:
         return
     if mine.heads != theirs.heads:
@@ -149,8 +146,8 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
                 continue  # the MLP is one of attention pooling
             values = mine.get(option, "none"), theirs.get(option, "none")
             blocks.setdefault((f"{name}{option}", *values), {})[block] = None
-    one, other = _parametrization(model), _parametrization(source)
-    if one != other and _base_width(model) != _base_width(source):  # the scale of attention depends on it
+    (width, one), (other_width, other) = _parametrization(model), _parametrization(source)
+    if one != other and width != other_width:  # the scale of attention depends on it
         blocks["parametrization", one, other] = {-1: None}
     rows = []
     for (option, one, other), which in blocks.items():
@@ -160,23 +157,18 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
     return rows
 
 
-def _base_width(model: Model) -> int | None:
-    """Return the width at which the model's attention has the usual scale; None if unknown."""
+def _parametrization(model: Model) -> tuple[int | None, str]:
+    """Return the width at which the model's attention has the usual scale, and the parametrization in words."""
     if getattr(model, "parametrization", "standard") == "mup":
-        return cast(int, cast(Any, model).base_width)
-    geometry = cast(Geometry | None, getattr(model, "geometry", None))
-    return None if geometry is None else geometry.dim
-
-
-def _parametrization(model: Model) -> str:
-    name: str = getattr(model, "parametrization", "standard")
-    return f"mup with base_width {_base_width(model)}" if name == "mup" else name
+        width = cast(int, cast(Any, model).base_width)
+        return width, f"mup with base_width {width}"
+    return None if model.geometry is None else model.geometry.dim, "standard"
 
 
 def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -> dict[str, Tensor]:
     """Convert a state of ``source`` to the grid and, if ``how`` asks for it, to the tokens of ``model``."""
     out = dict(state)
-    theirs, mine = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (source, model))
+    theirs, mine = source.geometry, model.geometry
     if theirs is None or mine is None or theirs.dim != mine.dim:
         return out
     shared = mine.prefix

@@ -1,0 +1,581 @@
+"""timm's Vision Transformers, read from modules that timm builds, and a ViT as a model of timm.
+
+Everything is read from the module that timm itself builds and fills by its own filters, so that a configuration, a
+default or a renamed tensor of timm is never interpreted here.  Parts that the ViT does not have are refused by name.
+To write a ViT, timm builds candidates without values; the one that :func:`from_timm` reads as the same model is the
+answer, so that a file is only written if timm computes what the ViT computes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import WeightsError, nearest, some
+from vitlab.models.contract import State
+from vitlab.weights.architecture import Architecture, Encoding, Options, ratio_of
+from vitlab.weights.files import Json, WeightFile
+from vitlab.weights.formats import TimmFormat
+from vitlab.weights.transfer import option_differences, to_native_rotation
+
+MAX_REASON = 240  #: characters of timm's own message, which lists all tensors
+
+POOLS: Mapping[str, str] = {"token": "cls", "avg": "gap", "max": "max", "avgmax": "avgmax", "map": "map", "prr": "prr"}
+"""timm's ``global_pool`` to the ``pool`` of vitlab's heads."""
+
+BLOCKS: Mapping[str, str] = {
+    "Block": "prenorm",
+    "EvaBlock": "prenorm",
+    "ResPostBlock": "respostnorm",
+    "ParallelThingsBlock": "parallel_things",
+}
+"""timm's blocks, by class, to vitlab's."""
+
+NONE: Options = {"type": "none"}
+
+
+def timm_module() -> Any:
+    """Return timm, imported behind torchvision's operators.
+
+    Raises:
+        WeightsError: if it is not installed.
+    """
+    torchvision()
+    try:
+        import timm
+    except ImportError:
+        raise WeightsError(
+            "models of timm are built by timm itself, which is not installed: pip install 'vitlab[interop]'"
+        ) from None
+    return timm
+
+
+def names_timm(config: Json) -> bool:
+    """Return whether a ``config.json`` names an architecture of timm."""
+    return "pretrained_cfg" in config or "architecture" in config
+
+
+def pretrained_config(config: Json) -> Json:
+    """Return timm's ``pretrained_cfg``; in old files it is the whole file."""
+    pretrained: Json = config.get("pretrained_cfg", config) or {}
+    return pretrained
+
+
+def build_timm(contents: WeightFile) -> Any:
+    """Return the model that a ``config.json`` of timm describes, with the tensors as timm's own filter reads them.
+
+    The size of images, the number of their channels and of classes are the file's, so that timm resamples and
+    drops nothing.
+
+    Raises:
+        WeightsError: if timm does not have the architecture, or the tensors do not belong to it.
+    """
+    config, tensors, where = contents.config, contents.tensors, contents.file.with_name("config.json")
+    timm, pretrained = timm_module(), pretrained_config(config)
+    full_name = str(config.get("architecture") or pretrained.get("architecture"))
+    name = full_name.partition(".")[0]
+    if not timm.is_model(name):
+        raise WeightsError(
+            f"{where} names the architecture '{full_name}', which timm {timm.__version__} does not have."
+            f"{nearest(name, timm.list_models())} Remove {where} to open the tensors alone, with defaults for what "
+            "they do not show."
+        )
+    head, size = tensors.get("head.weight"), pretrained.get("input_size")
+    classes = int(config.get("num_classes", pretrained.get("num_classes", 0)) or 0) if head is None else head.shape[0]
+    if head is None and any(key.endswith("blocks.0.norm1.weight") for key in tensors):
+        classes = 0  # tensors under timm's names without a head
+    arguments: Options = {"num_classes": classes}
+    if size is not None:
+        arguments |= {"img_size": tuple(size[1:]), "in_chans": size[0]}
+    arguments |= config.get("model_args") or {}
+    pool = config.get("global_pool") or arguments.get("global_pool")
+    if arguments.get("global_pool", pool) != pool:
+        raise WeightsError(
+            f"{where} says global_pool {pool}, and {arguments['global_pool']} under model_args; correct one of them"
+        )
+    if pool:
+        arguments["global_pool"] = pool
+    half = (0.5,) * arguments.get("in_chans", 3)  # timm warns of other numbers of values than channels
+    overlay = {"state_dict": dict(tensors), "num_classes": classes, "first_conv": None, "custom_load": False}
+    try:
+        with torch.device("meta"):
+            # Refuses parts that the ViT lacks before values are read, and before timm fetches a backbone's values.
+            from_timm(timm.create_model(name, **arguments))
+        with torch.random.fork_rng(devices=[]):
+            model = timm.create_model(
+                name, pretrained=True, pretrained_cfg_overlay={**overlay, "mean": half, "std": half}, **arguments
+            )
+    except (RuntimeError, ValueError, TypeError, KeyError, AssertionError, AttributeError) as error:
+        reason = textwrap.shorten(str(error), MAX_REASON, placeholder=" ...")
+        raise WeightsError(f"timm cannot load these tensors into {name}, which {where} names: {reason}") from None
+    # timm resamples positions and patches of other sizes without a word.
+    for key, value in model.state_dict().items():
+        if key in tensors and tensors[key].shape != value.shape:
+            raise WeightsError(
+                f"{where} describes a model whose {key} has shape {tuple(value.shape)}, and the tensors beside it have "
+                f"{tuple(tensors[key].shape)}; use the config.json of these weights"
+            )
+    return model
+
+
+def from_timm(module: nn.Module) -> tuple[Options, dict[str, Tensor]]:
+    """Return the options and the canonical tensors of a ViT that computes what a module of timm computes.
+
+    Args:
+        module: a ``VisionTransformer``, ``VisionTransformerDistilled``, ``Eva`` or ``Beit`` of timm.
+
+    Raises:
+        WeightsError: for a model of another class, or a part that vitlab's ViT does not have.
+    """
+    kind = type(module).__name__
+    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit"):
+        raise WeightsError(f"timm's {kind} is no model of vitlab's; train it as an arm with model: {{type: timm}}")
+    m: Any = module
+    parts = [_block(block) for block in m.blocks]
+    for index, part in enumerate(parts):
+        if part != parts[0]:
+            raise _refusal(f"block {index} of the model", "differs from block 0, as vitlab's checkpoints do not")
+    heads = _attention_of(m.blocks[0]).num_heads
+    state = _canonical(m.state_dict())
+    encoding = _rotary(getattr(m, "rope", None), m.patch_embed.grid_size)
+    position: list[Options] = []
+    if getattr(m, "pos_embed", None) is not None:
+        position.append({"type": "learned", "prefix_rows": "none" if getattr(m, "no_embed_class", False) else "own"})
+    if encoding.type != "none":
+        position.append({"type": encoding.type, **encoding.options})
+        state = to_native_rotation(state, encoding, heads)
+    if kind == "Beit":
+        position += _relative(m)
+    pooled, final_norm = _norm(getattr(m, "fc_norm", None)), _norm(m.norm)
+    if NONE not in (pooled, final_norm):
+        raise _refusal("the model", "has a norm on its tokens and another after pooling")
+    options: Options = {
+        "patch_size": m.patch_embed.patch_size,
+        "dim": m.embed_dim,
+        "depth": len(m.blocks),
+        "heads": heads,
+        "prefix": [name for name, token in (("class", "cls_token"), ("distillation", "dist_token")) if token in state],
+        "registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
+        "patch": _patch(m.patch_embed),
+        "position": position or "none",
+        **parts[0],
+        "stem_norm": _norm(getattr(m, "norm_pre", None)),
+        "final_norm": final_norm if pooled == NONE else pooled,
+        "final_norm_at": "tokens" if pooled == NONE else "pooled",
+        "head": _head(m),
+    }
+    return options, state
+
+
+def _refusal(part: str, reason: str) -> WeightsError:
+    return WeightsError(f"{part} {reason}; use other weights, or train the model as an arm with model: {{type: timm}}")
+
+
+def _patch(embed: Any) -> Options:
+    backbone = getattr(embed, "backbone", None)
+    if backbone is not None:
+        stages = getattr(backbone, "stages", None)
+        stem: Any = getattr(backbone, "stem", None) if stages else backbone
+        if type(backbone).__name__ not in ("ResNetV2", "Sequential") or not hasattr(stem, "conv"):
+            raise _refusal(f"its stem {type(backbone).__name__}", "is no part of vitlab's")
+        layers = [len(stage.blocks) for stage in stages or ()]
+        return {"type": "resnet", "layers": layers, "width_factor": stem.conv.out_channels / 64}
+    if type(embed).__name__ != "PatchEmbed":
+        raise _refusal(f"its patch embedding {type(embed).__name__}", "is no part of vitlab's")
+    return {"type": "linear", "bias": embed.proj.bias is not None, "norm": _norm(embed.norm)}
+
+
+def _block(block: Any) -> Options:
+    """Return the options of one block: ``block``, ``attention``, ``mlp``, ``norm`` and ``layer_scale``."""
+    kind = type(block).__name__
+    if kind not in BLOCKS:
+        raise _refusal(f"block {kind} of timm", "is stored in a form that vitlab does not read")
+    choice: Options = {"type": BLOCKS[kind]}
+    if kind == "ParallelThingsBlock":
+        choice["number"] = len(block.attns)
+        first, second = block.attns[0], block.ffns[0]
+        norms, scales, mlp = (first.norm, second.norm), [first.ls, second.ls], second.mlp
+    else:
+        names = ("gamma_1", "gamma_2") if hasattr(block, "gamma_1") else ("ls1", "ls2")
+        norms, scales, mlp = (block.norm1, block.norm2), [getattr(block, name, None) for name in names], block.mlp
+    norm, other = map(_norm, norms)
+    if norm != other:
+        raise _refusal("a block", "has another norm before its MLP than before its attention")
+    scaled = [not isinstance(scale, nn.Identity | None) for scale in scales]
+    if scaled[0] != scaled[1]:
+        raise _refusal("a block", "scales the output of its attention and not of its MLP")
+    return {
+        "block": choice,
+        "attention": _attention(_attention_of(block)),
+        "mlp": _mlp(mlp),
+        "norm": norm,
+        "layer_scale": 1e-5 if scaled[0] else None,
+    }
+
+
+def _norm(norm: Any) -> Options:
+    """Return the options of a norm; ``none`` for an identity."""
+    kind = type(norm).__name__
+    if isinstance(norm, nn.Identity | None):
+        return NONE
+    if isinstance(norm, nn.LayerNorm):
+        affine = "none" if norm.weight is None else "scale" if norm.bias is None else "scale_and_shift"
+        return {"type": "layernorm", "eps": norm.eps, "affine": affine}
+    if kind in ("RmsNorm", "RmsNormFp32", "RMSNorm"):
+        return {"type": "rmsnorm", "eps": norm.eps, "affine": "none" if norm.weight is None else "scale"}
+    raise _refusal(f"norm {kind} of timm", "is no part of vitlab's")
+
+
+def _attention_of(block: Any) -> Any:
+    return block.attns[0].attn if hasattr(block, "attns") else block.attn
+
+
+def _attention(attention: Any) -> Options:
+    kind = type(attention).__name__
+    if kind not in ("Attention", "EvaAttention", "AttentionRope"):
+        raise _refusal(f"attention {kind} of timm", "is stored in a form that vitlab does not read")
+    keys = getattr(attention, "num_kv_heads", None)
+    if keys not in (None, attention.num_heads):
+        raise _refusal("its attention", f"shares {keys} heads of keys between {attention.num_heads} heads of queries")
+    biases = ("qkv.bias", "q_bias", "q_proj.bias")
+    return {
+        "type": "auto" if getattr(attention, "gate", None) is None else "gated",
+        "qkv_bias": any(name in biases for name, _ in attention.named_parameters()),
+        "qk_norm": _norm(getattr(attention, "q_norm", None)),
+        "norm": _norm(getattr(attention, "norm", None)),
+        "proj_bias": attention.proj.bias is not None,
+    }
+
+
+def _mlp(mlp: Any) -> Options:
+    kind, activation = type(mlp).__name__, type(mlp.act).__name__
+    ratio = ratio_of(mlp.fc2.in_features, mlp.fc2.out_features)
+    options: Options = {"ratio": ratio, "bias": mlp.fc2.bias is not None, "norm": _norm(mlp.norm)}
+    if kind == "Mlp":
+        return {"type": "gelu", "approximate": _gelu(mlp.act), **options}
+    gates = {"SiLU": "swiglu", "GELU": "geglu"}
+    if kind not in ("SwiGLU", "GluMlp") or activation not in gates or getattr(mlp, "gate_last", False):
+        raise _refusal(f"mlp {kind} of timm, with {activation}", "is no part of vitlab's")
+    return {"type": gates[activation], **options}
+
+
+def _gelu(act: Any) -> str:
+    kind = type(act).__name__
+    if kind == "GELUTanh" or (kind == "GELU" and getattr(act, "approximate", "none") == "tanh"):
+        return "tanh"
+    if kind == "QuickGELU":
+        return "sigmoid"
+    if kind != "GELU":
+        raise _refusal(f"activation {kind} of timm", "is no part of vitlab's")
+    return "none"
+
+
+def _rotary(rope: Any, grid: tuple[int, int]) -> Encoding:
+    """Return the rotary position encoding of a model; its type is ``none`` if there is none."""
+    if rope is None:
+        return Encoding()
+    kind, pairs = type(rope).__name__, "halves" if getattr(rope, "rotate_half", False) else "interleaved"
+    if kind == "RotaryEmbeddingMixed":
+        return Encoding(type="rope2d_mixed", axes=rope.grid_indexing, pairs=pairs)
+    options: Options = {"theta": float(rope.temperature)} if hasattr(rope, "temperature") else {}
+    if kind == "RotaryEmbeddingDinoV3" and rope.min_period is None:
+        options |= {"coordinates": "centred", "normalize": rope.normalize_coords}
+    elif kind == "RotaryEmbeddingCat" and rope.grid_type == "index":
+        reference = tuple(rope.ref_feat_shape or grid)
+        if reference != tuple(grid):
+            options["reference"] = reference
+    else:
+        raise _refusal(f"the rotary positions {kind} of timm", "are no part of vitlab's")
+    if rope.grid_offset:
+        options["offset"] = float(rope.grid_offset)
+    return Encoding(type="rope2d", options=options, axes=rope.grid_indexing, pairs=pairs)
+
+
+def _relative(m: Any) -> list[Options]:
+    """Return the options of BEiT's relative positions."""
+    shared, own = m.rel_pos_bias is not None, m.blocks[0].attn.relative_position_bias_table is not None
+    if shared and own:
+        raise _refusal("the model", "has relative positions that its blocks share, and others for each block")
+    if not shared and not own:
+        return []
+    return [{"type": "relative_bias", "where": "every_layer_shared" if shared else "every_layer"}]
+
+
+def _head(m: Any) -> Options:
+    """Return the options of the head; its weights may be missing."""
+    if type(m).__name__ == "VisionTransformerDistilled":
+        return {"type": "distilled"}
+    pool = POOLS.get(m.global_pool or "token")
+    if pool is None:
+        raise _refusal("its head", f"pools by {m.global_pool}")
+    if pool == "cls" and m.cls_token is None:
+        pool = "gap"
+    options: Options = {"type": "linear", "pool": pool}
+    over_all = getattr(m, "pool_include_prefix", False) or (pool == "map" and type(m).__name__ == "Eva")
+    if over_all and pool not in ("cls", "prr") and m.num_prefix_tokens:
+        options["over"] = "all"
+    if pool == "map":
+        pooling = m.attn_pool
+        if _norm(pooling.norm) != {"type": "layernorm", "eps": 1e-6, "affine": "scale_and_shift"}:
+            raise _refusal("its attention pooling", "has another norm than vitlab's")
+        options |= {"approximate": _gelu(pooling.mlp.act), "ratio": ratio_of(pooling.mlp.fc1.out_features, m.embed_dim)}
+        if pooling.num_heads != _attention_of(m.blocks[0]).num_heads:
+            options["pool_heads"] = pooling.num_heads
+    return options
+
+
+def _canonical(state: State) -> dict[str, Tensor]:
+    """Return tensors of timm's models under canonical names, with one matrix of queries, keys and values."""
+    out = TimmFormat().to_canonical(state).state
+    for name in (name for name in state if ".q_proj." in name):
+        attention, last = name.split(".q_proj.")
+        missing = torch.zeros_like(state[name])  # keys have no bias in some of timm's attentions
+        parts = [out.pop(f"{attention}.{part}_proj.{last}", missing) for part in "qkv"]
+        out[f"{attention}.qkv.{last}"] = torch.cat(parts)
+    return out
+
+
+# -- out to timm -------------------------------------------------------------------------------------------------------
+
+ENTRIES: Mapping[str, tuple[str, ...]] = {
+    "VisionTransformer": (
+        "vit_base_patch16_224",
+        "vit_base_patch16_clip_224",
+        "deit_base_distilled_patch16_224",
+        "vit_base_patch16_rpn_224",
+        "vit_base_patch16_18x2_224",
+        "vit_base_r50_s16_224",
+        "vit_tiny_r_s16_p8_224",
+        "vit_giant_patch14_dinov2",
+        "aimv2_large_patch14_224",
+    ),
+    "Eva": (
+        "vit_small_patch16_rope_224",
+        "vit_small_patch16_rope_mixed_224",
+        "vit_small_patch16_dinov3",
+        "vit_small_plus_patch16_dinov3",
+        "eva02_base_patch14_224",
+        "eva02_base_patch16_clip_224",
+        "eva_giant_patch14_224",
+    ),
+    "Beit": ("beit_base_patch16_224",),
+}
+"""Class to architectures of timm, which differ in what JSON cannot say, such as the class of a norm and its eps."""
+
+
+class TimmTarget(NamedTuple):
+    """A model of timm that computes what a ViT computes."""
+
+    name: str  #: of the architecture
+    arguments: Options  #: of :func:`timm.create_model`, as JSON has them
+    parts: Mapping[str, str]  #: further arguments, which JSON cannot hold, as they are written in Python
+    tensors: dict[str, Tensor]
+
+    def call(self) -> str:
+        """Return the call that builds the model."""
+        texts = {**{name: repr(value) for name, value in self.arguments.items()}, **self.parts}
+        return f"timm.create_model({self.name!r}, {', '.join(f'{name}={text}' for name, text in texts.items())})"
+
+
+def to_timm(architecture: Architecture, state: State) -> TimmTarget:
+    """Return the model of timm that computes what a ViT computes.
+
+    Args:
+        architecture: of the ViT.
+        state: its canonical tensors.
+
+    Raises:
+        WeightsError: if no model of timm does, with the options in which the most similar one differs.
+    """
+    timm, wanted, mine = timm_module(), _arguments(architecture), architecture.skeleton()
+    if "head.weight" not in state:
+        wanted["num_classes"] = 0
+    reasons: list[list[str]] = []
+    # First by what a config.json can hold, then by parts that only Python can name.
+    relative = "relative_bias" in architecture.encodings  # BEiT's alone
+    candidates = [(kind, name) for kind, names in ENTRIES.items() if (kind == "Beit") == relative for name in names]
+    for parts in ({}, _parts(architecture)):
+        for kind, name in candidates:
+            accepted = inspect.signature(getattr(timm.models, kind)).parameters
+            arguments = {key: value for key, value in wanted.items() if key in accepted}
+            named = {key: part for key, part in parts.items() if key in accepted}
+            try:
+                with torch.device("meta"):
+                    module = timm.create_model(name, **arguments, **{key: part for key, (part, _) in named.items()})
+                theirs = replace(architecture, options=from_timm(module)[0]).skeleton()
+                unequal = [
+                    f"{option} is {own}, and timm has {other}"
+                    for option, own, other in option_differences(mine, theirs, head="head.weight" in state)
+                ]
+                if not unequal:
+                    texts = {key: text for key, (_, text) in named.items()}
+                    return TimmTarget(name, arguments, texts, timm_tensors(module, state))
+            except WeightsError as error:
+                unequal = [str(error)]
+            except (TypeError, AssertionError, ValueError, RuntimeError, AttributeError):
+                continue  # an architecture that does not have these sizes
+            reasons.append(unequal)
+    closest = min(reasons, key=len, default=["its sizes do not fit there"])
+    raise WeightsError(f"no model of timm computes what this model does: {'; '.join(closest)}")
+
+
+def _parts(architecture: Architecture) -> dict[str, tuple[Any, str]]:
+    """Return arguments of timm's models that are classes, each with its text in Python."""
+    from timm.layers import LayerNorm, RmsNorm, SwiGLU
+    from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock
+
+    block = architecture.anatomy.blocks[0]
+    norm, mlp, kind = block.norm.plain(), block.mlp.plain(), block.block.plain()
+    parts: dict[str, tuple[Any, str]] = {}
+    layer = {"layernorm": LayerNorm, "rmsnorm": RmsNorm}.get(norm["type"])
+    if layer is not None:
+        text = f"functools.partial(timm.layers.{layer.__name__}, eps={norm['eps']:g})"
+        parts["norm_layer"] = (partial(layer, eps=norm["eps"]), text)
+    if kind["type"] == "parallel_things":
+        text = f"functools.partial(timm.models.vision_transformer.ParallelThingsBlock, num_parallel={kind['number']})"
+        parts["block_fn"] = (partial(ParallelThingsBlock, num_parallel=kind["number"]), text)
+    if kind["type"] == "respostnorm":
+        parts["block_fn"] = (ResPostBlock, "timm.models.vision_transformer.ResPostBlock")
+    act = {"swiglu": nn.SiLU, "geglu": nn.GELU}.get(mlp["type"])
+    if act is not None:
+        parts["mlp_layer"] = (SwiGLU, "timm.layers.SwiGLU")
+        parts["act_layer"] = (act, f"torch.nn.{act.__name__}")
+    return parts
+
+
+def timm_tensors(target: nn.Module, state: State) -> dict[str, Tensor]:
+    """Return canonical tensors under the names and in the layouts of a model of timm.
+
+    Raises:
+        WeightsError: if the model lacks one of them, or cannot hold it.
+    """
+    rest, out = dict(state), {}
+    for key, value in target.state_dict().items():
+        stem, _, last = key.rpartition(".")
+        names = [key]
+        if last in ("gamma_1", "gamma_2"):
+            names = [f"{stem}.ls{last[-1]}.gamma"]
+        elif stem.endswith(".mlp.fc1") and key not in rest:
+            names = [f"{stem}_g.{last}", f"{stem}_x.{last}"]  # the gate is the first half
+        elif key == "rope.freqs":
+            names = ["position.freqs"]
+        elif last == "relative_position_bias_table":
+            tables, block = state["position.relative_position_bias_table"], key.split(".")[1]
+            names, rest[key] = [key], tables[int(block) if block.isdecimal() else 0]
+            rest.pop("position.relative_position_bias_table", None)
+        elif last in ("q_bias", "v_bias"):
+            # Without rotations, a bias of keys adds one number to a query's logits, which the softmax cancels.
+            part = "qkv".index(last[0])
+            names, rest[key] = [key], state[f"{stem}.qkv.bias"].chunk(3)[part]
+            rest.pop(f"{stem}.qkv.bias", None)
+        if not all(name in rest for name in names):
+            raise WeightsError(f"timm's model needs {key}, which this model does not have")
+        out[key] = torch.cat([rest.pop(name) for name in names])
+        if out[key].shape != value.shape:
+            raise WeightsError(f"{key} has shape {tuple(out[key].shape)}, and {tuple(value.shape)} in timm's model")
+    if rest:
+        raise WeightsError(f"timm's model has no tensor for {some(rest)}")
+    return out
+
+
+def timm_config(target: TimmTarget, architecture: Architecture) -> Json:
+    """Return the ``config.json`` from which timm builds a model and its transforms (``local-dir:`` and the hub)."""
+    info = architecture.info
+    labels = {"label_names": list(info.labels)} if info.labels else {}
+    return {
+        "architecture": target.name,
+        "num_classes": info.classes,
+        "num_features": architecture.geometry.dim,
+        "global_pool": target.arguments["global_pool"],
+        "model_args": {key: value for key, value in target.arguments.items() if key != "num_classes"},
+        "pretrained_cfg": {
+            "input_size": [info.channels, *info.image],
+            "num_classes": info.classes,
+            "mean": list(architecture.mean),
+            "std": list(architecture.std),
+            **labels,
+        },
+    }
+
+
+def _arguments(architecture: Architecture) -> Options:
+    """Return arguments of timm's ``VisionTransformer`` and ``Eva``, as far as JSON can hold them."""
+    anatomy, encodings = architecture.anatomy, architecture.encodings
+    g, block = anatomy.geometry, anatomy.blocks[0]
+    attention, mlp, head = (part.plain() for part in (block.attention, block.mlp, anatomy.head))
+    rotary = encodings.get("rope2d") or encodings.get("rope2d_mixed")
+    relative = encodings.get("relative_bias", {}).get("where")
+    learned, stem_norm, normed = (
+        "learned" in encodings,
+        _is_norm(anatomy.stem_norm.plain()),
+        _is_norm(anatomy.final_norm.plain()),
+    )
+    pooled = normed and anatomy.final_norm_at == "pooled"
+    registers = g.prefix.count("register")
+    attention_norm, mlp_norm = _is_norm(attention.get("norm")), _is_norm(mlp.get("norm"))
+    arguments: Options = {
+        "img_size": list(g.image),
+        "patch_size": list(g.patch),
+        "in_chans": g.channels,
+        "num_classes": architecture.info.classes,
+        "embed_dim": g.dim,
+        "depth": g.depth,
+        "num_heads": g.heads,
+        "mlp_ratio": mlp["ratio"],
+        "qkv_bias": attention.get("qkv_bias", True),
+        "qk_norm": _is_norm(attention.get("qk_norm")),
+        "proj_bias": attention.get("proj_bias", True),
+        "scale_attn_norm": attention_norm,
+        "scale_attn_inner": attention_norm,
+        "scale_mlp_norm": mlp_norm,
+        "scale_mlp": mlp_norm,
+        "init_values": architecture.options.get("layer_scale"),
+        "class_token": "class" in g.prefix,
+        "reg_tokens": registers,
+        "num_reg_tokens": registers,
+        "no_embed_class": architecture.prefix_rows == "none",
+        "pos_embed": "learn" if learned else "none",
+        "use_abs_pos_emb": learned,
+        "pre_norm": stem_norm,
+        "use_pre_transformer_norm": stem_norm,
+        "final_norm": normed,
+        "fc_norm": pooled,
+        "use_fc_norm": pooled,
+        "use_post_transformer_norm": normed and not pooled,
+        "global_pool": next((theirs for theirs, ours in POOLS.items() if ours == head.get("pool")), "token"),
+        "pool_include_prefix": head.get("over") == "all",
+        "use_rot_pos_emb": rotary is not None,
+        "use_rel_pos_bias": relative == "every_layer",
+        "use_shared_rel_pos_bias": relative == "every_layer_shared",
+        # Of Eva's attentions only this one has a bias of keys, as vitlab's.
+        "attn_type": "rope",
+        "qkv_fused": True,
+    }
+    if mlp["type"] == "gelu":
+        arguments["act_layer"] = {"tanh": "gelu_tanh", "sigmoid": "quick_gelu"}.get(mlp["approximate"], "gelu")
+    else:
+        arguments["swiglu_mlp"] = mlp["type"] in ("swiglu", "geglu")
+    if rotary is not None:
+        kind = "dinov3" if rotary.get("coordinates") == "centred" else "cat"
+        arguments |= {
+            "rope_type": "mixed" if rotary["type"] == "rope2d_mixed" else kind,
+            "rope_grid_indexing": "xy",  # the order of channels in vitlab's rotations
+            "rope_rotate_half": False,
+            "ref_feat_shape": list(rotary["reference"]) if rotary.get("reference") else None,
+            "rope_grid_offset": rotary.get("offset", 0.0),
+        }
+        if "theta" in rotary:
+            arguments["rope_temperature"] = rotary["theta"]
+    return arguments
+
+
+def _is_norm(choice: Options | None) -> bool:
+    return choice is not None and choice["type"] != "none"
