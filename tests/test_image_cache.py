@@ -420,3 +420,13 @@ def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monk
     assert not (cache / "identities").exists()
     ImageFolder(root=str(root)).info()
     assert len(list((cache / "identities").iterdir())) == 1, "they have settled"
+
+
+def test_file_that_nobody_has_read_is_deleted_when_another_is_written(root: Path, cache: Path) -> None:
+    folder = cache / "decoded"
+    folder.mkdir(parents=True)
+    for name, days in (("old.npy", 31), ("recent.npy", 29)):
+        (folder / name).touch()
+        os.utime(folder / name, times=(time.time() - days * 86400,) * 2)
+    feed(root, "disk", size=18)
+    assert not (folder / "old.npy").exists() and (folder / "recent.npy").exists()

@@ -240,17 +240,13 @@ def _augmented(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
         for index, augmentation in enumerate(first._augments):
             if augmentation.normalized == normalized and not augmentation.of_picture:
                 keys = [feed._augment_key(one.epoch, index) for feed, one in zip(feeds, chosen, strict=True)]
-                key = _key_of_each(keys, id_B) if several else keys[0]
+                key: noise.Key | Tensor = keys[0]
+                if several:  # the key of each image, (B,), of equally many images for each key
+                    key = noise.tensor_of(keys, id_B.device)[:, None].expand(-1, len(id_B) // len(keys)).flatten()
                 x_BCHW = augmentation(x_BCHW, key, id_B)
                 y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim == 3 else y_B
     parts = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _labels(y_B), id_B))
     return [Batch(x, y, ids, one.epoch, one.id_B) for x, y, ids, one in zip(*parts, chosen, strict=True)]
-
-
-def _key_of_each(keys: Sequence[noise.Key], id_B: Tensor) -> Tensor:
-    """Return the key of each image, (B,), of equally many images for each key."""
-    keys_K = noise.tensor_of(keys, id_B.device)
-    return keys_K[:, None].expand(-1, len(id_B) // len(keys)).flatten()
 
 
 class Normalize:

@@ -157,7 +157,11 @@ class _ResNet(ConvNet):
             after: int = inner * block.expansion
             for i in range(depth):
                 stride = 2 if stage > 0 and i == 0 else 1
-                layer.append(block(before, inner, stride, _shortcut(before, after, stride)))
+                shortcut = None  # a projection, where the shape of the map changes
+                if stride > 1 or before != after:
+                    conv = nn.Conv2d(before, after, 1, stride=stride, bias=False)
+                    shortcut = nn.Sequential(conv, nn.BatchNorm2d(after))
+                layer.append(block(before, inner, stride, shortcut))
                 before = after
                 blocks.append(f"layer{stage + 1}.{i}")
             self.add_module(f"layer{stage + 1}", layer)
@@ -168,13 +172,6 @@ class _ResNet(ConvNet):
     @classmethod
     def halvings(cls, stem: Stem) -> int:
         return len(cls.layers) + (1 if stem == "imagenet" else -1)
-
-
-def _shortcut(before: int, after: int, stride: int) -> nn.Module | None:
-    """Return a projection if the shape of the map changes, else None."""
-    if stride == 1 and before == after:
-        return None
-    return nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))
 
 
 @model.register("resnet8")

@@ -125,7 +125,9 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
         data = buffer.getvalue()
     else:
         buffer = io.BytesIO()
-        np.savez(buffer, **{name: _to_numpy(value) for name, value in own.items()})
+        # numpy has no bfloat16.
+        arrays = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in own.items()}
+        np.savez(buffer, **{name: value.numpy() for name, value in arrays.items()})
         data = buffer.getvalue()
     write_bytes(file, data)
 
@@ -202,11 +204,6 @@ def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
 def _npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return {name: _from_numpy(archive[name]) for name in archive.files}, {}
-
-
-def _to_numpy(value: Tensor) -> Any:
-    """Convert a tensor to an array; numpy has no bfloat16."""
-    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
 
 def _from_numpy(array: Any) -> Any:

@@ -182,7 +182,13 @@ def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -
             continue
         table = {name.removeprefix(at): value for name, value in out.items() if name.startswith(at)}
         resampled = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.preset(how.resample))
-        if isinstance(old, Learned) and isinstance(new, Learned) and _convertible(old, new):
+        # Rows are converted if both are added at the same layers, and only at the stem if their prefix rows differ.
+        if (
+            isinstance(old, Learned)
+            and isinstance(new, Learned)
+            and old.layers == new.layers
+            and (old.prefix_rows == new.prefix_rows or old.layers == {0})
+        ):
             if old.prefix_rows == "own" and new.prefix_rows == "none":
                 _add_rows_to_tokens(out, table["pos_embed"], theirs.prefix)
             own_LTD = own[f"{to}pos_embed"]
@@ -197,11 +203,6 @@ def _encodings(model: Model) -> dict[str, Position]:
     if not isinstance(position, Position):
         return {}
     return {f"position.{at}": encoding for at, encoding in encodings(position).items()}
-
-
-def _convertible(old: Learned, new: Learned) -> bool:
-    """Return True if both add rows at the same layers, and only at the stem if their prefix rows differ."""
-    return old.layers == new.layers and (old.prefix_rows == new.prefix_rows or old.layers == {0})
 
 
 def _exchange_tokens(out: dict[str, Tensor], own: State, shared: Sequence[str]) -> None:

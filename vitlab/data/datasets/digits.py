@@ -186,7 +186,10 @@ class DigitScenes(Dataset):
         least, most = self.digits_per_image
         key = noise.key(self.seed, "digit_scenes", split)
         count_N = least + noise.integers(noise.fold(key, 0), id_N, 1, most - least + 1)[:, 0]
-        low_N, high_N = _sheet(split, id_N)
+        # The first digit (included) and the last (excluded) that a scene may contain.
+        low_N, high_N = torch.zeros_like(id_N), torch.full_like(id_N, TEST)
+        if split == "train":
+            low_N, high_N = (sheet_N * TRAIN // SHEETS for sheet_N in (id_N % SHEETS, id_N % SHEETS + 1))
         columns: list[_Placement] = []
         for place in range(most):
             least_side, most_side = self.digit_size
@@ -208,14 +211,6 @@ class _Placement(NamedTuple):
     top_ND: Tensor
     left_ND: Tensor
     side_ND: Tensor
-
-
-def _sheet(split: Split, id_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first digit (included) and the last (excluded) that a scene may contain."""
-    if split == "test":
-        return torch.zeros_like(id_N), torch.full_like(id_N, TEST)
-    sheet_N = id_N % SHEETS
-    return sheet_N * TRAIN // SHEETS, (sheet_N + 1) * TRAIN // SHEETS
 
 
 def _draws(k: noise.Key, id_N: Tensor, bounds: Sequence[Tensor | int]) -> list[Tensor]:

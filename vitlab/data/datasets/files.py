@@ -34,6 +34,9 @@ from vitlab.store.files import write_bytes
 Download = Literal["never", "missing"]
 """``missing`` downloads files that are not here; ``never`` does not."""
 
+MAX_UNUSED_S = 30 * 24 * 3600
+"""Seconds after which copies of data sets that nobody has read are deleted."""
+
 SETTLED_S = 10.0
 """Seconds after a write during which a second write may leave the same timestamp."""
 
@@ -54,6 +57,15 @@ def roots(root: str | None) -> list[Path]:
 def cache() -> Path:
     """Return the folder of data sets in the user's cache."""
     return expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitlab" / "data"
+
+
+def make_room(folder: Path) -> None:
+    """Create a folder of the cache, and delete the files in it that nobody has read for :data:`MAX_UNUSED_S`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process deletes it, too
+            if time.time() - max(file.stat().st_atime, file.stat().st_mtime) > MAX_UNUSED_S:
+                file.unlink()
 
 
 def find(folders: Iterable[Path], names: Sequence[str]) -> dict[str, Path] | None:

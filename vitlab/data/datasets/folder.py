@@ -144,10 +144,8 @@ class ImageFolder(PictureSet):
             splits,
             keys=[f"{label}\0{relative_name(path, self.where)}" for label, path in pictures],
             files=[Path(path) for _, path in pictures],
-            details={
-                TEST: f" (folder '{test.name}')" if test is not None and test.name != TEST else "",
-                "rest": f", {describe([one.left_out for one in found.values()])}",
-            },
+            remark=f" (folder '{test.name}')" if test is not None and test.name != TEST else "",
+            rest=f", {describe([one.left_out for one in found.values()])}",
             notes=(*layout.notes, *notes),
         )
 

@@ -296,7 +296,8 @@ class Listing(NamedTuple):
     splits: Mapping[str, Tensor]  #: ``train``, ``test``, and ``val`` if there are pictures of its own, to their indices
     keys: Sequence[str]  #: of each picture, what identifies it beside its content: ``CLASS\\0NAME``
     files: Sequence[Path]  #: that contain the pictures
-    details: Mapping[str, str] = {}  #: of ``train``, ``test`` and the ``rest``, what the note on the splits adds
+    remark: str = ""  #: on the test pictures
+    rest: str = ""  #: what else the note on the splits says
     notes: Sequence[str] = ()  #: further notes
     column: str = ""  #: which has the pictures, where the files are tables
 
@@ -387,10 +388,10 @@ class PictureSet(Dataset):
         parts = [
             f"train {numbers[TRAIN]:,} pictures of {len(listing.labels)} classes",
             *([f"val {numbers[VAL]:,}"] if VAL in numbers else []),
-            f"test {numbers[TEST]:,}{listing.details.get(TEST, '')}",
+            f"test {numbers[TEST]:,}{listing.remark}",
         ]
         return [
-            f"{self.where}: {', '.join(parts)}{listing.details.get('rest', '')}.",
+            f"{self.where}: {', '.join(parts)}{listing.rest}.",
             *listing.notes,
             *self._copies,
         ]

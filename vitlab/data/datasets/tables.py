@@ -69,10 +69,12 @@ class Rows(NamedTuple):
 class TablePictures(EncodedPictures):
     """The pictures in the rows of some files, one file after another."""
 
-    def __init__(self, parts: Sequence[Rows], y_N: Tensor, decoding: Decoding, decoded: Decoded) -> None:
+    def __init__(
+        self, parts: Sequence[Rows], names: Sequence[str], y_N: Tensor, decoding: Decoding, decoded: Decoded
+    ) -> None:
+        super().__init__(names, y_N, decoding, decoded)
         self._parts = parts
         self._starts = list(accumulate((len(part.places) for part in parts), initial=0))
-        super().__init__([place for part in parts for place in part.places], y_N, decoding, decoded)
 
     def open(self, index: int) -> bytes:
         """Return the picture of a row."""
@@ -142,11 +144,11 @@ class ImageTable(PictureSet):
         frame = pd.concat([part.table.to_pandas(integer_object_nulls=True) for part in parts], ignore_index=True)
         split_N = pd.Series([split for split, part in zip(paths.values(), parts, strict=True) for _ in part.places])
         splits = {str(split): torch.tensor(rows) for split, rows in split_N.groupby(split_N).groups.items()}
-        details = self._complete(splits)
+        remark = self._complete(splits)
         names, y_N = self._classes(frame, places, dict(zip(paths, parts, strict=True)), splits[TRAIN].tolist())
         splits, notes = self.with_test(splits, y_N, str(self.where))
         return Listing(
-            TablePictures(parts, y_N, self.decoding, self.decoded),
+            TablePictures(parts, places, y_N, self.decoding, self.decoded),
             names,
             splits,
             keys=[f"{index} {names[index]}" for index in y_N.tolist()]
@@ -154,7 +156,8 @@ class ImageTable(PictureSet):
             else [str([(index, name) for index, name in enumerate(names) if y_K[index]]) for y_K in y_N.tolist()],
             files=[*paths, *(path for part in parts for path in part.beside)],
             column=self.image,
-            details={**details, "rest": f", in {count(len(paths), 'file')}"},
+            remark=remark,
+            rest=f", in {count(len(paths), 'file')}",
             notes=(*unread, *notes),
         )
 
@@ -181,7 +184,7 @@ class ImageTable(PictureSet):
         notes = [f"Files whose names say no split are not read: {listed_names(unnamed)}."] if unnamed else []
         return {path: split for path, split in paths.items() if split}, notes
 
-    def _complete(self, splits: dict[str, Tensor]) -> dict[str, str]:
+    def _complete(self, splits: dict[str, Tensor]) -> str:
         """Check that there are rows to train and test on, and return the remark that validation rows are the latter."""
         if TEST in splits and self.test is not None:
             raise DataError(f"image_table: {self.where} has test rows; remove the option 'test'")
@@ -192,12 +195,13 @@ class ImageTable(PictureSet):
                 "or folders say the split; or set 'test: 0.2' to test on a share of train"
             )
         if tests:
-            return {}
+            return ""
         splits[TEST] = splits.pop(VAL)
-        return {TEST: " (the val rows)"}
+        return " (the val rows)"
 
     def _read(self, path: Path, columns: Sequence[str]) -> Rows:
         """Return the rows of a file, with some of its columns beside the pictures."""
+        import pandas as pd
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -219,7 +223,8 @@ class ImageTable(PictureSet):
                 case ".arrow":
                     table = _mapped(path)
                 case _:
-                    table = _csv(path)
+                    cells = pd.read_csv(path, dtype=str, keep_default_na=False)
+                    table = pa.Table.from_pandas(cells, preserve_index=False)
             check(table.column_names)
             pictures, places = table[self.image], [f"{path}, row {row}" for row in range(len(table))]
             if pa.types.is_string(pictures.type) or pa.types.is_large_string(pictures.type):
@@ -273,7 +278,7 @@ class ImageTable(PictureSet):
             # names has indices.
             by_index_M = tokens.map({str(index): index for index in range(len(names))})
             ways = (index_M, by_index_M) if self.class_names else (by_index_M, index_M)
-            index_M = next((way for way in ways if not way.isna().any()), index_M.fillna(by_index_M))
+            index_M = min(ways, key=lambda way: way.isna().sum())
         what = f"the label is none of the {len(names)} classes{why}"
         _refuse([places[row] for row in tokens.index], index_M.isna(), what, tokens)
         if not several:
@@ -396,14 +401,6 @@ def _opened(path: Path, column: Any) -> Callable[[int], bytes]:
     return lambda row: column[row].as_py() or b""
 
 
-def _csv(path: Path) -> Any:
-    """Return a CSV table as text."""
-    import pandas as pd
-    import pyarrow as pa
-
-    return pa.Table.from_pandas(pd.read_csv(path, dtype=str, keep_default_na=False), preserve_index=False)
-
-
 def _mapped(path: Path) -> Any:
     """Return the table in an Arrow file, a stream of record batches, without reading it into memory."""
     import pyarrow as pa
@@ -419,7 +416,7 @@ def _copied(path: Path, what: str, batches: Callable[[], Iterable[Any]]) -> Any:
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {what}"
     target = files.cache() / "tables" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.arrow"
     if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        files.make_room(target.parent)
         temporary = target.with_suffix(f".{os.getpid()}")
         try:
             with open(temporary, "wb") as file:
