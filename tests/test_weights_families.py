@@ -191,6 +191,8 @@ def test_family_of_timm_computes_the_same(name: str, depth: int, tmp_path: Path)
         torch.testing.assert_close(
             logits(ours, x_BCHW) / expected.abs().max(), expected / expected.abs().max(), **CLOSE
         )
+    if depth == 1:
+        return  # the way back is tried at one size: each builds all architectures that timm may need
     convert(tmp_path / "pytorch_model.bin", tmp_path / "back" / "model.safetensors", "timm")
     written = json.loads((tmp_path / "back" / "config.json").read_text())
     again = timm.create_model(written["architecture"], num_classes=5, **written["model_args"]).eval().double()

@@ -146,7 +146,7 @@ def convert(
         if to == "timm":
             timm_model = to_timm(new, state)
             tensors = timm_model.tensors
-            if on_the_hub and not has_config and not timm_model.parts:
+            if on_the_hub and not has_config:
                 beside = {target.with_name("config.json"): timm_config(timm_model, new)}
             else:
                 notes.append(f"{timm_model.call()} builds the model")

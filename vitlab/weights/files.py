@@ -126,7 +126,9 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
     else:
         buffer = io.BytesIO()
         # numpy has no bfloat16.
-        arrays = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in own.items()}
+        arrays: dict[str, Any] = {
+            name: value.float() if value.dtype == torch.bfloat16 else value for name, value in own.items()
+        }
         np.savez(buffer, **{name: value.numpy() for name, value in arrays.items()})
         data = buffer.getvalue()
     write_bytes(file, data)

@@ -12,7 +12,6 @@ import inspect
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -376,13 +375,12 @@ class TimmTarget(NamedTuple):
 
     name: str  #: of the architecture
     arguments: Options  #: of :func:`timm.create_model`, as JSON has them
-    parts: Mapping[str, str]  #: further arguments, which JSON cannot hold, as they are written in Python
     tensors: dict[str, Tensor]
 
     def call(self) -> str:
         """Return the call that builds the model."""
-        texts = {**{name: repr(value) for name, value in self.arguments.items()}, **self.parts}
-        return f"timm.create_model({self.name!r}, {', '.join(f'{name}={text}' for name, text in texts.items())})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"timm.create_model({self.name!r}, {arguments})"
 
 
 def to_timm(architecture: Architecture, state: State) -> TimmTarget:
@@ -399,56 +397,30 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     if "head.weight" not in state:
         wanted["num_classes"] = 0
     reasons: list[list[str]] = []
-    # First by what a config.json can hold, then by parts that only Python can name.
     relative = "relative_bias" in architecture.encodings  # BEiT's alone
     candidates = [(kind, name) for kind, names in ENTRIES.items() if (kind == "Beit") == relative for name in names]
-    for parts in ({}, _parts(architecture)):
-        for kind, name in candidates:
-            accepted = inspect.signature(getattr(timm.models, kind)).parameters
-            arguments = {key: value for key, value in wanted.items() if key in accepted}
-            named = {key: part for key, part in parts.items() if key in accepted}
-            try:
-                with torch.device("meta"):
-                    module = timm.create_model(name, **arguments, **{key: part for key, (part, _) in named.items()})
-                theirs = replace(architecture, options=from_timm(module)[0]).skeleton()
-                unequal = [
-                    f"{option} is {own}, and timm has {other}"
-                    for option, own, other in option_differences(mine, theirs, head="head.weight" in state)
-                ]
-                if not unequal:
-                    texts = {key: text for key, (_, text) in named.items()}
-                    return TimmTarget(name, arguments, texts, timm_tensors(module, state))
-            except WeightsError as error:
-                unequal = [str(error)]
-            except (TypeError, AssertionError, ValueError, RuntimeError, AttributeError):
-                continue  # an architecture that does not have these sizes
-            reasons.append(unequal)
+    for kind, name in candidates:
+        accepted = inspect.signature(getattr(timm.models, kind)).parameters
+        arguments = {key: value for key, value in wanted.items() if key in accepted}
+        try:
+            with torch.device("meta"):
+                module = timm.create_model(name, **arguments)
+            theirs = replace(architecture, options=from_timm(module)[0]).skeleton()
+            unequal = [
+                f"{option} is {own}, and timm has {other}"
+                for option, own, other in option_differences(mine, theirs, head="head.weight" in state)
+            ]
+            if not unequal:
+                return TimmTarget(name, arguments, timm_tensors(module, state))
+        except WeightsError as error:
+            unequal = [str(error)]
+        except (TypeError, AssertionError, ValueError, RuntimeError, AttributeError):
+            continue  # an architecture that does not have these sizes
+        reasons.append(unequal)
     closest = min(reasons, key=len, default=["its sizes do not fit there"])
-    raise WeightsError(f"no model of timm computes what this model does: {'; '.join(closest)}")
-
-
-def _parts(architecture: Architecture) -> dict[str, tuple[Any, str]]:
-    """Return arguments of timm's models that are classes, each with its text in Python."""
-    from timm.layers import LayerNorm, RmsNorm, SwiGLU
-    from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock
-
-    block = architecture.anatomy.blocks[0]
-    norm, mlp, kind = block.norm.plain(), block.mlp.plain(), block.block.plain()
-    parts: dict[str, tuple[Any, str]] = {}
-    layer = {"layernorm": LayerNorm, "rmsnorm": RmsNorm}.get(norm["type"])
-    if layer is not None:
-        text = f"functools.partial(timm.layers.{layer.__name__}, eps={norm['eps']:g})"
-        parts["norm_layer"] = (partial(layer, eps=norm["eps"]), text)
-    if kind["type"] == "parallel_things":
-        text = f"functools.partial(timm.models.vision_transformer.ParallelThingsBlock, num_parallel={kind['number']})"
-        parts["block_fn"] = (partial(ParallelThingsBlock, num_parallel=kind["number"]), text)
-    if kind["type"] == "respostnorm":
-        parts["block_fn"] = (ResPostBlock, "timm.models.vision_transformer.ResPostBlock")
-    act = {"swiglu": nn.SiLU, "geglu": nn.GELU}.get(mlp["type"])
-    if act is not None:
-        parts["mlp_layer"] = (SwiGLU, "timm.layers.SwiGLU")
-        parts["act_layer"] = (act, f"torch.nn.{act.__name__}")
-    return parts
+    raise WeightsError(
+        f"no model that a config.json of timm can describe computes what this one does: {'; '.join(closest)}"
+    )
 
 
 def timm_tensors(target: nn.Module, state: State) -> dict[str, Tensor]:
@@ -563,6 +535,8 @@ def _arguments(architecture: Architecture) -> Options:
         arguments["act_layer"] = {"tanh": "gelu_tanh", "sigmoid": "quick_gelu"}.get(mlp["approximate"], "gelu")
     else:
         arguments["swiglu_mlp"] = mlp["type"] in ("swiglu", "geglu")
+    if (block.norm.type, block.norm.options.get("eps")) == ("rmsnorm", 1e-6):
+        arguments["norm_layer"] = "rmsnorm"  # timm's own eps, which a name cannot change
     if rotary is not None:
         kind = "dinov3" if rotary.get("coordinates") == "centred" else "cat"
         arguments |= {
