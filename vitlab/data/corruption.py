@@ -34,74 +34,39 @@ CHUNK_VALUES = 1 << 19
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
-CIFAR: Mapping[str, tuple[Parameters, ...]] = {
-    "gaussian_noise": ((0.04, 0.06, 0.08, 0.09, 0.1),),
-    "shot_noise": ((500, 250, 100, 75, 50),),
-    "impulse_noise": ((0.01, 0.02, 0.03, 0.05, 0.07),),
-    "defocus_blur": ((0.3, 0.4, 0.5, 1, 1.5), (0.4, 0.5, 0.6, 0.2, 0.1)),
-    "glass_blur": ((0.05, 0.25, 0.4, 0.25, 0.4), (1, 1, 1, 1, 1), (1, 1, 1, 2, 2)),
-    "motion_blur": ((6, 6, 6, 8, 9), (1, 1.5, 2, 2, 2.5)),
-    "zoom_blur": ((1.06, 1.11, 1.16, 1.21, 1.26), (0.01, 0.01, 0.01, 0.01, 0.01)),
-    "snow": (
-        (0.1, 0.1, 0.15, 0.25, 0.3),
-        (0.2, 0.2, 0.3, 0.3, 0.3),
-        (1, 1, 1.75, 2.25, 1.25),
-        (0.6, 0.5, 0.55, 0.6, 0.65),
-        (8, 10, 10, 12, 14),
-        (3, 4, 4, 6, 12),
-        (0.95, 0.9, 0.9, 0.85, 0.8),
-    ),
-    "fog": ((0.2, 0.5, 0.75, 1, 1.5), (3, 3, 2.5, 2, 1.75)),
-    "brightness": ((0.05, 0.1, 0.15, 0.2, 0.3),),
-    "contrast": ((0.75, 0.5, 0.4, 0.3, 0.15),),
-    "elastic_transform": (
-        (0, 0.05 * 32, 0.08 * 32, 0.1 * 32, 0.1 * 32),
-        (0, 0.2 * 32, 0.06 * 32, 0.04 * 32, 0.03 * 32),
-        (0.08 * 32, 0.07 * 32, 0.06 * 32, 0.05 * 32, 0.03 * 32),
-    ),
-    "pixelate": ((0.95, 0.9, 0.85, 0.75, 0.65),),
-    "jpeg_compression": ((80, 65, 58, 50, 40),),
-}
-"""Values of each parameter for 32 by 32 pixels, by severity, as in the authors' script."""
-
-IMAGENET: Mapping[str, tuple[Parameters, ...]] = {
-    "gaussian_noise": ((0.08, 0.12, 0.18, 0.26, 0.38),),
-    "shot_noise": ((60, 25, 12, 5, 3),),
-    "impulse_noise": ((0.03, 0.06, 0.09, 0.17, 0.27),),
-    "defocus_blur": ((3, 4, 6, 8, 10), (0.1, 0.5, 0.5, 0.5, 0.5)),
-    "glass_blur": ((0.7, 0.9, 1, 1.1, 1.5), (1, 2, 2, 3, 4), (2, 1, 3, 2, 2)),
-    "motion_blur": ((10, 15, 15, 15, 20), (3, 5, 8, 12, 15)),
-    "zoom_blur": ((1.11, 1.16, 1.21, 1.26, 1.31), (0.01, 0.01, 0.02, 0.02, 0.03)),
-    "snow": (
-        (0.1, 0.2, 0.55, 0.55, 0.55),
-        (0.3, 0.3, 0.3, 0.3, 0.3),
-        (3, 2, 4, 4.5, 2.5),
-        (0.5, 0.5, 0.9, 0.85, 0.85),
-        (10, 12, 12, 12, 12),
-        (4, 4, 8, 8, 12),
-        (0.8, 0.7, 0.7, 0.65, 0.55),
-    ),
-    "fog": ((1.5, 2, 2.5, 2.5, 3), (2, 2, 1.7, 1.5, 1.4)),
-    "brightness": ((0.1, 0.2, 0.3, 0.4, 0.5),),
-    "contrast": ((0.4, 0.3, 0.2, 0.1, 0.05),),
-    "elastic_transform": (
-        (2 * 244, 2 * 244, 0.05 * 244, 0.07 * 244, 0.12 * 244),
-        (0.7 * 244, 0.08 * 244, 0.01 * 244, 0.01 * 244, 0.01 * 244),
-        (0.1 * 244, 0.2 * 244, 0.02 * 244, 0.02 * 244, 0.02 * 244),
-    ),
-    "pixelate": ((0.6, 0.5, 0.4, 0.3, 0.25),),
-    "jpeg_compression": ((25, 18, 15, 10, 7),),
-}
-"""The same for 224 by 224 pixels."""
-
-PIXELS: Mapping[str, tuple[int, ...]] = {
-    "defocus_blur": (0, 1),
-    "glass_blur": (0, 1),
-    "motion_blur": (0, 1),
-    "snow": (2, 4, 5),
-    "elastic_transform": (0, 1, 2),
-}
-"""Positions of the parameters that are lengths in pixels.  All others are shares, and the same at any size."""
+TABLE = """
+gaussian_noise    -     0.04 0.06 0.08 0.09 0.1    0.08 0.12 0.18 0.26 0.38
+shot_noise        -     500  250  100  75   50     60   25   12   5    3
+impulse_noise     -     0.01 0.02 0.03 0.05 0.07   0.03 0.06 0.09 0.17 0.27
+defocus_blur      px    0.3  0.4  0.5  1    1.5    3    4    6    8    10
+defocus_blur      px    0.4  0.5  0.6  0.2  0.1    0.1  0.5  0.5  0.5  0.5
+glass_blur        px    0.05 0.25 0.4  0.25 0.4    0.7  0.9  1    1.1  1.5
+glass_blur        px    1    1    1    1    1      1    2    2    3    4
+glass_blur        -     1    1    1    2    2      2    1    3    2    2
+motion_blur       px    6    6    6    8    9      10   15   15   15   20
+motion_blur       px    1    1.5  2    2    2.5    3    5    8    12   15
+zoom_blur         -     1.06 1.11 1.16 1.21 1.26   1.11 1.16 1.21 1.26 1.31
+zoom_blur         -     0.01 0.01 0.01 0.01 0.01   0.01 0.01 0.02 0.02 0.03
+snow              -     0.1  0.1  0.15 0.25 0.3    0.1  0.2  0.55 0.55 0.55
+snow              -     0.2  0.2  0.3  0.3  0.3    0.3  0.3  0.3  0.3  0.3
+snow              px    1    1    1.75 2.25 1.25   3    2    4    4.5  2.5
+snow              -     0.6  0.5  0.55 0.6  0.65   0.5  0.5  0.9  0.85 0.85
+snow              px    8    10   10   12   14     10   12   12   12   12
+snow              px    3    4    4    6    12     4    4    8    8    12
+snow              -     0.95 0.9  0.9  0.85 0.8    0.8  0.7  0.7  0.65 0.55
+fog               -     0.2  0.5  0.75 1    1.5    1.5  2    2.5  2.5  3
+fog               -     3    3    2.5  2    1.75   2    2    1.7  1.5  1.4
+brightness        -     0.05 0.1  0.15 0.2  0.3    0.1  0.2  0.3  0.4  0.5
+contrast          -     0.75 0.5  0.4  0.3  0.15   0.4  0.3  0.2  0.1  0.05
+elastic_transform side  0    0.05 0.08 0.1  0.1    2    2    0.05 0.07 0.12
+elastic_transform side  0    0.2  0.06 0.04 0.03   0.7  0.08 0.01 0.01 0.01
+elastic_transform side  0.08 0.07 0.06 0.05 0.03   0.1  0.2  0.02 0.02 0.02
+pixelate          -     0.95 0.9  0.85 0.75 0.65   0.6  0.5  0.4  0.3  0.25
+jpeg_compression  -     80   65   58   50   40     25   18   15   10   7
+"""
+"""Corruption, unit, and a parameter's values by severity: five for 32 by 32 pixels, as in the script of CIFAR-10-C, and
+five for 224 by 224 pixels, as in the script of ImageNet-C.  Lengths are in pixels (px), or in shares of a side of 32 or
+244 pixels."""
 
 BOUNDARY = 85
 """Shortest side up to which the table of CIFAR-10-C applies: the geometric mean of 32 and 224."""
@@ -116,11 +81,16 @@ def parameters(name: str, severity: int, size: Pair) -> Parameters:
     ``elastic_transform``, which stay proportional.
     """
     side = min(size)
-    table, scale = (CIFAR, side / 32) if side <= BOUNDARY else (IMAGENET, side / 224)
-    if table is CIFAR and name != "elastic_transform":
+    first, usual, full = (0, 32, 32) if side <= BOUNDARY else (5, 224, 244)
+    scale = side / usual
+    if side <= BOUNDARY and name != "elastic_transform":
         scale = max(scale, 1)
-    values, lengths = [by_severity[severity - 1] for by_severity in table[name]], PIXELS.get(name, ())
-    return tuple(value * scale if index in lengths else value for index, value in enumerate(values))
+    factors = {"-": (1, 1), "px": (1, scale), "side": (full, scale)}
+    return tuple(
+        float(values[first + severity - 1]) * factors[unit][0] * factors[unit][1]
+        for kind, unit, *values in map(str.split, TABLE.strip().splitlines())
+        if kind == name
+    )
 
 
 def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 0) -> Tensor:

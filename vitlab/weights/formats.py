@@ -28,6 +28,11 @@ which flax calls ``{kernel}`` or bias in layers, and ``{scale}`` or bias in norm
 """
 
 
+def columns(text: str) -> Table:
+    """Return the names in the lines of a text."""
+    return tuple((ours, theirs) for ours, theirs in map(str.split, text.strip().splitlines()))
+
+
 class Canonical(NamedTuple):
     """A state under canonical names, and the keys that have no canonical name."""
 
@@ -150,14 +155,14 @@ def split(state: State, attention: str, parts: str) -> dict[str, Tensor]:
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
 _GATED = re.compile(r"(blocks\..+\.mlp)\.fc1\.(weight|bias)")
 _QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
-_META: Table = (
-    ("reg_token", "register_tokens"),
-    ("reg_token", "storage_tokens"),
-    ("mlp.fc1.", "mlp.w12."),
-    ("mlp.fc1_g.", "mlp.w1."),
-    ("mlp.fc1_x.", "mlp.w2."),
-    ("mlp.fc2.", "mlp.w3."),
-)
+_META = columns("""
+reg_token  register_tokens
+reg_token  storage_tokens
+mlp.fc1.   mlp.w12.
+mlp.fc1_g. mlp.w1.
+mlp.fc1_x. mlp.w2.
+mlp.fc2.   mlp.w3.
+""")
 """Parts of timm's names, and of those in Meta's files of DINOv2 and DINOv3, which have timm's names otherwise."""
 PERIODS = "rope_embed.periods"
 """The periods of DINOv3's rotations in Meta's files, one for each of a quarter of the channels of a head."""
@@ -259,69 +264,76 @@ class TorchvisionFormat(Format):
     convention = ModelFacts(eps=1e-6, mean=IMAGENET[0], std=IMAGENET[1])
     needs = (*NEEDS, "blocks.0.attn.qkv.bias")
     square = True
-    table = (
-        ("cls_token", "class_token"),
-        ("pos_embed", "encoder.pos_embedding"),
-        ("patch_embed.proj.{p}", "conv_proj.{p}"),
-        ("blocks.{i}.norm1.{p}", "encoder.layers.encoder_layer_{i}.ln_1.{p}"),
-        ("blocks.{i}.attn.qkv.{p}", "encoder.layers.encoder_layer_{i}.self_attention.in_proj_{p}"),
-        ("blocks.{i}.attn.proj.{p}", "encoder.layers.encoder_layer_{i}.self_attention.out_proj.{p}"),
-        ("blocks.{i}.norm2.{p}", "encoder.layers.encoder_layer_{i}.ln_2.{p}"),
-        ("blocks.{i}.mlp.fc1.{p}", "encoder.layers.encoder_layer_{i}.mlp.0.{p}"),
-        ("blocks.{i}.mlp.fc2.{p}", "encoder.layers.encoder_layer_{i}.mlp.3.{p}"),
-        ("norm.{p}", "encoder.ln.{p}"),
-        ("pre_logits.fc.{p}", "heads.pre_logits.{p}"),
-        ("head.{p}", "heads.head.{p}"),
-    )
+    table = columns("""
+cls_token                class_token
+pos_embed                encoder.pos_embedding
+patch_embed.proj.{p}     conv_proj.{p}
+blocks.{i}.norm1.{p}     encoder.layers.encoder_layer_{i}.ln_1.{p}
+blocks.{i}.attn.qkv.{p}  encoder.layers.encoder_layer_{i}.self_attention.in_proj_{p}
+blocks.{i}.attn.proj.{p} encoder.layers.encoder_layer_{i}.self_attention.out_proj.{p}
+blocks.{i}.norm2.{p}     encoder.layers.encoder_layer_{i}.ln_2.{p}
+blocks.{i}.mlp.fc1.{p}   encoder.layers.encoder_layer_{i}.mlp.0.{p}
+blocks.{i}.mlp.fc2.{p}   encoder.layers.encoder_layer_{i}.mlp.3.{p}
+norm.{p}                 encoder.ln.{p}
+pre_logits.fc.{p}        heads.pre_logits.{p}
+head.{p}                 heads.head.{p}
+""")
     # Before version 0.12.
-    further = (
-        ("blocks.{i}.mlp.fc1.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}"),
-        ("blocks.{i}.mlp.fc2.{p}", "encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}"),
-    )
+    further = columns("""
+blocks.{i}.mlp.fc1.{p} encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}
+blocks.{i}.mlp.fc2.{p} encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}
+""")
 
 
 # -- Google -----------------------------------------------------------------------------------------------------------
 
 
-def _attention(theirs: str, ours: str) -> Table:
-    parts = (("q", "query"), ("k", "key"), ("v", "value"), ("proj", "out"))
-    return tuple((f"{ours}.{part}.{{p}}", f"{theirs}/{name}/{{kernel}}") for part, name in parts)
-
-
-def _block(attention: int, norm2: int, mlp: int) -> Table:
-    """Return the names of a block; flax numbers parts in order of creation, which differs between the code bases."""
-    ours, theirs = "blocks.{i}", "Transformer/encoderblock_{i}"
-    return (
-        (f"{ours}.norm1.{{p}}", f"{theirs}/LayerNorm_0/{{scale}}"),
-        *_attention(f"{theirs}/MultiHeadDotProductAttention_{attention}", f"{ours}.attn"),
-        (f"{ours}.norm2.{{p}}", f"{theirs}/LayerNorm_{norm2}/{{scale}}"),
-        (f"{ours}.mlp.fc1.{{p}}", f"{theirs}/MlpBlock_{mlp}/Dense_0/{{kernel}}"),
-        (f"{ours}.mlp.fc2.{{p}}", f"{theirs}/MlpBlock_{mlp}/Dense_1/{{kernel}}"),
-    )
-
-
-_UNIT, _STAGE = "block{i1}/unit{u1}", "patch_embed.backbone.stages.{i}.blocks.{u}"
-_VIT_JAX: Table = (
-    ("cls_token", "cls"),
-    ("pos_embed", "Transformer/posembed_input/pos_embedding"),
-    ("patch_embed.proj.{p}", "embedding/{kernel}"),
-    *_block(1, 2, 3),
-    ("norm.{p}", "Transformer/encoder_norm/{scale}"),
-    ("pre_logits.fc.{p}", "pre_logits/{kernel}"),
-    ("head.{p}", "head/{kernel}"),
-    ("patch_embed.backbone.stem.conv.{p}", "conv_root/{kernel}"),
-    ("patch_embed.backbone.stem.norm.{p}", "gn_root/{scale}"),
-    (f"{_STAGE}.downsample.conv.{{p}}", f"{_UNIT}/conv_proj/{{kernel}}"),
-    (f"{_STAGE}.downsample.norm.{{p}}", f"{_UNIT}/gn_proj/{{scale}}"),
-    *((f"{_STAGE}.conv{layer}.{{p}}", f"{_UNIT}/conv{layer}/{{kernel}}") for layer in (1, 2, 3)),
-    *((f"{_STAGE}.norm{layer}.{{p}}", f"{_UNIT}/gn{layer}/{{scale}}") for layer in (1, 2, 3)),
-    ("attn_pool.latent", "MAPHead_0/probe"),
-    *_attention("MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"),
-    ("attn_pool.norm.{p}", "MAPHead_0/LayerNorm_0/{scale}"),
-    ("attn_pool.mlp.fc1.{p}", "MAPHead_0/MlpBlock_0/Dense_0/{kernel}"),
-    ("attn_pool.mlp.fc2.{p}", "MAPHead_0/MlpBlock_0/Dense_1/{kernel}"),
-)
-_BIG_VISION: Table = (("pos_embed", "pos_embedding"), *_block(0, 1, 0))
+# flax numbers parts in order of creation, which differs between the code bases.
+_VIT_JAX = columns("""
+cls_token                                                      cls
+pos_embed                                                      Transformer/posembed_input/pos_embedding
+patch_embed.proj.{p}                                           embedding/{kernel}
+blocks.{i}.norm1.{p}                                           Transformer/encoderblock_{i}/LayerNorm_0/{scale}
+blocks.{i}.attn.q.{p} Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1/query/{kernel}
+blocks.{i}.attn.k.{p} Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1/key/{kernel}
+blocks.{i}.attn.v.{p} Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1/value/{kernel}
+blocks.{i}.attn.proj.{p} Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1/out/{kernel}
+blocks.{i}.norm2.{p}                                           Transformer/encoderblock_{i}/LayerNorm_2/{scale}
+blocks.{i}.mlp.fc1.{p} Transformer/encoderblock_{i}/MlpBlock_3/Dense_0/{kernel}
+blocks.{i}.mlp.fc2.{p} Transformer/encoderblock_{i}/MlpBlock_3/Dense_1/{kernel}
+norm.{p}                                                       Transformer/encoder_norm/{scale}
+pre_logits.fc.{p}                                              pre_logits/{kernel}
+head.{p}                                                       head/{kernel}
+patch_embed.backbone.stem.conv.{p}                             conv_root/{kernel}
+patch_embed.backbone.stem.norm.{p}                             gn_root/{scale}
+patch_embed.backbone.stages.{i}.blocks.{u}.downsample.conv.{p} block{i1}/unit{u1}/conv_proj/{kernel}
+patch_embed.backbone.stages.{i}.blocks.{u}.downsample.norm.{p} block{i1}/unit{u1}/gn_proj/{scale}
+patch_embed.backbone.stages.{i}.blocks.{u}.conv1.{p}           block{i1}/unit{u1}/conv1/{kernel}
+patch_embed.backbone.stages.{i}.blocks.{u}.conv2.{p}           block{i1}/unit{u1}/conv2/{kernel}
+patch_embed.backbone.stages.{i}.blocks.{u}.conv3.{p}           block{i1}/unit{u1}/conv3/{kernel}
+patch_embed.backbone.stages.{i}.blocks.{u}.norm1.{p}           block{i1}/unit{u1}/gn1/{scale}
+patch_embed.backbone.stages.{i}.blocks.{u}.norm2.{p}           block{i1}/unit{u1}/gn2/{scale}
+patch_embed.backbone.stages.{i}.blocks.{u}.norm3.{p}           block{i1}/unit{u1}/gn3/{scale}
+attn_pool.latent                                               MAPHead_0/probe
+attn_pool.q.{p}                                                MAPHead_0/MultiHeadDotProductAttention_0/query/{kernel}
+attn_pool.k.{p}                                                MAPHead_0/MultiHeadDotProductAttention_0/key/{kernel}
+attn_pool.v.{p}                                                MAPHead_0/MultiHeadDotProductAttention_0/value/{kernel}
+attn_pool.proj.{p}                                             MAPHead_0/MultiHeadDotProductAttention_0/out/{kernel}
+attn_pool.norm.{p}                                             MAPHead_0/LayerNorm_0/{scale}
+attn_pool.mlp.fc1.{p}                                          MAPHead_0/MlpBlock_0/Dense_0/{kernel}
+attn_pool.mlp.fc2.{p}                                          MAPHead_0/MlpBlock_0/Dense_1/{kernel}
+""")
+_BIG_VISION = columns("""
+pos_embed                pos_embedding
+blocks.{i}.norm1.{p}     Transformer/encoderblock_{i}/LayerNorm_0/{scale}
+blocks.{i}.attn.q.{p}    Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/query/{kernel}
+blocks.{i}.attn.k.{p}    Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/key/{kernel}
+blocks.{i}.attn.v.{p}    Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/value/{kernel}
+blocks.{i}.attn.proj.{p} Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/out/{kernel}
+blocks.{i}.norm2.{p}     Transformer/encoderblock_{i}/LayerNorm_1/{scale}
+blocks.{i}.mlp.fc1.{p}   Transformer/encoderblock_{i}/MlpBlock_0/Dense_0/{kernel}
+blocks.{i}.mlp.fc2.{p}   Transformer/encoderblock_{i}/MlpBlock_0/Dense_1/{kernel}
+""")
 _STEM, _STEM_ALONE = "patch_embed.backbone.stem.", "patch_embed.backbone."
 _STACKED = "Transformer/encoderblock/"
 _ROOTS = ("opt/target/", "params/img/", "params/", "")

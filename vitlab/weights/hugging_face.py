@@ -29,6 +29,7 @@ from vitlab.weights.formats import (
     Format,
     Table,
     TimmFormat,
+    columns,
     dinov3_rotation,
     joined,
     read,
@@ -39,105 +40,135 @@ from vitlab.weights.formats import (
 )
 from vitlab.weights.transfer import to_native_rotation
 
-
-def _blocks(at: str, norms: str, attention: str, mlp: str) -> Table:
-    """Return the names of a block's parts: two norms, the four maps of attention, and the two or three of the MLP."""
-    layers = "fc1 fc2" if len(mlp.split()) == 2 else "fc1_g fc1_x fc2"
-    ours = ["norm1", "norm2", *(f"attn.{part}" for part in ("q", "k", "v", "proj"))]
-    ours += [f"mlp.{layer}" for layer in layers.split()]
-    theirs = f"{norms} {attention} {mlp}".split()
-    return tuple(
-        (f"blocks.{{i}}.{one}.{{p}}", f"{at}.{{i}}.{other}.{{p}}") for one, other in zip(ours, theirs, strict=True)
-    )
-
-
-_QUERIES = "attention.attention.query attention.attention.key attention.attention.value attention.output.dense"
-_EMBEDDINGS: Table = (
-    ("cls_token", "embeddings.cls_token"),
-    ("dist_token", "embeddings.distillation_token"),
-    ("pos_embed", "embeddings.position_embeddings"),
-    ("patch_embed.proj.{p}", "embeddings.patch_embeddings.projection.{p}"),
-    ("norm.{p}", "layernorm.{p}"),
-    ("pre_logits.fc.{p}", "pooler.dense.{p}"),
-)
-_CLASSIFIERS: Table = (
-    ("head.{p}", "classifier.{p}"),
-    ("head.{p}", "cls_classifier.{p}"),
-    ("head_dist.{p}", "distillation_classifier.{p}"),
-    ("head.{p}", "visual_projection.{p}"),
-)
-_ON_DISK = _blocks("encoder.layer", "layernorm_before layernorm_after", _QUERIES, "intermediate.dense output.dense")
-_IN_MEMORY = _blocks(
-    "layers",
-    "layernorm_before layernorm_after",
-    "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
-    "mlp.fc1 mlp.fc2",
-)
+_VIT = columns("""
+cls_token                embeddings.cls_token
+dist_token               embeddings.distillation_token
+pos_embed                embeddings.position_embeddings
+patch_embed.proj.{p}     embeddings.patch_embeddings.projection.{p}
+norm.{p}                 layernorm.{p}
+pre_logits.fc.{p}        pooler.dense.{p}
+blocks.{i}.norm1.{p}     encoder.layer.{i}.layernorm_before.{p}
+blocks.{i}.norm2.{p}     encoder.layer.{i}.layernorm_after.{p}
+blocks.{i}.attn.q.{p}    encoder.layer.{i}.attention.attention.query.{p}
+blocks.{i}.attn.k.{p}    encoder.layer.{i}.attention.attention.key.{p}
+blocks.{i}.attn.v.{p}    encoder.layer.{i}.attention.attention.value.{p}
+blocks.{i}.attn.proj.{p} encoder.layer.{i}.attention.output.dense.{p}
+blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.intermediate.dense.{p}
+blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.output.dense.{p}
+""")
+_IN_MEMORY = columns("""
+blocks.{i}.norm1.{p}     layers.{i}.layernorm_before.{p}
+blocks.{i}.norm2.{p}     layers.{i}.layernorm_after.{p}
+blocks.{i}.attn.q.{p}    layers.{i}.attention.q_proj.{p}
+blocks.{i}.attn.k.{p}    layers.{i}.attention.k_proj.{p}
+blocks.{i}.attn.v.{p}    layers.{i}.attention.v_proj.{p}
+blocks.{i}.attn.proj.{p} layers.{i}.attention.o_proj.{p}
+blocks.{i}.mlp.fc1.{p}   layers.{i}.mlp.fc1.{p}
+blocks.{i}.mlp.fc2.{p}   layers.{i}.mlp.fc2.{p}
+""")
+_CLASSIFIERS = columns("""
+head.{p}      classifier.{p}
+head.{p}      cls_classifier.{p}
+head_dist.{p} distillation_classifier.{p}
+head.{p}      visual_projection.{p}
+""")
 _RELATIVE = "relative_position_bias.relative_position_bias_table"
-_BEIT: Table = (
-    *_EMBEDDINGS,
-    *_ON_DISK,
-    *((f"blocks.{{i}}.ls{n}.gamma", f"encoder.layer.{{i}}.lambda_{n}") for n in (1, 2)),
+_BEIT = (
+    *_VIT,
+    *columns("""
+blocks.{i}.ls1.gamma encoder.layer.{i}.lambda_1
+blocks.{i}.ls2.gamma encoder.layer.{i}.lambda_2
+fc_norm.{p}          pooler.layernorm.{p}
+"""),
     ("blocks.{i}.attn.relative_position_bias_table", f"encoder.layer.{{i}}.attention.attention.{_RELATIVE}"),
     ("rel_pos_bias.relative_position_bias_table", f"encoder.{_RELATIVE}"),
-    ("fc_norm.{p}", "pooler.layernorm.{p}"),
 )
-_DINOV2: Table = (
-    *_EMBEDDINGS,
-    ("reg_token", "embeddings.register_tokens"),
-    *_blocks("encoder.layer", "norm1 norm2", _QUERIES, "mlp.fc1 mlp.fc2"),
-    *((f"blocks.{{i}}.ls{n}.gamma", f"encoder.layer.{{i}}.layer_scale{n}.lambda1") for n in (1, 2)),
-    ("blocks.{i}.mlp.fc1.{p}", "encoder.layer.{i}.mlp.weights_in.{p}"),
-    ("blocks.{i}.mlp.fc2.{p}", "encoder.layer.{i}.mlp.weights_out.{p}"),
-)
-_PROJECTIONS = "attention.q_proj attention.k_proj attention.v_proj attention.o_proj"
-_DINOV3: Table = (
-    ("cls_token", "embeddings.cls_token"),
-    ("reg_token", "embeddings.register_tokens"),
-    ("patch_embed.proj.{p}", "embeddings.patch_embeddings.{p}"),
-    *_blocks("layer", "norm1 norm2", _PROJECTIONS, "mlp.up_proj mlp.down_proj"),
-    *((f"blocks.{{i}}.ls{n}.gamma", f"layer.{{i}}.layer_scale{n}.lambda1") for n in (1, 2)),
-    ("norm.{p}", "norm.{p}"),
-)
-_DINOV3_GATED: Table = (
+_DINOV2 = columns("""
+cls_token                embeddings.cls_token
+dist_token               embeddings.distillation_token
+pos_embed                embeddings.position_embeddings
+patch_embed.proj.{p}     embeddings.patch_embeddings.projection.{p}
+norm.{p}                 layernorm.{p}
+pre_logits.fc.{p}        pooler.dense.{p}
+reg_token                embeddings.register_tokens
+blocks.{i}.norm1.{p}     encoder.layer.{i}.norm1.{p}
+blocks.{i}.norm2.{p}     encoder.layer.{i}.norm2.{p}
+blocks.{i}.attn.q.{p}    encoder.layer.{i}.attention.attention.query.{p}
+blocks.{i}.attn.k.{p}    encoder.layer.{i}.attention.attention.key.{p}
+blocks.{i}.attn.v.{p}    encoder.layer.{i}.attention.attention.value.{p}
+blocks.{i}.attn.proj.{p} encoder.layer.{i}.attention.output.dense.{p}
+blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.mlp.fc1.{p}
+blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.mlp.fc2.{p}
+blocks.{i}.ls1.gamma     encoder.layer.{i}.layer_scale1.lambda1
+blocks.{i}.ls2.gamma     encoder.layer.{i}.layer_scale2.lambda1
+blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.mlp.weights_in.{p}
+blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.mlp.weights_out.{p}
+""")
+_DINOV3 = columns("""
+cls_token                embeddings.cls_token
+reg_token                embeddings.register_tokens
+patch_embed.proj.{p}     embeddings.patch_embeddings.{p}
+blocks.{i}.norm1.{p}     layer.{i}.norm1.{p}
+blocks.{i}.norm2.{p}     layer.{i}.norm2.{p}
+blocks.{i}.attn.q.{p}    layer.{i}.attention.q_proj.{p}
+blocks.{i}.attn.k.{p}    layer.{i}.attention.k_proj.{p}
+blocks.{i}.attn.v.{p}    layer.{i}.attention.v_proj.{p}
+blocks.{i}.attn.proj.{p} layer.{i}.attention.o_proj.{p}
+blocks.{i}.mlp.fc1.{p}   layer.{i}.mlp.up_proj.{p}
+blocks.{i}.mlp.fc2.{p}   layer.{i}.mlp.down_proj.{p}
+blocks.{i}.ls1.gamma     layer.{i}.layer_scale1.lambda1
+blocks.{i}.ls2.gamma     layer.{i}.layer_scale2.lambda1
+norm.{p}                 norm.{p}
+""")
+_DINOV3_GATED = (
     *(pair for pair in _DINOV3 if ".mlp." not in pair[0]),
-    *_blocks("layer", "norm1 norm2", _PROJECTIONS, "mlp.gate_proj mlp.up_proj mlp.down_proj")[-3:],
+    *columns("""
+blocks.{i}.mlp.fc1_g.{p} layer.{i}.mlp.gate_proj.{p}
+blocks.{i}.mlp.fc1_x.{p} layer.{i}.mlp.up_proj.{p}
+blocks.{i}.mlp.fc2.{p}   layer.{i}.mlp.down_proj.{p}
+"""),
 )
-_TOWER = "encoder.layers"
-_CLIP: Table = (
-    ("cls_token", "embeddings.class_embedding"),
-    ("pos_embed", "embeddings.position_embedding.weight"),
-    ("patch_embed.proj.{p}", "embeddings.patch_embedding.{p}"),
-    ("norm_pre.{p}", "pre_layrnorm.{p}"),
-    *_blocks(
-        _TOWER,
-        "layer_norm1 layer_norm2",
-        "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj",
-        "mlp.fc1 mlp.fc2",
-    ),
-    ("norm.{p}", "post_layernorm.{p}"),
-)
-_SIGLIP: Table = (
+_CLIP = columns("""
+cls_token                embeddings.class_embedding
+pos_embed                embeddings.position_embedding.weight
+patch_embed.proj.{p}     embeddings.patch_embedding.{p}
+norm_pre.{p}             pre_layrnorm.{p}
+blocks.{i}.norm1.{p}     encoder.layers.{i}.layer_norm1.{p}
+blocks.{i}.norm2.{p}     encoder.layers.{i}.layer_norm2.{p}
+blocks.{i}.attn.q.{p}    encoder.layers.{i}.self_attn.q_proj.{p}
+blocks.{i}.attn.k.{p}    encoder.layers.{i}.self_attn.k_proj.{p}
+blocks.{i}.attn.v.{p}    encoder.layers.{i}.self_attn.v_proj.{p}
+blocks.{i}.attn.proj.{p} encoder.layers.{i}.self_attn.out_proj.{p}
+blocks.{i}.mlp.fc1.{p}   encoder.layers.{i}.mlp.fc1.{p}
+blocks.{i}.mlp.fc2.{p}   encoder.layers.{i}.mlp.fc2.{p}
+norm.{p}                 post_layernorm.{p}
+""")
+_SIGLIP = (
     *_CLIP,
-    ("attn_pool.latent", "head.probe"),
-    ("attn_pool.qkv.{p}", "head.attention.in_proj_{p}"),
-    ("attn_pool.proj.{p}", "head.attention.out_proj.{p}"),
-    ("attn_pool.norm.{p}", "head.layernorm.{p}"),
-    ("attn_pool.mlp.fc1.{p}", "head.mlp.fc1.{p}"),
-    ("attn_pool.mlp.fc2.{p}", "head.mlp.fc2.{p}"),
+    *columns("""
+attn_pool.latent      head.probe
+attn_pool.qkv.{p}     head.attention.in_proj_{p}
+attn_pool.proj.{p}    head.attention.out_proj.{p}
+attn_pool.norm.{p}    head.layernorm.{p}
+attn_pool.mlp.fc1.{p} head.mlp.fc1.{p}
+attn_pool.mlp.fc2.{p} head.mlp.fc2.{p}
+"""),
 )
-_AIMV2: Table = (
-    ("pos_embed", "embeddings.position_embedding.weight"),
-    ("patch_embed.proj.{p}", "embeddings.patch_embed.{p}"),
-    ("patch_embed.norm.{p}", "embeddings.rms_norm.{p}"),
-    *_blocks(
-        _TOWER,
-        "rms_norm1 rms_norm2",
-        "attention.q_proj attention.k_proj attention.v_proj attention.out_proj",
-        "ffn.gate_proj ffn.up_proj ffn.down_proj",
-    ),
-    ("norm.{p}", "rms_norm.{p}"),
-)
+_AIMV2 = columns("""
+pos_embed                embeddings.position_embedding.weight
+patch_embed.proj.{p}     embeddings.patch_embed.{p}
+patch_embed.norm.{p}     embeddings.rms_norm.{p}
+blocks.{i}.norm1.{p}     encoder.layers.{i}.rms_norm1.{p}
+blocks.{i}.norm2.{p}     encoder.layers.{i}.rms_norm2.{p}
+blocks.{i}.attn.q.{p}    encoder.layers.{i}.attention.q_proj.{p}
+blocks.{i}.attn.k.{p}    encoder.layers.{i}.attention.k_proj.{p}
+blocks.{i}.attn.v.{p}    encoder.layers.{i}.attention.v_proj.{p}
+blocks.{i}.attn.proj.{p} encoder.layers.{i}.attention.out_proj.{p}
+blocks.{i}.mlp.fc1_g.{p} encoder.layers.{i}.ffn.gate_proj.{p}
+blocks.{i}.mlp.fc1_x.{p} encoder.layers.{i}.ffn.up_proj.{p}
+blocks.{i}.mlp.fc2.{p}   encoder.layers.{i}.ffn.down_proj.{p}
+norm.{p}                 rms_norm.{p}
+""")
 
 
 class Family(NamedTuple):
@@ -155,11 +186,11 @@ class Family(NamedTuple):
 
 
 FAMILIES: Mapping[str, Family] = {
-    "vit": Family((*_EMBEDDINGS, *_ON_DISK), unread=("pooler.",)),
-    "deit": Family((*_EMBEDDINGS, *_ON_DISK), unread=("pooler.",)),
-    "vit_msn": Family((*_EMBEDDINGS, *_ON_DISK), eps=1e-6),
-    "vit_mae": Family((*_EMBEDDINGS, *_ON_DISK), pixels=IMAGENET),
-    "ijepa": Family((*_EMBEDDINGS, *_ON_DISK), pixels=IMAGENET, classifier="gap", unread=("pooler.",), pool=None),
+    "vit": Family(_VIT, unread=("pooler.",)),
+    "deit": Family(_VIT, unread=("pooler.",)),
+    "vit_msn": Family(_VIT, eps=1e-6),
+    "vit_mae": Family(_VIT, pixels=IMAGENET),
+    "ijepa": Family(_VIT, pixels=IMAGENET, classifier="gap", unread=("pooler.",), pool=None),
     "beit": Family(_BEIT),
     "data2vec-vision": Family(_BEIT),
     "dinov2": Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None, foreign=("classifier.",)),

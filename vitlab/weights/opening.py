@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlparse
@@ -34,7 +35,7 @@ from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, normalisation
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat
+from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat, columns
 from vitlab.weights.hub import read_config
 from vitlab.weights.hugging_face import HuggingFaceFormat, family_of
 from vitlab.weights.timm import build_timm, from_timm, names_timm
@@ -345,21 +346,23 @@ STEMS = (
 )
 """Names that only ResNets, torchvision's RegNets and timm's RegNets have."""
 
-_TIMM_NAMES = {
-    "stem.conv": "stem.0",
-    "stem.bn": "stem.1",
-    "head.fc": "fc",
-    "conv1.conv": "f.a.0",
-    "conv1.bn": "f.a.1",
-    "conv2.conv": "f.b.0",
-    "conv2.bn": "f.b.1",
-    "se.fc1": "f.se.fc1",
-    "se.fc2": "f.se.fc2",
-    "conv3.conv": "f.c.0",
-    "conv3.bn": "f.c.1",
-    "downsample.conv": "proj.0",
-    "downsample.bn": "proj.1",
-}
+_TIMM_NAMES = dict(
+    columns("""
+stem.conv       stem.0
+stem.bn         stem.1
+head.fc         fc
+conv1.conv      f.a.0
+conv1.bn        f.a.1
+conv2.conv      f.b.0
+conv2.bn        f.b.1
+se.fc1          f.se.fc1
+se.fc2          f.se.fc2
+conv3.conv      f.c.0
+conv3.bn        f.c.1
+downsample.conv proj.0
+downsample.bn   proj.1
+""")
+)
 """Modules of timm's RegNet and of its blocks, and torchvision's names of them."""
 
 
@@ -410,8 +413,8 @@ def _open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> OpenedMod
     state = {**counters, **state}  # old files have no counters; nothing reads them
     if faults := mismatches(expected, state):
         raise WeightsError(
-            f"these are not the weights of a {type(model).__name__}: {sentence_of(faults)}; use weights of torchvision "
-            "or timm"
+            f"these are not the weights of a {type(model).__name__}: {some(chain.from_iterable(faults.values()))}; use "
+            "weights of torchvision or timm"
         )
     model.load_state_dict(state)
     return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))

@@ -344,28 +344,17 @@ def _canonical(state: State) -> dict[str, Tensor]:
 
 # -- out to timm -------------------------------------------------------------------------------------------------------
 
-ENTRIES: Mapping[str, tuple[str, ...]] = {
-    "VisionTransformer": (
-        "vit_base_patch16_224",
-        "vit_base_patch16_clip_224",
-        "deit_base_distilled_patch16_224",
-        "vit_base_patch16_rpn_224",
-        "vit_base_patch16_18x2_224",
-        "vit_base_r50_s16_224",
-        "vit_tiny_r_s16_p8_224",
-        "vit_giant_patch14_dinov2",
-        "aimv2_large_patch14_224",
-    ),
-    "Eva": (
-        "vit_small_patch16_rope_224",
-        "vit_small_patch16_rope_mixed_224",
-        "vit_small_patch16_dinov3",
-        "vit_small_plus_patch16_dinov3",
-        "eva02_base_patch14_224",
-        "eva02_base_patch16_clip_224",
-        "eva_giant_patch14_224",
-    ),
-    "Beit": ("beit_base_patch16_224",),
+ENTRIES: Mapping[str, str] = {
+    "VisionTransformer": """
+        vit_base_patch16_224 vit_base_patch16_clip_224 deit_base_distilled_patch16_224 vit_base_patch16_rpn_224
+        vit_base_patch16_18x2_224 vit_base_r50_s16_224 vit_tiny_r_s16_p8_224 vit_giant_patch14_dinov2
+        aimv2_large_patch14_224
+    """,
+    "Eva": """
+        vit_small_patch16_rope_224 vit_small_patch16_rope_mixed_224 vit_small_patch16_dinov3
+        vit_small_plus_patch16_dinov3 eva02_base_patch14_224 eva02_base_patch16_clip_224 eva_giant_patch14_224
+    """,
+    "Beit": "beit_base_patch16_224",
 }
 """Class to architectures of timm, which differ in what JSON cannot say, such as the class of a norm and its eps."""
 
@@ -398,8 +387,10 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
         wanted["num_classes"] = 0
     reasons: list[list[str]] = []
     relative = "relative_bias" in architecture.encodings  # BEiT's alone
-    candidates = [(kind, name) for kind, names in ENTRIES.items() if (kind == "Beit") == relative for name in names]
-    for kind, name in candidates:
+    candidates = {
+        name: kind for kind, names in ENTRIES.items() if (kind == "Beit") == relative for name in names.split()
+    }
+    for name, kind in candidates.items():
         accepted = inspect.signature(getattr(timm.models, kind)).parameters
         arguments = {key: value for key, value in wanted.items() if key in accepted}
         try:

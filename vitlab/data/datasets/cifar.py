@@ -126,14 +126,14 @@ class CIFAR10(Cifar):
     batches: ClassVar = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
     key = "labels"
     labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    published: ClassVar = {
-        "data_batch_1": "c99cafc152244af753f735de768cd75f",
-        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-        "data_batch_4": "634d18415352ddfa80567beed471001a",
-        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-        "test_batch": "40351d587109b95175f43aff81a1287e",
-    }
+    published: ClassVar = files.published("""
+c99cafc152244af753f735de768cd75f data_batch_1
+d4bba439e000b95fd0a9bffe97cbabec data_batch_2
+54ebc095f3ab1f0389bbae665268c751 data_batch_3
+634d18415352ddfa80567beed471001a data_batch_4
+482c414d41f54cd18b22e5b47cb7c3cb data_batch_5
+40351d587109b95175f43aff81a1287e test_batch
+""")
 
 
 @dataset.register("cifar100")
@@ -149,10 +149,10 @@ class CIFAR100(Cifar):
     batches: ClassVar = {"train": ("train",), "test": ("test",)}
     key = "fine_labels"
     labels = tuple(NAMES_100.split())
-    published: ClassVar = {
-        "train": "16019d7e3df5f24257cddd939b257f8d",
-        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-    }
+    published: ClassVar = files.published("""
+16019d7e3df5f24257cddd939b257f8d train
+f0ef6b0ae62326f3e7ffdfab6717acfc test
+""")
 
 
 @dataclass(eq=False)

@@ -139,6 +139,11 @@ def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) ->
     return text
 
 
+def published(text: str) -> dict[str, str]:
+    """Return file name to MD5 from lines as the program ``md5sum`` writes them."""
+    return {name: checksum for checksum, name in map(str.split, text.strip().splitlines())}
+
+
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file for reading, decompressing it if its name ends in .gz.

@@ -103,12 +103,12 @@ class MNIST(Idx):
     torchvision_name = "MNIST"
     layouts = ("raw", "MNIST/raw", "mnist")
     labels = tuple(map(str, range(10)))
-    published: ClassVar = {
-        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-    }
+    published: ClassVar = files.published("""
+6bbc9ace898e44ae57da46a324031adb train-images-idx3-ubyte
+a25bea736e30d166cdddb491f175f624 train-labels-idx1-ubyte
+2646ac647ad5339dbf082846283269ea t10k-images-idx3-ubyte
+27ae3e4e09519cfbb04c329615203637 t10k-labels-idx1-ubyte
+""")
 
 
 @dataset.register("fashion_mnist")
@@ -121,21 +121,10 @@ class FashionMNIST(Idx):
     name = "fashion_mnist"
     torchvision_name = "FashionMNIST"
     layouts = ("raw", "FashionMNIST/raw", "fashion-mnist")
-    labels = (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    )
-    published: ClassVar = {
-        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-    }
+    labels = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+    published: ClassVar = files.published("""
+f4a8712d7a061bf5bd6d2ca38dc4d50a train-images-idx3-ubyte
+9018921c3c673c538a1fc5bad174d6f9 train-labels-idx1-ubyte
+8181f5470baa50b63fa0f6fddb340f0a t10k-images-idx3-ubyte
+15d484375f8d13e6eb1aabb0c3f46965 t10k-labels-idx1-ubyte
+""")

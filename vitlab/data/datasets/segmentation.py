@@ -114,6 +114,12 @@ class MaskedPictures(Published):
         return f"{self.name}:{digest.hexdigest()}"
 
 
+CLASSES = """
+background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant
+sheep sofa train tvmonitor
+"""
+
+
 @dataset.register("voc_segmentation")
 class VOCSegmentation(MaskedPictures):
     """Pascal VOC 2012: photographs with 20 kinds of things and background; 1464 to train on and 1449 to test on.
@@ -134,12 +140,7 @@ class VOCSegmentation(MaskedPictures):
 
     def labels(self) -> tuple[str, ...]:
         """Return the background and the 20 classes of Pascal VOC."""
-        return (
-            "background",
-            *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-            *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train"),
-            "tvmonitor",
-        )
+        return tuple(CLASSES.split())
 
     def item(self, base: Path, line: str) -> Item | None:
         """Return the image and mask that a line of the list names."""
