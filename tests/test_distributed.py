@@ -17,9 +17,9 @@ from job_helpers import ends, run_trial, until
 import vitlab
 from vitlab.errors import OutOfMemory, ProcessLost, TrialFailed, UserError
 from vitlab.executors import Job, JobEnd, JobTrial, machine
-from vitlab.executors.command import WorkerCommand
 from vitlab.executors.local import Local
 from vitlab.executors.machine import GpuRequest, Placement
+from vitlab.executors.worker import WorkerCommand
 from vitlab.plan.values import Trial
 from vitlab.runner.job import NODE, Settings
 from vitlab.runner.models import load_model

@@ -19,7 +19,7 @@ from job_helpers import HERE, PATIENCE_S, alive, ends, job, until
 
 from vitlab.cli.new import write_plugin
 from vitlab.errors import UserError
-from vitlab.executors import Executor, Job, JobEnd, command, executor
+from vitlab.executors import Executor, Job, JobEnd, executor, worker
 from vitlab.executors.inline import Inline
 from vitlab.executors.local import Local
 from vitlab.spec import RunSpec
@@ -285,7 +285,7 @@ sys.path.insert(0, {here!r})
 import job_helpers
 from pathlib import Path
 from vitlab.executors.inline import Inline
-from vitlab.executors.command import WorkerCommand
+from vitlab.executors.worker import WorkerCommand
 from vitlab.spec import RunSpec
 work = job_helpers.job(Path({root!r}), "train")
 command = WorkerCommand(work, "executor_runner")
@@ -311,4 +311,4 @@ def test_job_survives_its_file(tmp_path: Path) -> None:
     one, other = job(tmp_path, "train", steps=3), job(tmp_path, "finish")
     settings = replace(one.settings, plugins=("/a/b.py",), threads=3, engine="vmap")
     work = Job(one.trials + other.trials, settings, timeout_s=2.5, gpu=0.5)
-    assert command._from_json(json.loads(json.dumps(command._to_json(work, "runner")))) == (work, "runner")
+    assert worker._from_json(json.loads(json.dumps(worker._to_json(work, "runner")))) == (work, "runner")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -296,7 +297,7 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
         worker = made.workers[folder]
         if not worker.begun and rng.random() < 0.9:
             worker.begun = True
-            worker.say(b"begun")
+            worker.say(b'"begun"')
         elif rng.random() < 0.4:
             made.workers.pop(folder).end()
         finished += len(executor.poll(0.0))
@@ -491,7 +492,6 @@ def test_workers_of_killed_driver_write_checkpoint_and_exit(local: Callable[...,
     assert not TrialFolder(work.folder).is_locked()
     assert (work.folder / "checkpoint").is_dir()
     assert "the driver has died; the trial is stopped" in (work.folder / "log.txt").read_text()
-    assert local().reattach([work]) == []
 
 
 def test_unresponsive_worker_soon_follows_killed_driver(tmp_path: Path) -> None:
@@ -553,18 +553,20 @@ def hold(folder: TrialFolder) -> Any:
     return lock
 
 
-def test_running_orphan_trials_are_awaited(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_workers_wait_for_trials_of_orphans(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
-    orphan, abandoned, free = (job(tmp_path, "finish", name=name) for name in ("kept", "left", "free"))
-    locks = [hold(TrialFolder(item.folder)) for item in (orphan, abandoned)]
-    assert executor.reattach([orphan, abandoned, free]) == [orphan, abandoned]
+    kept, left = (job(tmp_path, "finish", name=name) for name in ("kept", "left"))
+    locks = [hold(TrialFolder(item.folder)) for item in (kept, left)]
+    for item in (kept, left):
+        executor.submit(item)
     assert executor.poll(0.3) == []
-    TrialFolder(orphan.folder).finish(result(orphan.trials[0].trial))
+    TrialFolder(kept.folder).finish(result(kept.trials[0].trial))
+    before = TrialFolder(kept.folder).result()
     for lock in locks:
         lock.close()
     endings = ends(executor, 2)
-    assert (endings["kept"].ending, endings["left"].ending) == ("done", "lost")
-    assert "earlier driver" in endings["left"].detail
+    assert (endings["kept"].ending, endings["left"].ending) == ("done", "done")
+    assert TrialFolder(kept.folder).result() == before and TrialFolder(left.folder).done()
 
 
 STOPPED = """
@@ -576,10 +578,10 @@ with TrialFolder(Path(sys.argv[1])).lease():
 """
 
 
-def test_only_own_stopped_orphan_is_killed(
-    local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base, "GONE_S", 0.2)
+def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "GONE_S", 0.2)
+    monkeypatch.setattr(worker, "POLL_S", 0.05)
+    stop, endings = threading.Event(), dict[str, str]()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     name = process(gone.pid)
     gone.wait()
@@ -595,12 +597,22 @@ def test_only_own_stopped_orphan_is_killed(
         forged = hold(TrialFolder(work[2].folder))
         # Another user locks the folder and names a process that owns another trial's lock.
         (work[2].folder / "lock").write_text(f"{process(holders['victim'].pid)} {name}\n")
-        executor = local()
-        assert executor.reattach(work) == work
-        assert ends(executor, 1)["orphan"].ending == "lost"
-        assert holders["orphan"].wait() == -signal.SIGKILL
-        assert executor.poll(0.6) == [] and holders["worker"].poll() is None
-        assert holders["victim"].poll() is None and not locks.end_orphan(TrialFolder(work[2].folder).lock)
+
+        def wait_and_train(item: Job) -> None:
+            endings[item.trials[0].trial.key] = worker.run_job(item, RUNNER, stop.is_set)[0]
+
+        waiting = [threading.Thread(target=wait_and_train, args=(item,)) for item in work]
+        for thread in waiting:
+            thread.start()
+        until(lambda: endings)
+        assert endings == {"orphan": "done"} and holders["orphan"].wait() == -signal.SIGKILL
+        time.sleep(0.6)  # three times GONE_S
+        assert holders["worker"].poll() is None and holders["victim"].poll() is None
+        assert not locks.end_orphan(TrialFolder(work[2].folder).lock)
+        stop.set()
+        for thread in waiting:
+            thread.join()
+        assert endings == {"orphan": "done", "worker": "stopped", "forged": "stopped"}
         forged.close()
     finally:
         for holder in holders.values():
@@ -617,7 +629,7 @@ def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None
     run = RunSpec(device="cpu", workers=1, retries=0)
     executor = TinyLocal(run)
     planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial)}
-    schedule = Schedule(executor, planned_of, Session(Store(tmp_path), run), [], executor.reattach([work]))
+    schedule = Schedule(executor, planned_of, Session(Store(tmp_path), run), [work])
     schedule.complete()
     assert schedule.failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 

@@ -21,8 +21,7 @@ from job_helpers import HERE, LIGHT, job
 from vitlab.cli import cli
 from vitlab.cli import run as cli_run
 from vitlab.errors import TrialFailed, UserError
-from vitlab.executors.command import WorkerCommand
-from vitlab.executors.worker import log_to
+from vitlab.executors.worker import WorkerCommand, log_to
 from vitlab.plan.versions import commit_of
 from vitlab.store.files import append_json, open_in_place
 from vitlab.store.locks import hold

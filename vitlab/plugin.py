@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vitlab.engines import Engine, engine
     from vitlab.errors import DataError, OptionError, WeightsError, nearest
     from vitlab.executors import Executor, Job, JobEnd, executor
-    from vitlab.executors.command import WorkerCommand
+    from vitlab.executors.worker import WorkerCommand
     from vitlab.geometry import DataInfo, Geometry
     from vitlab.models import Model, model
     from vitlab.models.contract import State

@@ -6,7 +6,7 @@ folders, so the death of the driver loses nothing, and two runs of one study can
 The driver decides on retries, according to ``run.retries``; see :class:`vitlab.store.result.Ending`.
 
 **Workers.**  A worker is the process that runs a job.  The simplest is the command line of
-:class:`vitlab.executors.command.WorkerCommand`; one of your own calls
+:class:`vitlab.executors.worker.WorkerCommand`; one of your own calls
 :func:`vitlab.executors.worker.run_job_and_exit`.  Both follow these rules, which hold for every worker:
 
 - A job can be pickled, so it can be sent through a pipe, a file or a queue.
@@ -45,7 +45,6 @@ trial's lease."""
 
 FROZEN_S = 45.0  #: time after the time limit at which a silent (stopped or stuck) worker is killed by its driver
 START_S = 300.0  #: time limit for a worker's start: importing torch from a slow file system takes minutes
-GONE_S = 45.0  #: time after the driver's death at which its workers have exited (see ``worker.ORPHAN_S``)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ during the wait kills them at once.  A worker ignores Ctrl-C, and stops on SIGTE
 their pipe close, write a checkpoint and exit within 30 seconds.  A worker ends its trial itself after ``run.timeout``;
 one that cannot, because it is stopped or stuck, is killed.
 
-**The next driver** may find trials whose worker still holds the lease (an exiting orphan, or another study that trains
-the same trial): it waits until the lease is free and reads the result from the folder.  An orphan that does not exit
-is killed.
+**Leases.**  A worker may find that another one still holds the lease of its trial: an orphan that is about to exit, or
+one of another study that trains the same trial.  It waits until the lease is free, and reads the result or trains the
+trial.  An orphan that does not exit is killed.
 """
 
 from __future__ import annotations
@@ -29,37 +29,33 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
-from vitlab.executors.base import JobEnd, PollingExecutor, Stage, Watchdog, executor
+from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor
 from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.runner import fork_server
 from vitlab.runner.fork_server import ServerDied
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
-from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import end_orphan
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 TERMINATE_S = 2.0  #: time between terminating and killing a worker
-STAGES: Mapping[bytes, Stage] = {stage.encode(): stage for stage in get_args(Stage)}
-"""Messages of a worker to stages."""
 
 
 @dataclass
 class _Worker:
-    """A running process with its slot, its GPU, the driver's end of its pipe, and its last message."""
+    """A running process with its slot, its GPU, and the driver's end of its pipe."""
 
     job: Job
     place: int
@@ -67,7 +63,7 @@ class _Worker:
     process: ForkServerProcess
     pipe: Connection
     watchdog: Watchdog
-    message: bytes = b""  #: its last message
+    report: Sequence[str] = ()  #: the ending of its job, and one sentence
     silent: bool = False  #: True if it has closed its end
 
 
@@ -112,8 +108,6 @@ class Local(PollingExecutor):
         self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
         self._waiting: deque[Job] = deque()  # for a GPU with room
         self._running: dict[int, _Worker] = {}  # by sentinel
-        self._elsewhere: list[Job] = []  # trained by workers of other drivers
-        self._since = 0.0  # time at which these were detected
         atexit.register(self._disconnect)  # otherwise the interpreter would wait at exit for workers that nothing stops
 
     @classmethod
@@ -132,9 +126,7 @@ class Local(PollingExecutor):
         self._admit()
 
     def cancel(self, grace_s: float) -> None:
-        """Stop the jobs of this driver; reattached jobs of another driver keep running."""
-        self._ends += [JobEnd(job, Ending.STOPPED, "another driver continues it") for job in self._elsewhere]
-        self._elsewhere = []
+        """Ask the workers to stop, and end those that do not."""
         self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
         self._waiting.clear()
         for running in self._running.values():
@@ -150,17 +142,6 @@ class Local(PollingExecutor):
         for running in self._running.values():
             running.process.kill()
         self._wait_for_all(self._running, TERMINATE_S)
-
-    def reattach(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs whose lease another process holds; they end with their result, or as ``lost`` without one."""
-        self._elsewhere += [job for job in jobs if TrialFolder(job.folder).is_locked()]
-        self._since = time.monotonic()
-        return list(self._elsewhere)
-
-    def with_more_memory(self, job: Job) -> Job | None:
-        """Return the job with twice its share of a GPU, or None if it has a whole one."""
-        share = job.gpu or self._request.share
-        return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and self._wants_gpu(job) else None
 
     def _gpu_request(self) -> GpuRequest:
         """Return the GPU request of one trial of this study."""
@@ -187,20 +168,16 @@ class Local(PollingExecutor):
             )
         return request
 
-    def _wants_gpu(self, job: Job) -> bool:
-        return bool(self._gpus) and job.settings.device != "cpu"
-
     def _admit(self) -> None:
         """Start waiting jobs in order as far as GPUs have room for them."""
         while self._waiting:
             job, gpu = self._waiting[0], ""
-            if self._wants_gpu(job):
-                assigned = self._placement.place(
-                    job.folder, replace(self._request, share=job.gpu or self._request.share)
-                )
+            if self._gpus and job.settings.device != "cpu":
+                share = job.gpu or self._request.share
+                assigned = self._placement.place(job.folder, replace(self._request, share=share))
                 if assigned is None:
                     return
-                gpu = assigned
+                job, gpu = replace(job, gpu=share), assigned  # with the share that a retry after ``oom`` doubles
             self._waiting.popleft()
             self._start(job, gpu)
 
@@ -225,8 +202,6 @@ class Local(PollingExecutor):
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for workers to exit or to send messages, and record the endings of their jobs."""
-        if self._elsewhere:
-            timeout_s = 0.0 if self._look_elsewhere() else min(timeout_s, 0.2)
         if not self._running:
             time.sleep(timeout_s)
             return
@@ -246,11 +221,12 @@ class Local(PollingExecutor):
         """Read the new messages of a worker; a closed pipe ends reading."""
         try:
             while running.pipe.poll():
-                running.message = running.pipe.recv_bytes()
-                stage = STAGES.get(running.message)
-                if stage is not None:
-                    running.watchdog.note(stage)
-                if stage in ("begun", "waits"):
+                message = json.loads(running.pipe.recv_bytes())
+                if isinstance(message, list):
+                    running.report = message
+                    continue
+                running.watchdog.note(message)
+                if message != "tries":
                     self._placement.mark_started(running.job.folder)
         except (EOFError, OSError):
             running.silent = True
@@ -258,9 +234,8 @@ class Local(PollingExecutor):
     def _note_end(self, running: _Worker) -> None:
         running.process.join()
         self._read_messages(running)
-        if running.message.startswith(b"["):
-            value, detail = json.loads(running.message)
-            ending = Ending(value)
+        if running.report:
+            ending, detail = Ending(running.report[0]), running.report[1]
         elif running.watchdog.has_killed:
             ending, detail = Ending.TIMEOUT, Watchdog.sentence("its process")
         else:
@@ -270,23 +245,6 @@ class Local(PollingExecutor):
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
         running.pipe.close()
         running.process.close()
-
-    def _look_elsewhere(self) -> bool:
-        """Note the jobs of other drivers that have ended, and return whether there are any."""
-        before = len(self._elsewhere)
-        for job in list(self._elsewhere):
-            if TrialFolder(job.folder).is_locked():
-                if time.monotonic() - self._since > base.GONE_S:
-                    end_orphan(TrialFolder(job.folder).lock)
-                continue
-            self._elsewhere.remove(job)
-            result = TrialFolder(job.folder).result()
-            if result is None:
-                self._ends.append(JobEnd(job, Ending.LOST, "the worker of an earlier driver ended before the trial"))
-            else:
-                ending = Ending.FAILED if result.status == Ending.FAILED else Ending.DONE
-                self._ends.append(JobEnd(job, ending, result.failure))
-        return len(self._elsewhere) < before
 
     def _disconnect(self) -> None:
         for running in self._running.values():

@@ -26,22 +26,27 @@ resumes from the last checkpoints, which are at most a minute old.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
+import signal
+import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from vitlab.errors import UserError, VitlabError
+from vitlab.errors import UserError, VitlabError, count
 from vitlab.executors import base, worker
 from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, one_sentence
-from vitlab.executors.cluster import at, bundle, connect, daemon_address, demand, listens, room
 from vitlab.executors.task import (
     FileChange,
     Finished,
@@ -58,6 +63,8 @@ from vitlab.store.files import open_in_place
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy, kill
 from vitlab.store.result import Ending
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.2  #: interval at which the driver tries to take a lease
 FORCE_S = 10.0  #: time limit for Ray to kill a task
@@ -200,8 +207,7 @@ class Ray(PollingExecutor):
                 bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(
                     StopSignal
                 )
-                here = self._ray.get_runtime_context().get_node_id()
-                self._bell = bell.options(scheduling_strategy=at(here)).remote()
+                self._bell = bell.options(scheduling_strategy=self._at(_this_node(self._ray))).remote()
             # Without max_calls Ray would reuse the process; task.options() does not support it.
             group = self._group(job)
             items = self._stream(job, token, files, group)
@@ -216,8 +222,8 @@ class Ray(PollingExecutor):
         """Return a placement group of as many machines as a trial needs; None for one."""
         if self.run.resources.nodes == 1:
             return None
-        bundle = {"CPU": float(self._each.cpus), "GPU": self._share(job), **self._options.get("resources", {})}
-        bundles = [{name: value for name, value in bundle.items() if value}] * self.run.resources.nodes
+        needs = {"CPU": float(self._each.cpus), "GPU": self._share(job), **self._options.get("resources", {})}
+        bundles = [{name: value for name, value in needs.items() if value}] * self.run.resources.nodes
         labels = self._options.get("label_selector")
         return self._ray.util.placement_group(
             bundles, "STRICT_SPREAD", bundle_label_selector=[labels] * len(bundles) if labels else None
@@ -229,7 +235,8 @@ class Ray(PollingExecutor):
         options = dict(self._options)
         if group is not None:  # its bundles have the labels
             options.pop("label_selector", None)
-            options["scheduling_strategy"] = bundle(group, node)
+            strategies = self._ray.util.scheduling_strategies
+            options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, node)
         task = self._ray.remote(
             num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming", **options
         )(stream)
@@ -323,7 +330,11 @@ class Ray(PollingExecutor):
         """Kill the process of a task, by another task on its machine."""
         if running.started is not None:
             task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(kill)
-            task.options(scheduling_strategy=at(running.started.node)).remote(running.started.process)
+            task.options(scheduling_strategy=self._at(running.started.node)).remote(running.started.process)
+
+    def _at(self, node: str) -> Any:
+        """Return the scheduling strategy that requires a given node."""
+        return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
     def _require_daemon(self) -> None:
         """Raise an error if Ray's daemon on this machine has died.
@@ -345,3 +356,123 @@ class Ray(PollingExecutor):
             self._ray.util.remove_placement_group(running.group)  # ends its tasks
         running.leases.close()
         self._ends.append(JobEnd(running.job, ending, detail))
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+class Demand(NamedTuple):
+    """Resources of one trial on each of its machines."""
+
+    cpus: int
+    gpus: float  #: a share of one GPU, or a number of whole GPUs
+
+    @property
+    def words(self) -> str:
+        """The resources in words."""
+        return count(self.cpus, "CPU") + (f", {self.gpus:g} GPU" if self.gpus else "")
+
+
+def demand(ray: Any, run: RunSpec) -> Demand:
+    """Return the resources that a trial of a study requires on each of its machines.
+
+    With ``device: auto`` it has a GPU if a machine of the cluster has some now.
+    """
+    resources, machines = run.resources.on_one_node, _machines(ray)
+    has_gpus = any(machine.get("GPU", 0) for machine in machines)
+    gpus = 0.0
+    if run.device == "cuda" or (run.device == "auto" and (has_gpus or resources.gpu is not None)):
+        gpus = resources.gpu or 1.0
+    # As elsewhere, a trial may have more threads than there are cores.
+    fitting = [int(machine.get("CPU", 0)) for machine in machines if machine.get("GPU", 0) >= math.ceil(gpus)]
+    cores = resources.cores(run.threads)
+    each = Demand(min(cores, max(fitting, default=0)) or cores, gpus)
+    if not room(ray, each):
+        _warn(f"no machine of the Ray cluster has {each.words} now; trials wait until one joins.")
+        if run.device == "auto" and not gpus:
+            _warn("run.device is auto, and the cluster has no GPU now; run.device: cuda makes trials ask for one.")
+    return each
+
+
+@cache
+def _warn(sentence: str) -> None:
+    """Log a warning once, although a run builds its executor several times."""
+    log.warning(sentence)
+
+
+def room(ray: Any, each: Demand) -> int:
+    """Return the number of trials that fit on the current machines at a time."""
+    return sum(_fit(machine, each) for machine in _machines(ray))
+
+
+def daemon_address(ray: Any) -> tuple[str, int]:
+    """Return the address and port of Ray's daemon on this machine."""
+    [node] = [node for node in ray.nodes() if node["NodeID"] == _this_node(ray)]
+    return node["NodeManagerAddress"], node["NodeManagerPort"]
+
+
+def _this_node(ray: Any) -> str:
+    """Return Ray's id of this machine."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def listens(address: str, port: int) -> bool:
+    """Return True if a process of this machine listens on a port.
+
+    Ray itself needs half a minute to detect that a daemon has died, and streams from its workers never end.
+    """
+    try:
+        with socket.create_connection((address, port), timeout=5.0):
+            return True
+    except ConnectionRefusedError:
+        return False
+    except OSError:  # too busy to answer
+        return True
+
+
+def _machines(ray: Any) -> list[Mapping[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _fit(machine: Mapping[str, float], each: Demand) -> int:
+    fit = int(machine.get("CPU", 0)) // each.cpus
+    if not each.gpus:
+        return fit
+    gpus = int(machine.get("GPU", 0))
+    # Ray places a share on one GPU and never splits it over two.
+    return min(fit, int(gpus // each.gpus) if each.gpus >= 1 else gpus * int(1 / each.gpus + 1e-9))
+
+
+def connect(address: str) -> Any:
+    """Return the ``ray`` module, connected to the cluster at ``address``."""
+    if address.startswith("ray://"):
+        raise UserError(
+            f"run.executor.address is {address}, and trials cannot stream through Ray's client; "
+            "run vitlab on a machine of the cluster, with address: auto"
+        )
+    # num_gpus=0 hides all GPUs, without a warning; usage reports are disabled.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"the executor ray needs Ray (pip install 'vitlab[ray]'): {error}") from None
+    if ray.is_initialized():
+        return ray
+    is_main = threading.current_thread() is threading.main_thread()
+    old_handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.stream
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # Of a machine that dies, Ray prints some 40 lines on stdout, which is for the answer; the trial's line says it.
+        ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
+    except Exception as error:  # Ray raises no specific type if it does not answer in time
+        at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
+        raise UserError(
+            f"no Ray cluster answers {at}: start one with 'ray start --head'. Ray says: {one_sentence(error)}"
+        ) from None
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, old_handler)  # Ray replaces the handler; the driver needs its own
+    return ray

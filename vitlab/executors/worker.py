@@ -1,10 +1,23 @@
 """Worker processes: one process runs one job, and reports how it ended.
 
-:func:`run_job_and_exit` is the whole work of such a process.  :func:`main` begins one of the local executor, whose
-worker holds one end of a pipe whose other end only the driver holds.  The message ``stop`` requests a checkpoint and
-exit; a closed pipe means that the driver is dead, which requests the same and ends the process after ``ORPHAN_S`` in
-any case.  Before it exits, the worker sends the ending of its job; if it dies without one, the driver infers the ending
-from the exit code.  Meanwhile it sends its stages: see :data:`vitlab.executors.base.Stage`.
+:func:`run_job_and_exit` is the whole work of such a process.  It begins in one of two ways.
+
+**With a pipe**, in :func:`main`, for the local executor.  Only the driver holds the other end.  The message ``stop``
+requests a checkpoint and exit; a closed pipe means that the driver is dead, which requests the same and ends the
+process after ``ORPHAN_S`` in any case.  Before it exits, the worker sends the ending of its job; if it dies without
+one, the driver infers the ending from the exit code.  Meanwhile it sends its stages: see
+:data:`vitlab.executors.base.Stage`.
+
+**As a command line**, a :class:`WorkerCommand`, for executors that start programs or submit to a queue:
+``python -P -m vitlab.executors.worker FOLDER``, which runs wherever the output folder and this Python environment can
+be seen.  FOLDER is a new one in the trial's folder, with these files:
+
+    job.json      the job and the module that runs it
+    stop          requests a checkpoint and the end; checked every :data:`CHECK_S`
+    ending.json   the ending and one sentence, written as the last step of the worker
+
+A trial on several machines (``run.resources.nodes``) is the same command under torchrun on each of them, with one
+process a machine: ``torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m ...``.
 """
 
 from __future__ import annotations
@@ -14,12 +27,14 @@ import importlib
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,16 +43,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
-from vitlab.executors import base
-from vitlab.executors.base import Stage, one_sentence
-from vitlab.runner.job import Job, JobTrial
-from vitlab.store.files import open_in_place
+from vitlab.executors.base import JobEnd, Stage, one_sentence
+from vitlab.runner.job import NODE, Job, JobTrial
+from vitlab.spec.tree import parsed
+from vitlab.store.files import load_json, mapping, open_in_place, read_json, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import DRIVER, Busy, end_orphan, is_alive
 from vitlab.store.result import Ending
 
+CHECK_S = 0.2  #: interval at which the worker of a command line checks whether it is to stop
 POLL_S = 0.5  #: polling interval while another process holds a trial's lease
 ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver
+GONE_S = 45.0  #: time after which a worker whose driver is dead has exited
 ORPHANED = 75  #: exit code of a worker that reached this time
 WATCH_S = 1.0  #: interval at which a worker checks whether its driver is alive
 
@@ -62,7 +79,7 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
 
     def report_stage(stage: Stage) -> None:
         with suppress(OSError):  # the driver may be dead
-            driver.send_bytes(stage.encode())
+            driver.send_bytes(json.dumps(stage).encode())
 
     run_job_and_exit(
         job,
@@ -160,7 +177,7 @@ def _wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
         time.sleep(POLL_S)
         if stop() or not folder.is_locked():
             return
-        if time.monotonic() - since > base.GONE_S:
+        if time.monotonic() - since > GONE_S:
             end_orphan(folder.lock)
 
 
@@ -259,3 +276,76 @@ def _listen(driver: Connection, stop: threading.Event) -> None:
         stop.set()
         time.sleep(ORPHAN_S)
         os._exit(ORPHANED)
+
+
+# -- workers as command lines ------------------------------------------------------------------------------------------
+
+
+class WorkerCommand:
+    """A job as a command line: start it, stop it, and read how it ended.
+
+    The worker follows every rule of :mod:`vitlab.executors.base`.  What starts the command gives it the job's threads
+    and GPU, such as by :meth:`vitlab.executors.Executor.worker_environment`, and a process group of its own.
+
+    Args:
+        job: the job to run.
+        runner: see ``Executor.runner``.
+    """
+
+    def __init__(self, job: Job, runner: str) -> None:
+        self.job = job
+        self._folder = job.folder / f".worker-{uuid.uuid4().hex[:12]}"
+        write_json(self._folder / "job.json", _to_json(job, runner))
+        #: the words of the command line
+        self.words: tuple[str, ...] = (sys.executable, "-P", "-m", "vitlab.executors.worker", str(self._folder))
+
+    def stop(self) -> None:
+        """Request a checkpoint and the end of the worker, whose ending is then ``stopped``."""
+        (self._folder / "stop").touch()
+
+    def end(self, otherwise: str) -> JobEnd:
+        """Return how the job ended and remove its files; call it once, after the worker has ended.
+
+        Args:
+            otherwise: the detail of a job that is ``lost``, because its worker ended without a report; such as
+                ``its process ended with exit code 9``.
+        """
+        report = read_json(self._folder / "ending.json")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if report is None:
+            return JobEnd(self.job, Ending.LOST, otherwise)
+        return JobEnd(self.job, Ending(report[0]), report[1])
+
+
+def _run_folder(folder: Path) -> NoReturn:
+    """Run the job of a folder and exit."""
+    data = load_json(folder / "job.json", mapping)
+    if data is None:
+        sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
+    job, runner = _from_json(data)
+    stop = threading.Event()
+
+    def wait_for_file() -> None:
+        while not (folder / "stop").exists():
+            time.sleep(CHECK_S)
+        stop.set()
+
+    def report(ending: Ending, detail: str) -> None:
+        if os.environ.get(NODE, "0") == "0":  # the first of the machines of torchrun
+            write_json(folder / "ending.json", [ending, detail])
+
+    threading.Thread(target=wait_for_file, daemon=True).start()
+    run_job_and_exit(job, runner, stop.is_set, report)
+
+
+def _to_json(job: Job, runner: str) -> dict[str, object]:
+    trials = [{**vars(item), "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
+    return {"runner": runner, "job": {**vars(job), "trials": trials, "settings": vars(job.settings)}}
+
+
+def _from_json(data: Mapping[str, Any]) -> tuple[Job, str]:
+    return parsed(Job, data["job"]), data["runner"]
+
+
+if __name__ == "__main__":
+    _run_folder(Path(sys.argv[1]))
