@@ -29,8 +29,8 @@ from hypothesis import strategies as st
 from vitlab.cli import errors, main
 from vitlab.errors import Problem, SpecError, WeightsError, closest
 from vitlab.lab import plan_study
-from vitlab.store.damage import Damaged
-from vitlab.training import checkpoint
+from vitlab.store.files import Damaged
+from vitlab.training import artifacts
 from vitlab.weights.opening import open_model
 
 ROOT = Path(__file__).parents[1]
@@ -721,9 +721,9 @@ def test_study_cannot_run_a_pickle(here: Path, place: str) -> None:
 
 
 def test_checkpoint_replaced_by_pickle_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Deed(tmp_path / "pwned")))
+    (tmp_path / artifacts.CHECKPOINT).write_bytes(pickle.dumps(Deed(tmp_path / "pwned")))
     with pytest.raises(Damaged):
-        checkpoint.load(tmp_path)
+        artifacts.read_checkpoint(tmp_path)
     assert not (tmp_path / "pwned").exists()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention import Attention
-from vitlab.engines.batch_last_support import incompatibility
+from vitlab.engines.batch_last import incompatibility
 from vitlab.errors import WeightsError
 from vitlab.explain.capture import capture
 from vitlab.geometry import DataInfo, Geometry

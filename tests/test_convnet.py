@@ -25,7 +25,7 @@ from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.training import checkpoint
+from vitlab.training import artifacts
 from vitlab.weights.transfer import start_from
 
 NAMES = ("resnet18", "resnet50", "regnet_y_16gf")
@@ -362,8 +362,8 @@ def test_checkpoint_keeps_buffers_bitwise(tmp_path: Path) -> None:
     net = built("resnet8", info)
     for seed in range(3):
         net.train()(images(info, seed=seed))
-    checkpoint.write(tmp_path, {"model": net.state_dict()})
-    actual = checkpoint.load(tmp_path)
+    artifacts.write_checkpoint(tmp_path, {"model": net.state_dict()})
+    actual = artifacts.read_checkpoint(tmp_path)
     assert actual is not None and actual["model"].keys() == net.state_dict().keys()
     for name, value in net.state_dict().items():
         assert actual["model"][name].dtype == value.dtype and actual["model"][name].equal(value), name

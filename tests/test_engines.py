@@ -28,7 +28,7 @@ from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import base
 from vitlab.engines.base import train
-from vitlab.engines.batch_last_support import incompatibility
+from vitlab.engines.batch_last import incompatibility
 from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.plan.engine_choice import (

@@ -377,7 +377,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
 def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from vitlab.driver.attention_pictures import draw_arms
+    from vitlab.driver.explanations import draw_arms
     from vitlab.store.folders import Store
     from vitlab.store.result import Circumstances, Outcome, TrialResult
 
@@ -395,7 +395,7 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
 
 
 def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitlab.driver import attention_pictures as explanations
+    from vitlab.driver import explanations
     from vitlab.store.folders import Store, write_json
     from vitlab.training.artifacts import InputSpec, Transform
 

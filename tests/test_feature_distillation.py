@@ -28,7 +28,7 @@ from vitlab.plan.resolve import Faults, Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Distill, TrialSpec
-from vitlab.training import checkpoint
+from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, read_weights
 from vitlab.training.distillation import Distillation, InputAdapter, Projected
 from vitlab.training.distributed import SingleProcess
@@ -267,8 +267,8 @@ def test_resume_equals_uninterrupted(tmp_path: Path) -> None:
             stopped = Distillation(settings(**BOTH), built(WIDE, 5), MINE, MINE, "fp64")
             other = built(student)
             assert not train(other, feed(), train_spec, SEEDS, distillation=stopped, save=saved.append, stop=stops.pop)
-            checkpoint.write(tmp_path, saved[-1])
-            options["resume"] = checkpoint.load(tmp_path)
+            artifacts.write_checkpoint(tmp_path, saved[-1])
+            options["resume"] = artifacts.read_checkpoint(tmp_path)
         results.append(train(model, feed(), train_spec, SEEDS, **options))
         weights.append(model.state_dict())
     assert "projections.tokens.weight" in saved[-1]["model"] and saved[-1]["step"] == 4

@@ -57,10 +57,10 @@ from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import dashboard, images, records, replay, service
-from vitlab.trackers.address import Address, locate
+from vitlab.trackers import dashboard, records, replay, service, trials
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import links
+from vitlab.trackers.service import Address, locate
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -795,13 +795,13 @@ def test_confusion_picture_has_colours_numbers_names_and_title(size: int, number
 
     def drawn(counts: Any, name: str = "class", trial: str = "baseline/s1") -> Any:
         table = pd.DataFrame(counts, index=[f"{name}{index}" for index in range(size)])
-        return np.asarray(images.confusion(trial, "val", 3, table).image).astype(int)
+        return np.asarray(trials.draw_confusion(trial, "val", 3, table).image).astype(int)
 
     def field(picture: Any) -> Any:
-        margin = picture.shape[0] - images.TITLE - images.FIELD
-        return picture[images.TITLE : images.TITLE + images.FIELD, margin : margin + images.FIELD]
+        margin = picture.shape[0] - trials.TITLE - trials.FIELD
+        return picture[trials.TITLE : trials.TITLE + trials.FIELD, margin : margin + trials.FIELD]
 
-    picture, cell = drawn(counts), images.FIELD / size
+    picture, cell = drawn(counts), trials.FIELD / size
     for row, column in itertools.product(range(size), repeat=2):
         y, x = (int((place + 0.1) * cell) + 1 for place in (row, column))
         expected = np.asarray(colormaps["Blues"](shares[row, column])[:3]) * 255
@@ -810,8 +810,8 @@ def test_confusion_picture_has_colours_numbers_names_and_title(size: int, number
     other = drawn(counts, "breed")
     assert np.array_equal(field(other), field(picture)) and np.array_equal(other, picture) != names
     title = drawn(counts, trial="position=none/s0")
-    assert not np.array_equal(title[: images.TITLE], picture[: images.TITLE])
-    assert np.array_equal(title[images.TITLE :], picture[images.TITLE :])
+    assert not np.array_equal(title[: trials.TITLE], picture[: trials.TITLE])
+    assert np.array_equal(title[trials.TITLE :], picture[trials.TITLE :])
 
 
 def test_confusion_has_names_of_classes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from vitlab.engines.vmap import Joint
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.registry import slot
-from vitlab.training import checkpoint, optim
+from vitlab.training import artifacts, optim
 from vitlab.training.optim import (
     decay_groups,
     eager,
@@ -314,8 +314,8 @@ def test_resume_is_bitwise_and_evaluation_leaves_no_trace(name: str, tmp_path: P
         with average.applied():
             assert not same(own, model.state_dict())
         assert same(own, model.state_dict())
-    checkpoint.write(tmp_path, {"model": model.state_dict(), "optimizer": first.state_dict()})
-    stored = checkpoint.load(tmp_path)
+    artifacts.write_checkpoint(tmp_path, {"model": model.state_dict(), "optimizer": first.state_dict()})
+    stored = artifacts.read_checkpoint(tmp_path)
     assert stored is not None
     resumed = vit(1, dtype=torch.float32)
     second = built(one, resumed, 0.9)

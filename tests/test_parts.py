@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.base import name_draws
-from vitlab.engines.batch_last_support import incompatibility
+from vitlab.engines.batch_last import incompatibility
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.registry import slot

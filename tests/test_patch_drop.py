@@ -12,7 +12,7 @@ from vitlab import noise
 from vitlab.components.base import PatchDrop, name_draws
 from vitlab.components.head import Distilled
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines.batch_last_support import incompatibility
+from vitlab.engines.batch_last import incompatibility
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
 

@@ -15,7 +15,7 @@ from vitlab.cli.schema import study_schema
 from vitlab.components.position import position
 from vitlab.components.position.combined import encodings
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines.batch_last_support import incompatibility
+from vitlab.engines.batch_last import incompatibility
 from vitlab.errors import OptionError, SpecError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.lab import plan_study

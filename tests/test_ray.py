@@ -25,8 +25,7 @@ from test_distributed import trial as by_several
 
 from vitlab import lab, registry
 from vitlab.driver.scheduler import Schedule
-from vitlab.driver.session import Session
-from vitlab.driver.stages import with_prerequisites
+from vitlab.driver.session import Session, with_prerequisites
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import Executor, Job, base
 from vitlab.executors import ray as room

@@ -27,9 +27,9 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, digest
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.store.damage import Damaged
+from vitlab.store.files import Damaged
 from vitlab.store.result import Measurement, Outcome
-from vitlab.training import checkpoint
+from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import Training, peak_memory, steps_of
@@ -316,7 +316,7 @@ class Stopped:
         return self.left < 0
 
     def save(self, state: Mapping[str, Any]) -> None:
-        checkpoint.write(self.folder, dict(state))
+        artifacts.write_checkpoint(self.folder, dict(state))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", {"type": "sgd", "lr": 0.1, "nesterov": True}])
@@ -327,7 +327,7 @@ def test_resume_equals_uninterrupted(optimizer: Any, at: int, tmp_path: Path) ->
     stopped = Stopped(tmp_path, at)
     nothing, _ = run(train_spec, stop=stopped.stop, save=stopped.save)
     assert nothing is None
-    state = checkpoint.load(tmp_path)
+    state = artifacts.read_checkpoint(tmp_path)
     assert state is not None and state["step"] == at
     other = built(prepared())
     other.initialise(99)
@@ -434,17 +434,17 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_checkpoint_round_trips(tmp_path: Path) -> None:
-    assert checkpoint.load(tmp_path) is None
-    checkpoint.write(tmp_path, something())
-    state = checkpoint.load(tmp_path)
+    assert artifacts.read_checkpoint(tmp_path) is None
+    artifacts.write_checkpoint(tmp_path, something())
+    state = artifacts.read_checkpoint(tmp_path)
     assert state is not None and same(something(), state)
-    checkpoint.write(tmp_path, {"step": 2})
-    assert checkpoint.load(tmp_path) == {"step": 2}
+    artifacts.write_checkpoint(tmp_path, {"step": 2})
+    assert artifacts.read_checkpoint(tmp_path) == {"step": 2}
 
 
 def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, something())
-    file = tmp_path / checkpoint.FILE
+    artifacts.write_checkpoint(tmp_path, something())
+    file = tmp_path / artifacts.CHECKPOINT
     whole = file.read_bytes()
     places = range(0, len(whole), 7)
     for place in places:
@@ -452,14 +452,14 @@ def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
         torn[place] ^= 1 << (place % 8)
         file.write_bytes(torn)
         try:
-            state = checkpoint.load(tmp_path)
+            state = artifacts.read_checkpoint(tmp_path)
         except Damaged:
             continue
         assert state is not None and same(something(), state), f"byte {place} was changed and nobody noticed"
     for length in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(Damaged):
-            checkpoint.load(tmp_path)
+            artifacts.read_checkpoint(tmp_path)
 
 
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
@@ -483,15 +483,15 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, {"step": 1})
-    (tmp_path / f".{checkpoint.FILE}.12345").write_bytes(b"half")
-    assert checkpoint.load(tmp_path) == {"step": 1}
-    assert [file.name for file in tmp_path.iterdir()] == [checkpoint.FILE]
+    artifacts.write_checkpoint(tmp_path, {"step": 1})
+    (tmp_path / f".{artifacts.CHECKPOINT}.12345").write_bytes(b"half")
+    assert artifacts.read_checkpoint(tmp_path) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == [artifacts.CHECKPOINT]
 
 
 def test_checkpoint_has_no_objects(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="found object at /optimizer/state/0"):
-        checkpoint.write(tmp_path, {"optimizer": {"state": [object()]}})
+        artifacts.write_checkpoint(tmp_path, {"optimizer": {"state": [object()]}})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -499,7 +499,7 @@ def test_checkpoint_distinguishes_similar_names(tmp_path: Path) -> None:
     x = torch.ones(1)
     for state in ({1: x, "1": 2 * x}, {"a/b": x, "a": {"b": 2 * x}}):
         with pytest.raises(VitlabError, match="two tensors of the state have the path"):
-            checkpoint.write(tmp_path, {"state": state})
+            artifacts.write_checkpoint(tmp_path, {"state": state})
 
 
 def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:

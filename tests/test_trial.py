@@ -36,7 +36,7 @@ from vitlab.store.files import read_json
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import TrialResult
-from vitlab.training import checkpoint
+from vitlab.training import artifacts
 from vitlab.weights.files import read_file
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
@@ -220,7 +220,7 @@ def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureF
     expected = done(run_trial(trial(), folder("straight"), Settings()))
     where = folder("damaged")
     assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
-    file = where.checkpoint / checkpoint.FILE
+    file = where.checkpoint / artifacts.CHECKPOINT
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)

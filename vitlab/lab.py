@@ -16,8 +16,7 @@ from vitlab import registry, report
 from vitlab.driver.planning import given_file, prepare_run, read_data, with_decisions
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.scheduler import sole_driver, train_missing
-from vitlab.driver.session import Session, Watch
-from vitlab.driver.stages import cached_trials, next_stage, require_arm
+from vitlab.driver.session import Session, Watch, cached_trials, next_stage, require_arm
 from vitlab.plan.plan_file import registered, write_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run, is_recorded
@@ -118,7 +117,7 @@ def run(
                 stages += 1
                 outcomes |= train_missing(stage, missing, session, retry_failed=retry_failed)
             if study.run.explain:
-                from vitlab.driver.attention_pictures import draw_arms
+                from vitlab.driver.explanations import draw_arms
 
                 for sentence in draw_arms(plan, store, study.run.explain, watch.say):
                     watch.say(sentence)

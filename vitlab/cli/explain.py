@@ -115,7 +115,7 @@ def explain_command(
     else:
         models = iter([_open_file(checkpoint, heads, grid, normalize)])
 
-    from vitlab.driver.attention_pictures import draw_image, objective_without_labels
+    from vitlab.driver.explanations import draw_image, objective_without_labels
     from vitlab.explain.one_image import Explanation, Subject, compare, write_index
 
     lines = list[str]()
@@ -157,7 +157,7 @@ def similarity_command(study: Path, arms: tuple[str, ...], images: int, target: 
 
     plan, store = open_study(study, out=out)
     say("importing PyTorch")
-    from vitlab.driver.similarity import compare_features, write
+    from vitlab.driver.explanations import compare_features, write
 
     similarities = compare_features(plan, store, arms, images=images, say=say)
     files = write(similarities, plan.study, target / folder_name(plan.study))
@@ -235,7 +235,7 @@ def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, Label]:
     if split == "test" and index.isdecimal():
         if trial is None:
             raise UserError("--image test:N needs a trial or a study; for a file of weights, give a picture file")
-        from vitlab.driver.attention_pictures import test_examples
+        from vitlab.driver.explanations import test_examples
 
         [(pixels_CHW, label)] = test_examples(trial, [int(index)])
         return pixels_CHW, f"test image {index}", label

@@ -1,22 +1,17 @@
-"""Scheduler of jobs: submits them to an executor as their prerequisites allow, and handles their endings.
-
-One driver at a time runs a study; a second one follows it, and takes over when it ends.
-"""
+"""Scheduler of jobs: submits them to an executor as their prerequisites allow, and handles their endings."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from vitlab import registry
-from vitlab.driver.session import Session, Watch, name_of
-from vitlab.driver.stages import distinct, with_prerequisites
+from vitlab.driver.session import Session, name_of, with_prerequisites
 from vitlab.errors import Interrupted, Refused, TrialFailed, count
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, trial_endings
 from vitlab.geometry import Work
@@ -24,14 +19,12 @@ from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import engine_of, group_trials
 from vitlab.plan.values import Plan, Planned
 from vitlab.spec import Analysis, RunSpec
-from vitlab.store.files import hold
-from vitlab.store.folders import Keep, Store, TrialFolder
-from vitlab.store.locks import Busy, is_locked, owner, process
+from vitlab.store.folders import Keep, TrialFolder
+from vitlab.store.locks import own_process
 from vitlab.store.result import Ending
 
 GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
 TRACK_EVERY_S = 2.0
-POLL_S = 0.5  #: polling interval while another driver runs the study
 
 
 def train_missing(
@@ -80,7 +73,7 @@ def _outcome(folder: TrialFolder) -> str:
     if not folder.done():
         return "failed"
     drivers = [event.body.get("driver") for event in folder.events()[0] if event.kind == "start"]
-    return "trained" if not drivers or drivers[-1] in (None, process(os.getpid())) else "elsewhere"
+    return "trained" if not drivers or drivers[-1] in (None, own_process()) else "elsewhere"
 
 
 class Schedule:
@@ -246,74 +239,6 @@ class Schedule:
             )
 
 
-def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], watch: Watch) -> None:
-    """Show the progress of trials that another driver trains, until it ends.
-
-    Raises:
-        Interrupted: after Ctrl-C; the other driver continues.
-    """
-    remaining = {store.trial(item.trial.key, item.trial.code): item for item in todo}
-    running: set[TrialFolder] = set()
-    try:
-        while busy():
-            for folder, planned in list(remaining.items()):
-                if folder.done():
-                    del remaining[folder]
-                    watch.on_end(planned, Ending.DONE, "")
-                elif folder not in running and folder.is_locked():
-                    running.add(folder)
-                    watch.on_start(planned)
-            watch.tick()
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped following; the other driver is still running") from None
-
-
-@contextmanager
-def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
-    """Hold the study's lock and yield whether another process had it; follow that process until it ends."""
-    lock = store.driver(plan.study)
-    reported: set[str] = set()
-    with ExitStack() as own_lock:
-
-        def busy() -> bool:
-            """Try to take the lock and return True if another process has it; see :func:`vitlab.store.files.hold`."""
-            try:
-                own_lock.enter_context(hold(lock))
-                return False
-            except Busy:
-                other = _describe_owner(lock)
-            if other not in reported:
-                reported.add(other)
-                watch.say(f"{plan.study} is run by {other}; this one follows until it ends.")
-            return True
-
-        waited = busy()
-        if waited:
-            trials = distinct(
-                [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
-            )
-            missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
-            watch.on_plan(plan, missing, store)
-            try:
-                follow_driver(missing, store, busy, watch)
-            finally:
-                watch.close()
-        yield waited
-
-
-def driver_of(study: str, store: Store) -> str:
-    """Describe the process that runs a study; empty if there is none."""
-    lock = store.driver(study)
-    return _describe_owner(lock) if is_locked(lock) else ""
-
-
-def _describe_owner(lock: Path) -> str:
-    """Describe the process that took the lock last."""
-    host, _, rest = owner(lock)[0].partition("/")
-    return f"process {rest.partition('/')[0]} on {host}" if host else "another process"
-
-
 def _ready(job: Job) -> bool:
     """Return True if the weights of all trials that the job depends on are available."""
     trials = job.folder.parents[1]
@@ -353,7 +278,7 @@ def _job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) ->
             micro_batch_size=run.micro_batch_size,
             activation_checkpointing=run.activation_checkpointing,
             engine=engine,
-            driver=process(os.getpid()),
+            driver=own_process(),
         ),
         timeout_s=run.timeout,
     )

@@ -1,17 +1,28 @@
-"""A session: what the parts of a run share, and the observer that shows its progress."""
+"""A run of a study: what its parts share, which of its trials have a result, and which process runs it.
+
+One driver at a time runs a study; a second one follows it, and takes over when it ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import fnmatch
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.identity.trial import Trial
 from vitlab.plan.values import Plan, Planned
 from vitlab.spec import RunSpec
+from vitlab.store.files import hold
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import Busy, is_locked, owner
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker, Untracked
+
+POLL_S = 0.5  #: polling interval while another driver runs the study
 
 
 class Watch:
@@ -59,3 +70,159 @@ class Session:
 def name_of(trial: Trial) -> str:
     """Return ``key/code``, by which a training is named."""
     return f"{trial.key}/{trial.code}"
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def require_arm(plan: Plan, only: str) -> None:
+    """Raise UserError if a pattern matches no arm."""
+    arms = [arm.name for arm in plan.arms]
+    if not any(is_selected(arm, only) for arm in arms):
+        raise UserError(f"no arm matches '{only}'.{nearest(only, arms)} Arms: {'; '.join(arms)}.")
+
+
+def is_selected(arm: str, only: str) -> bool:
+    """Return whether a pattern matches an arm; an arm's exact name matches even if it contains brackets."""
+    return arm == only or fnmatch.fnmatchcase(arm, only)
+
+
+def cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = ()) -> dict[str, str]:
+    """Return ``cached`` for every training that has a result, by its ``key/code``, without those that have ``ended``.
+
+    A trial that others start from must also have its weights.  Checkpoints that cached trials have left are removed.
+    """
+    tuned = (planned for tuning in plan.tuning if _is_tuned_for(tuning.arm, only) for planned in tuning.trials)
+    trials = [*tuned, *plan.trials]
+    starters = [*(planned.trial for planned in trials), *plan.prerequisites]
+    needed = {name for trial in starters for name in trial.needs.values()}
+    cached = [trial for trial in plan.prerequisites if store.trial(trial.key, trial.code).has_weights()]
+    for trial in (planned.trial for planned in distinct(trials) if name_of(planned.trial) not in ended):
+        folder = store.trial(trial.key, trial.code)
+        if folder.has_weights() if name_of(trial) in needed else folder.done():
+            folder.remove_checkpoint(trial.to_json())
+            cached.append(trial)
+    return {name_of(trial): "cached" for trial in cached if name_of(trial) not in ended}
+
+
+def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, list[Planned]]:
+    """Return the next trials to train: the trials of open tunings before the trials of arms.
+
+    Args:
+        plan: the plan.
+        only: arms to train, as a shell pattern.
+        ended: ``key/code`` of the trainings that have ended.
+
+    Returns:
+        The plan of this stage, which has no other trials than the stage, and the trials that have not ended.
+    """
+    rivals = [
+        planned
+        for tuning in plan.tuning
+        if plan.pending and tuning.open and _is_tuned_for(tuning.arm, only)
+        for planned in tuning.trials
+    ]
+    remaining = [planned for planned in rivals if name_of(planned.trial) not in ended]
+    if remaining:
+        return replace(plan, trials=tuple(rivals)), distinct(remaining)
+    remaining = [planned for planned in plan.trials if is_selected(planned.arm, only)]
+    return plan, distinct([planned for planned in remaining if name_of(planned.trial) not in ended])
+
+
+def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
+    """Return ``todo`` preceded by the missing trials of no arm that it depends on, directly or indirectly."""
+    prerequisites = {name_of(trial): trial for trial in plan.prerequisites}
+    missing: dict[str, Planned] = {}
+    pending = [dependency for planned in todo for dependency in planned.trial.needs.values()]
+    while pending:
+        name = pending.pop()
+        trial = prerequisites.get(name)
+        if trial is None or name in missing or store.trial(trial.key, trial.code).has_weights():
+            continue
+        missing[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
+        pending += trial.needs.values()
+    return [*missing.values(), *todo]
+
+
+def distinct(trials: Iterable[Planned]) -> list[Planned]:
+    """Return each trial once, also if several seeds or arms share it."""
+    trials_by_name: dict[str, Planned] = {}
+    for planned in trials:
+        trials_by_name.setdefault(name_of(planned.trial), planned)
+    return list(trials_by_name.values())
+
+
+def _is_tuned_for(arm: str | None, only: str) -> bool:
+    """Return True if a tuning is for a selected arm, or for all arms."""
+    return arm is None or is_selected(arm, only)
+
+
+# -- the driver --------------------------------------------------------------------------------------------------------
+
+
+def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], watch: Watch) -> None:
+    """Show the progress of trials that another driver trains, until it ends.
+
+    Raises:
+        Interrupted: after Ctrl-C; the other driver continues.
+    """
+    remaining = {store.trial(item.trial.key, item.trial.code): item for item in todo}
+    running: set[TrialFolder] = set()
+    try:
+        while busy():
+            for folder, planned in list(remaining.items()):
+                if folder.done():
+                    del remaining[folder]
+                    watch.on_end(planned, Ending.DONE, "")
+                elif folder not in running and folder.is_locked():
+                    running.add(folder)
+                    watch.on_start(planned)
+            watch.tick()
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped following; the other driver is still running") from None
+
+
+@contextmanager
+def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
+    """Hold the study's lock and yield whether another process had it; follow that process until it ends."""
+    lock = store.driver(plan.study)
+    reported: set[str] = set()
+    with ExitStack() as own_lock:
+
+        def busy() -> bool:
+            """Try to take the lock and return True if another process has it; see :func:`vitlab.store.files.hold`."""
+            try:
+                own_lock.enter_context(hold(lock))
+                return False
+            except Busy:
+                other = _describe_owner(lock)
+            if other not in reported:
+                reported.add(other)
+                watch.say(f"{plan.study} is run by {other}; this one follows until it ends.")
+            return True
+
+        waited = busy()
+        if waited:
+            trials = distinct(
+                [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
+            )
+            missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
+            watch.on_plan(plan, missing, store)
+            try:
+                follow_driver(missing, store, busy, watch)
+            finally:
+                watch.close()
+        yield waited
+
+
+def driver_of(study: str, store: Store) -> str:
+    """Describe the process that runs a study; empty if there is none."""
+    lock = store.driver(study)
+    return _describe_owner(lock) if is_locked(lock) else ""
+
+
+def _describe_owner(lock: Path) -> str:
+    """Describe the process that took the lock last."""
+    host, _, rest = owner(lock)[0].partition("/")
+    return f"process {rest.partition('/')[0]} on {host}" if host else "another process"

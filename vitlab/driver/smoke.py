@@ -8,8 +8,7 @@ from typing import Any
 
 from vitlab.driver.planning import plan_study, read_data
 from vitlab.driver.scheduler import Schedule
-from vitlab.driver.session import Session, Watch, name_of
-from vitlab.driver.stages import with_prerequisites
+from vitlab.driver.session import Session, Watch, name_of, with_prerequisites
 from vitlab.errors import TrialFailed, count
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial

@@ -23,7 +23,7 @@ from vitlab.errors import UserError, count, nearest
 from vitlab.judging.files import Columns, Remarks, Table, names_of, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
-from vitlab.trackers.address import PORTS, PROBE_S, SERVERS, Address, locate
+from vitlab.trackers.service import PORTS, PROBE_S, SERVERS, Address, locate
 
 if TYPE_CHECKING:
     import pandas as pd

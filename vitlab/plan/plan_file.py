@@ -11,8 +11,7 @@ from vitlab.plan.registration import with_registration
 from vitlab.plan.values import UNDECIDED, Decisions, Plan
 from vitlab.spec import Study
 from vitlab.spec.tree import Tree
-from vitlab.store.damage import Damaged
-from vitlab.store.files import load_json, mapping, read_json, write_json
+from vitlab.store.files import Damaged, load_json, mapping, read_json, write_json
 from vitlab.store.folders import Store
 
 

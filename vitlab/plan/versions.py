@@ -30,8 +30,7 @@ from vitlab.registry import slot
 from vitlab.spec import Choice, RunSpec, read_study
 from vitlab.spec.changes import without_secrets
 from vitlab.spec.tree import NewTree, Tree, Values, adapter
-from vitlab.store.damage import Damaged
-from vitlab.store.files import load_json, mapping, read_json, write_bytes, write_json
+from vitlab.store.files import Damaged, load_json, mapping, read_json, write_bytes, write_json
 from vitlab.store.folders import Store
 
 EARLIER = "versions"

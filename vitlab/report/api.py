@@ -16,7 +16,7 @@ from vitlab.plan.packaged import study_name
 from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
-from vitlab.store.damage import read_stored
+from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
-from vitlab.store.damage import read_stored
+from vitlab.store.files import read_stored
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending, TrialResult
 

@@ -36,12 +36,11 @@ from vitlab.runner.circumstances import (
 )
 from vitlab.runner.job import Settings
 from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_model
-from vitlab.store.damage import Damaged
-from vitlab.store.files import write_json
+from vitlab.store.files import Damaged, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
-from vitlab.training import checkpoint
+from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
@@ -206,7 +205,7 @@ class Attempt:
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
         try:
-            content = checkpoint.load(self.folder.checkpoint)
+            content = artifacts.read_checkpoint(self.folder.checkpoint)
         except Damaged as error:
             print(f"{error}; the trial starts from the beginning", file=sys.stderr)
             return None, f"{error}; started from the beginning"
@@ -226,7 +225,7 @@ class Attempt:
         """Write a checkpoint of the training."""
         self.folder.require()
         content = {"training": state, "wall_s": self.spent_s(), "engine": self.engine}
-        checkpoint.write(self.folder.checkpoint, content)
+        artifacts.write_checkpoint(self.folder.checkpoint, content)
 
     def log(self, measurement: Measurement) -> None:
         """Log a measurement, unless an earlier attempt logged its step before it was lost."""

@@ -10,7 +10,7 @@
         result.json        written last, atomically
         failure.json       why the last attempt ended without a result
 
-Files are written atomically (:mod:`vitlab.store.files`), and damaged ones count as absent (:mod:`vitlab.store.damage`).
+Files are written atomically (:mod:`vitlab.store.files`), and damaged ones count as absent (:mod:`vitlab.store.files`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from vitlab.errors import UserError
 from vitlab.spec.tree import adapter, parsed
-from vitlab.store.damage import DAMAGED, read_stored, set_aside, set_aside_damaged
 from vitlab.store.files import (
+    DAMAGED,
     DRIVER_LOCK,
     abandoned,
     append_json,
@@ -39,7 +39,10 @@ from vitlab.store.files import (
     parse_json,
     read_json,
     read_lines,
+    read_stored,
     remove,
+    set_aside,
+    set_aside_damaged,
     write_json,
 )
 from vitlab.store.locks import Busy, is_locked, require

@@ -25,7 +25,7 @@ from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.testing.assertions import about, equal_states
-from vitlab.training import checkpoint
+from vitlab.training import artifacts
 from vitlab.training.loop import Training
 from vitlab.training.losses import Loss
 from vitlab.training.objective import Objective
@@ -100,7 +100,7 @@ def check_training(**fields: Any) -> None:
         _trained(first, STEPS // 2)
         with about("its state is written to a checkpoint and read again"):
             first.save()
-            state = checkpoint.load(Path(folder))
+            state = artifacts.read_checkpoint(Path(folder))
             assert state is not None
             second.load(state)
         resumed = _trained(second, STEPS - STEPS // 2)
@@ -262,7 +262,7 @@ def _training(fields: Options, *, folder: Path | None = None) -> Training:
     spec = TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
     dtype = torch.float64 if spec.precision == "fp64" else torch.float32
     feed = Feed(prepared, choice.options["augment"], SEEDS, dtype=dtype)
-    write = (lambda state: None) if folder is None else (lambda state: checkpoint.write(folder, state))
+    write = (lambda state: None) if folder is None else (lambda state: artifacts.write_checkpoint(folder, state))
     built: Model = slot("model").build(MODEL, prepared.info)
     built.initialise(0)
     return Training(built.to(dtype), feed, spec, SEEDS, prepared.info.task, write=write)

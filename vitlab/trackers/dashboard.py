@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode
 
 from vitlab.trackers import service
-from vitlab.trackers.address import comparison_query
+from vitlab.trackers.service import comparison_query
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -25,10 +25,9 @@ from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import Store
-from vitlab.trackers import arms, dashboard, delivery, models, records, service, tracker
-from vitlab.trackers.address import PAGES, comparison_link, locate, pages, unconfirmed
-from vitlab.trackers.models import select_trials as select_models
+from vitlab.trackers import arms, dashboard, delivery, records, service, tracker
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
+from vitlab.trackers.service import PAGES, comparison_link, locate, pages, unconfirmed
 from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class MlflowTracker(Replay):
     ) -> None:
         super().__init__(plan, store, run)
         self.address = locate(uri, store.root)
-        self._models = select_models(self.trials, model_seed) if models == "arms" else []
+        self._models = arms.select_trials(self.trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep.which == "none":
             raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
         seeds = {item.planned.seed for item in self.trials if item.kind == "trial"}
@@ -263,7 +262,7 @@ class MlflowTracker(Replay):
             tags = {"vitlab.study": self.plan.study, dashboard.NOTE: arms.note(self.plan)}
             name = f"{self.plan.study}/arms"
             summary = service.experiment(client, name, self.address, name, tags).experiment_id
-            self.delivered["runs"] += arms.deliver(client, summary, self._root, self.plan, points, varied)
+            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self.plan, points, varied)
             self._keep_page("arms", summary)
             links.append(dashboard.link("arms with their intervals", summary, view=dashboard.SUMMARY))
         links += [
@@ -278,7 +277,7 @@ class MlflowTracker(Replay):
             if (mark := self._mark_of(item)) is not None
         ]
         if trained:
-            stored = models.deliver(client, experiment, self._root, trained, self.plan.analysis)
+            stored = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
             links += [
                 f"[model of {dashboard.plain(arm)}](#/experiments/{experiment}/models/{model}{dashboard.TRAINING})"
                 for arm, model in stored.items()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.trackers import dashboard
-from vitlab.trackers.address import PROBE_S, artifact_folder, comparison_link, database_file, locate, pages
+from vitlab.trackers.service import PROBE_S, artifact_folder, comparison_link, database_file, locate, pages
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL

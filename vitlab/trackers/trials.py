@@ -2,25 +2,33 @@
 
 A run belongs to one arm, trial, code and training (identified by its begin).  After a trial is retrained, its old run
 no longer belongs to the study and is marked as superseded in ``vitlab.kind``.
+
+A trial's pictures are MLflow images: by key and step, side by side for the runs of a page.  The step of a confusion
+matrix is the last training step.  The step of an explanation is the number of its test image: the page's slider moves
+from image to image.  MLflow's ``log_image`` gives each file a random name, so a second delivery would show a picture
+twice.  Here the name is derived from key and step.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
+import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vitlab.plan.values import Plan
 from vitlab.spec.tree import parsed
-from vitlab.store.damage import read_stored
+from vitlab.store.files import read_stored
 from vitlab.store.result import Ending
-from vitlab.trackers import images, records
+from vitlab.trackers import records
 from vitlab.trackers.records import Point
 from vitlab.trackers.replay import TUNING, Cursor, TrackedTrial, TrialUpdate, identity_of
 
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
     from mlflow.entities import Run
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 STATUS = {Ending.DONE: FINISHED, Ending.STOPPED: KILLED}  #: of a trial that has ended; any other has FAILED
@@ -223,7 +233,7 @@ class TrialRuns:
         (place / "history.csv").write_text(records.history_csv(result), encoding="utf-8")
         if (folder.path / "explain").is_dir():
             shutil.copytree(folder.path / "explain", place / "explain")
-        pictures = list(images.explanations(folder.path))
+        pictures = list(explanations(folder.path))
         tables: Mapping[str, pd.DataFrame] = {}
         if news.item.identity in self._illustrated:
             tables = read_stored(folder.predictions, records.confusion) or {}
@@ -232,10 +242,10 @@ class TrialRuns:
         for split, table in tables.items():
             (place / "confusion").mkdir(exist_ok=True)
             (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
-            pictures.append(images.confusion(news.item.name, split, result.outcome.steps, table))
+            pictures.append(draw_confusion(news.item.name, split, result.outcome.steps, table))
         if pictures:
-            content.images = images.write(pictures, int(result.circumstances.ended * 1000), place / images.FOLDER)
-            content.tags[images.TAG] = "True"
+            content.images = write_images(pictures, int(result.circumstances.ended * 1000), place / IMAGES_FOLDER)
+            content.tags[IMAGE_TAG] = "True"
 
     def _lacking(self, run: Run, content: _Content) -> _Content:
         """Return what a run lacks of its training; at every step, a metric has one value."""
@@ -345,3 +355,108 @@ def _lacks_data(run: Run, mark: RunMark) -> bool:
     last = max((metric.step for metric in run.data.to_proto().metrics), default=-1)
     has_result = "vitlab.status" in run.data.tags and any(name.startswith("cost/") for name in run.data.metrics)
     return last < mark.step or run.info.status != mark.status or (mark.has_result and not has_result)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+IMAGES_FOLDER = "images"  #: artifact folder in which the page expects images
+IMAGE_TAG = "mlflow.loggedImages"  #: tag of runs that have images
+SMALL = 256  #: longer side of the page's thumbnails in pixels
+KEY = re.compile(r"[a-zA-Z0-9_\-./ ]+")  #: keys that the page supports
+
+FIELD, GAP, TITLE = 480, 6, 26  #: side of a confusion matrix, space beside its labels, and height of a line, in pixels
+RATIO = 1.15  #: width to height; the page cuts the lower edge of pictures that are narrower
+NAMED, COUNTED = 40, 20  #: maximum number of classes whose names, and whose counts, are drawn
+NAME, TITLED = 18, 50  #: letters of a class name, and of a trial's name, that are drawn
+
+
+class Picture(NamedTuple):
+    """One image of a run."""
+
+    key: str
+    step: int
+    image: Image
+
+
+def write_images(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
+    """Write pictures, each in full size and as a thumbnail, under the file names that the page expects.
+
+    Args:
+        pictures: pictures of one run.
+        t: end of the trial in milliseconds since 1970.
+        into: the destination folder, which is created.
+
+    Returns:
+        The first step of each key.
+    """
+    into.mkdir()
+    steps: dict[str, int] = {}
+    for key, step, image in pictures:
+        name = f"{key.replace('/', '~')}+step+{step}+timestamp+{t}+{uuid.uuid5(uuid.NAMESPACE_URL, f'{key} {step}')}"
+        image.save(into / f"{name}.png", compress_level=1)
+        image.thumbnail((SMALL, SMALL))
+        image.save(into / f"{name}+compressed.webp", method=0)
+        steps[key] = min(step, steps.get(key, step))
+    return steps
+
+
+def explanations(folder: Path) -> Iterator[Picture]:
+    """Yield the pictures under a trial's ``explain`` folder; the step of each is the number of its test image.
+
+    Damaged ones are reported and left out.
+    """
+    for file in sorted(folder.glob("explain/test-*/*.png")):
+        key, number = f"explain/{file.stem}", file.parent.name.removeprefix("test-")
+        if number.isdecimal() and KEY.fullmatch(key):
+            image = read_stored(file, _load)
+            if image is not None:
+                yield Picture(key, int(number), image)
+
+
+def _load(file: Path) -> Image:
+    from PIL import Image
+
+    with Image.open(file) as image:
+        return image.convert("RGB")
+
+
+def draw_confusion(trial: str, split: str, step: int, table: pd.DataFrame) -> Picture:
+    """Draw a confusion matrix: counts of images as numbers, their shares of the label as colours.
+
+    Pillow draws it in a tenth of the time that matplotlib needs, and a study has two for every trial.
+    """
+    import numpy as np
+    from matplotlib import colormaps
+    from PIL import Image, ImageDraw
+
+    counts, classes = table.to_numpy(), [str(name)[:NAME] for name in table.index]
+    shares = counts / counts.sum(1, keepdims=True).clip(1)
+    cell = FIELD / len(classes)
+    font, small = _font(14), _font(max(8, min(14, int(cell / 3))))
+    names = classes if len(classes) <= NAMED else []
+    margin = 2 * GAP + int(max((small.getlength(name) for name in names), default=0))
+    height = TITLE + FIELD + margin
+    image = Image.new("RGB", (int(height * RATIO), height), "white")
+    draw = ImageDraw.Draw(image)
+    draw.text((GAP, TITLE / 2), f"{trial[:TITLED]}, {split}: labels by predictions", "black", font, "lm")
+    colours = Image.fromarray((colormaps["Blues"](shares)[..., :3] * 255).round().astype(np.uint8))
+    image.paste(colours.resize((FIELD, FIELD), Image.Resampling.NEAREST), (margin, TITLE))
+    beside = Image.new("RGB", (margin, FIELD), "white")
+    for row, name in enumerate(names):
+        ImageDraw.Draw(beside).text((beside.width - GAP, (row + 0.5) * cell), name, "black", small, "rm")
+    image.paste(beside, (0, TITLE))
+    image.paste(beside.transpose(Image.Transpose.ROTATE_90), (margin, TITLE + FIELD))
+    for (row, column), count in np.ndenumerate(counts):
+        if count and len(classes) <= COUNTED:
+            ink = "white" if shares[row, column] > 0.5 else "black"
+            at = margin + (column + 0.5) * cell, TITLE + (row + 0.5) * cell
+            draw.text(at, str(count), ink, small, "mm")
+    return Picture(f"confusion/{split}", step, image)
+
+
+@cache
+def _font(size: int) -> FreeTypeFont:
+    import matplotlib
+    from PIL import ImageFont
+
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)

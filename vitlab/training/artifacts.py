@@ -1,7 +1,11 @@
-"""Files written by a training: weights and predictions.
+"""Files written by a training: weights, predictions and checkpoints.
 
 Weights are a safetensors file under the model's parameter names.  Its header holds the input description and the
 normalisation, so that the file and the trial's spec suffice to predict without the dataset.
+
+A checkpoint is the complete state of a training in one atomically written file: safetensors, with everything but
+tensors as JSON in its header, and a digest over all of it.  Nothing in it is executed.  A damaged file is refused and
+the training starts again, so that damage costs time but never changes a result.
 
 B batch, N images of a split, C channels, H and W pixels.
 """
@@ -17,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from vitlab.data.pixels import resize, with_channels
 from vitlab.data.prepare import Normalize
-from vitlab.errors import WeightsError
+from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.store.files import write_bytes
-from vitlab.training.checkpoint import pack, unpack
+from vitlab.models.contract import digest
+from vitlab.store.files import Damaged, sort_metadata, write_bytes
 from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
@@ -162,3 +167,102 @@ def _pixels(picture: Image) -> Tensor:
     pixels = np.array(picture.convert("L" if grey else "RGB"))
     x_HWC = torch.from_numpy(pixels[..., None] if grey else pixels)
     return x_HWC.permute(2, 0, 1)[None].contiguous()
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+State = Mapping[str, Any]
+"""The content of a checkpoint."""
+
+CHECKPOINT = "last.safetensors"
+
+
+def write_checkpoint(folder: Path, state: State) -> None:
+    """Replace the checkpoint in ``folder``.
+
+    Args:
+        folder: Created if it does not exist.
+        state: Tensors on any device, numbers, strings and None, nested in lists, tuples and mappings.  Tuples are read
+            back as lists.
+
+    Raises:
+        VitlabError: If ``state`` contains anything else, with its type and place.
+    """
+    tensors: dict[str, Tensor] = {}
+    rest = json.dumps(_to_plain(dict(state), "", tensors))
+    metadata = {_HEADER: rest, _DIGEST: _digest_of_file(tensors, rest)}
+    write_bytes(folder / CHECKPOINT, pack(tensors, metadata))
+
+
+def read_checkpoint(folder: Path) -> State | None:
+    """Return the checkpoint in ``folder`` with tensors on the CPU, or None if there is none.
+
+    The caller must hold the trial's lock: temporary files of killed writers are deleted.
+
+    Raises:
+        Damaged: If the file is not what was written.
+    """
+    if not folder.is_dir():
+        return None
+    # Their writers are dead, since the caller holds the lock.
+    for leftover in folder.glob(f".{CHECKPOINT}.*"):
+        leftover.unlink(missing_ok=True)
+    if not (folder / CHECKPOINT).exists():
+        return None
+    try:
+        tensors, metadata = unpack(folder / CHECKPOINT)
+        rest = metadata[_HEADER]
+        if metadata[_DIGEST] != _digest_of_file(tensors, rest):
+            raise Damaged(f"{folder / CHECKPOINT} is damaged: its digest differs")
+        state: State = _from_plain(json.loads(rest), tensors)
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise Damaged(f"{folder / CHECKPOINT} cannot be read: {error}") from error
+    return state
+
+
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of a safetensors file.  Tensors are copied, since the format rejects shared memory."""
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return sort_metadata(safetensors.torch.save(copies, dict(metadata)))
+
+
+def unpack(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file, on the CPU, and its metadata."""
+    with safetensors.safe_open(file, framework="pt") as reader:
+        # It is not a mapping.
+        return {name: reader.get_tensor(name) for name in reader.keys()}, reader.metadata() or {}  # noqa: SIM118
+
+
+def _digest_of_file(tensors: Mapping[str, Tensor], rest: str) -> str:
+    return hashlib.sha256(f"{digest(tensors)}\n{rest}".encode()).hexdigest()
+
+
+def _to_plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """Return ``value`` in JSON types, and add its tensors to ``tensors`` under their places."""
+    match value:
+        case Tensor():
+            if place in tensors:  # as by keys 1 and "1"
+                raise VitlabError(f"two tensors of the state have the path {place}; give them keys that differ as text")
+            tensors[place] = value
+            return {"tensor": place}
+        case Mapping():
+            # Pairs, because the keys of JSON are strings, and an optimizer's state has numbers as keys.
+            return {"pairs": [[key, _to_plain(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
+        case list() | tuple():
+            return [_to_plain(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]
+        case None | bool() | int() | float() | str():
+            return value
+    raise VitlabError(
+        f"a checkpoint holds tensors, numbers, text and collections of them; found {type(value).__name__} at {place}"
+    )
+
+
+def _from_plain(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match value:
+        case {"tensor": place}:
+            return tensors[place]
+        case {"pairs": pairs}:
+            return {key: _from_plain(item, tensors) for key, item in pairs}
+        case list():
+            return [_from_plain(item, tensors) for item in value]
+    return value

@@ -28,10 +28,9 @@ from vitlab.models.contract import Model
 from vitlab.registry import optional_module, slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement, Outcome
-from vitlab.training.checkpoint import State as State
+from vitlab.training.artifacts import State as State
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
 from vitlab.training.features import evaluate_features
-from vitlab.training.loss_scaling import LossScaling
 from vitlab.training.losses import Value
 from vitlab.training.memory import MicroBatches, WeightedLoss
 from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
@@ -39,6 +38,7 @@ from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.objective import Objective, Setup
 from vitlab.training.optim import (
     Group,
+    LossScaling,
     Optimizer,
     WeightAverage,
     decay_groups,

@@ -15,8 +15,7 @@ from vitlab.plan.values import Plan
 from vitlab.report.frame import parquet
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.store.damage import read_stored
-from vitlab.store.files import write_bytes
+from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:

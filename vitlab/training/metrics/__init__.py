@@ -5,12 +5,20 @@ predictions.py    loss, accuracy, top_k, balanced_accuracy, per_class_accuracy, 
                   map, micro_f1, macro_f1; pixel_accuracy, miou, miou_foreground
 features.py       effective_rank, knn
 test_sets.py      mce, shifted_accuracy, real_accuracy
-reported.py       the metrics of a trial
 """
 
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from vitlab.geometry import DataInfo, Task
+from vitlab.registry import BUILT_IN, ResolvedChoice
+from vitlab.spec import Choice
 from vitlab.training.metrics.contract import TASKS, Metric, declaration_fault, mean, metric
+
+# The standard metrics are found by name; these imports make them part of the code of every trial.
 from vitlab.training.metrics.predictions import calibration_error, confusion, mean_iou
-from vitlab.training.metrics.reported import STANDARD, metrics_of, resolve_metrics
 from vitlab.training.metrics.test_sets import metrics_of_options, metrics_of_test_set, values_of_test_sets
 
 __all__ = [
@@ -29,3 +37,81 @@ __all__ = [
     "resolve_metrics",
     "values_of_test_sets",
 ]
+
+STANDARD: Mapping[Task, tuple[str, ...]] = {
+    "classification": ("loss", "accuracy", "top_k", "ece"),
+    "segmentation": ("loss", "pixel_accuracy", "miou", "miou_foreground"),
+    "multilabel": ("loss", "map", "micro_f1", "macro_f1"),
+}
+"""Metrics of every trial of a task, except those incompatible with its data, such as ``top5`` of five classes."""
+
+RESERVED = ("split", "id", "label", "prediction", "probability", "label_name", "prediction_name")
+"""Names of the other columns of ``predictions.parquet``."""
+
+
+def metrics_of(
+    data: DataInfo, chosen: Sequence[Choice] = (), standard: Mapping[str, Metric] | None = None
+) -> dict[str, Metric]:
+    """Return the metrics of a trial by name: the standard ones and the ``chosen`` ones.
+
+    Args:
+        data: What the model sees.
+        chosen: The metrics that the trial names.
+        standard: The metrics that every trial of its objective reports; by default the task's metrics.
+    """
+    if standard is None:
+        standard = {_name(choice): metric.build(choice) for choice in _standard(data)}
+    metrics = {**standard, **{_name(choice): metric.build(choice) for choice in map(metric.resolve, chosen)}}
+    for one in metrics.values():
+        one.labels = data.labels
+    return metrics
+
+
+def resolve_metrics(
+    data: DataInfo, chosen: Sequence[ResolvedChoice], without_labels: str = ""
+) -> tuple[list[int], list[tuple[int, str]]]:
+    """Return the indices of the metrics a trial adds to the standard ones, and the errors by index.
+
+    Standard metrics and duplicates are dropped, so that equal trials have equal keys.
+
+    Args:
+        data: What the model sees.
+        chosen: The metrics that the trial names.
+        without_labels: The trial's objective, if it trains no predictions.
+    """
+    standard = [] if without_labels else _standard(data)
+    components = [(choice.component, choice.options) for choice in standard]
+    # Every objective reports a loss.
+    names = {"loss", *map(_name, standard)}
+    indices: list[int] = []
+    faults = []
+    for index, choice in enumerate(chosen):
+        if (choice.component, choice.options) in components:
+            continue
+        component, name, reason = choice.component, _name(choice), ""
+        if data.task not in component.tasks:
+            reason = f" is for {' and '.join(component.tasks)}, not {data.task}"
+        elif without_labels and component.reads == "logits":
+            reason = f" reads predictions, and objective '{without_labels}' trains none; remove it"
+        elif misfit := component.incompatibility(data, choice.options):
+            reason = f": {misfit}"
+        elif not re.fullmatch(r"\w+", name) or name in RESERVED:
+            reason = f": its name in results, '{name}', is reserved or not of letters, digits and _; rename it"
+        elif name in names:
+            reason = f": another metric of the trial is called '{name}' in results; remove one of the two"
+        if reason:
+            faults.append((index, f"metric '{choice.type}'{reason}"))
+        indices.append(index)
+        components.append((component, choice.options))
+        names.add(name)
+    return indices, faults
+
+
+def _standard(data: DataInfo) -> list[ResolvedChoice]:
+    # By full name, since a plugin may register the same short name.
+    choices = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
+    return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]
+
+
+def _name(choice: ResolvedChoice) -> str:
+    return metric.build(choice).name or choice.type.rpartition(":")[2]

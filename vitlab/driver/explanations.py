@@ -1,7 +1,13 @@
-"""Similarity of the features of a study's trained models: linear CKA between arms, and between seeds of one arm."""
+"""Explanations of trained models: pictures of what they attend to, and the similarity of their features.
+
+They are computed from the kept weights, independently of training: old trials can be explained at any time, and
+changes to the pictures require no retraining.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
@@ -9,20 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import Feed, prepare
 from vitlab.errors import UserError, VitlabError, count
 from vitlab.explain import pictures
-from vitlab.explain.measures import MIN_BATCH, grams_of_blocks, linear_cka
+from vitlab.explain.measures import MIN_BATCH, Fusion, grams_of_blocks, linear_cka
+from vitlab.explain.one_image import Explanation, Head, Label, Subject, explain
 from vitlab.identity.trial import Trial
+from vitlab.models.vit import ViT
 from vitlab.plan.sources import images_of
 from vitlab.plan.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.runner.models import dtype_of, load_vit
-from vitlab.store.files import folder_name
-from vitlab.store.folders import Store
+from vitlab.spec import Choice
+from vitlab.store.files import folder_name, read_json
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import Busy
+from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +43,148 @@ if TYPE_CHECKING:
 BATCH = 128  #: images of a batch
 
 Say = Callable[[str], None]
+
+
+def draw_arms(
+    plan: Plan, store: Store, images: Sequence[int], say: Say = lambda sentence: None
+) -> list[str]:
+    """Explain images for the first seed of every arm whose trial has ended, unless already explained.
+
+    Args:
+        plan: the study.
+        store: the store of its trials.
+        images: indices in the test split.
+        say: called with a sentence before each arm.
+
+    Returns:
+        A sentence for every arm that could not be explained; this does not fail the study.
+    """
+    first = {planned.arm: planned.trial for planned in reversed(plan.trials)}
+    sentences = []
+    for arm in (arm.name for arm in plan.arms if arm.name in first):
+        folder = store.trial(first[arm].key, first[arm].code)
+        missing = [index for index in images if not _place(folder, index).exists()]
+        if not missing or not folder.done():
+            continue
+        try:
+            with folder.lease():
+                say(f"drawing what {arm} attends to in {count(len(missing), 'test image')}")
+                if objective := objective_without_labels(read_json(folder.spec)):
+                    say(f"{arm} is explained without predictions: objective '{objective}' trains none")
+                draw_images(folder, missing)
+        except Busy:
+            sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
+        except (VitlabError, NotImplementedError) as error:
+            sentences.append(f"{arm} is not explained: {error}")
+    return sentences
+
+
+def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
+    """Write explanations of test images to a trial's folder, each atomically.
+
+    The caller holds the trial's lease.
+
+    Raises:
+        UserError: if the trial's model has no attention, or the test split has no such image.
+        WeightsError: if the trial kept no weights.
+    """
+    model, transform = load_vit(folder)
+    spec = read_json(folder.spec)
+    # The subject names no arm or study, because the same trial may belong to several.
+    trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
+    for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
+        place = _place(folder, index)
+        temporary = folder.path / f".explain.{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        subject = Subject(trial, f"test image {index}", label)
+        try:
+            draw_image(model, transform, spec, pixels_CHW, subject, temporary)
+            place.parent.mkdir(exist_ok=True)
+            os.replace(temporary, place)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        folder.emit("artifact", path=str(place.relative_to(folder.path)))
+
+
+def draw_image(
+    model: ViT,
+    transform: Transform,
+    trial: Mapping[str, Any] | None,
+    picture: Any,
+    subject: Subject,
+    out: Path,
+    *,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+) -> Explanation:
+    """Write the explanation of one image by :func:`~vitlab.explain.one_image.explain`.
+
+    Args:
+        model: a trained ViT.
+        transform: from images to its input.
+        trial: the content of the trial's ``spec.json``; None for a file of weights.
+        picture: an image, as the transform takes it.
+        subject: the model and the image, as its pictures name them.
+        out: a folder; created if it does not exist.
+        fusion: how heads become one map in the rollout.
+        discard: share of the smallest attention weights that the rollout sets to 0.
+    """
+    info, x_BCHW = transform.input_spec.info, transform(picture)
+    image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
+    head: Head = "multilabel" if info.task == "multilabel" else "trained"
+    if objective_without_labels(trial):
+        head = "untrained"
+    return explain(model, x_BCHW, image_HWC, info.labels, out, subject, head=head, fusion=fusion, discard=discard)
+
+
+def objective_without_labels(trial: Mapping[str, Any] | None) -> str | None:
+    """Return the name of a trial's objective if it does not train predictions on labels; None if it does.
+
+    Args:
+        trial: the content of the trial's ``spec.json``; None for a file of weights.
+    """
+    if trial is None:
+        return None
+    choice = Choice.of(trial["spec"]["train"]["objective"])
+    component: Any = slot("objective").find(choice.type)[0]
+    return None if component.labels else choice.type
+
+
+def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Label]]:
+    """Return images of a trial's own test split by index, each uint8 (C, H, W), with the truth.
+
+    Args:
+        trial: the content of the trial's ``spec.json``.
+        images: indices, from 0.
+
+    Raises:
+        UserError: if the split has no such image.
+    """
+    prepared = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"])
+    subset, names = prepared.test, prepared.info.labels
+    for index in images:
+        if index >= len(subset):
+            raise UserError(f"there is no test image {index}: the split has {len(subset)}, counted from 0")
+    position_N = torch.tensor(list(images))
+    y_N = subset.y_N[position_N]
+    truth: list[Label] = [_truth(y, names) for y in y_N]
+    return list(zip(subset.at(position_N), truth, strict=True))
+
+
+def _truth(y: Tensor, names: Sequence[str]) -> Label:
+    if y.ndim == 1:
+        return ", ".join(names[index] if names else str(index) for index in y.nonzero()[:, 0].tolist())
+    if y.ndim:
+        label_HW: NDArray[np.int64] = y.long().where(y != VOID, IGNORED).numpy()
+        return label_HW
+    return names[int(y)] if names else str(int(y))
+
+
+def _place(folder: TrialFolder, index: int) -> Path:
+    return folder.path / "explain" / f"test-{index}"
+
+
+# -- similarity of features: linear CKA between arms, and between seeds of one arm -------------------------------------
 
 
 @dataclass(frozen=True)
