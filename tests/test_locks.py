@@ -308,7 +308,7 @@ def test_one_of_several_drivers_takes_over_stale_lock(tmp_path: Path, monkeypatc
 def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The local clock is ahead of the file system's, so the lock of the other driver looks stale."""
     from vitlab.driver import scheduler
-    from vitlab.driver.scheduler import sole_driver
+    from vitlab.driver.session import sole_driver
     from vitlab.store.folders import Store
 
     without_locks(monkeypatch)

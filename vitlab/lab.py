@@ -15,8 +15,8 @@ from threading import Thread
 from vitlab import registry, report
 from vitlab.driver.planning import given_file, prepare_run, read_data, with_decisions
 from vitlab.driver.planning import plan_study as plan_study
-from vitlab.driver.scheduler import sole_driver, train_missing
-from vitlab.driver.session import Session, Watch, cached_trials, next_stage, require_arm
+from vitlab.driver.scheduler import train_missing
+from vitlab.driver.session import Session, Watch, cached_trials, next_stage, require_arm, sole_driver
 from vitlab.plan.plan_file import registered, write_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run, is_recorded

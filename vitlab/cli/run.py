@@ -127,7 +127,7 @@ def _detach(
     """
     from vitlab import registry
     from vitlab.driver.planning import plan_study
-    from vitlab.driver.scheduler import driver_of
+    from vitlab.driver.session import driver_of
     from vitlab.store.files import open_in_place
     from vitlab.store.folders import Store
 

@@ -37,7 +37,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     from rich.console import Console
     from rich.text import Text
 
-    from vitlab.driver.scheduler import driver_of
+    from vitlab.driver.session import driver_of
     from vitlab.report.api import open_study
     from vitlab.report.formats import fitted_table
     from vitlab.report.phrasing import Column

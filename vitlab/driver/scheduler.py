@@ -30,17 +30,12 @@ TRACK_EVERY_S = 2.0
 def train_missing(
     stage: Plan, trials: Sequence[Planned], session: Session, *, retry_failed: bool = False
 ) -> dict[str, str]:
-    """Train the trials of a stage and their missing prerequisites.
+    """Train the trials of a stage, each given once, and their missing prerequisites.
 
-    Args:
-        stage: the plan of the stage.
-        trials: those to train, each once.
-        session: the run.
-        retry_failed: train trials that failed under the same code; otherwise they stay failed.
+    Trials that failed under the same code stay failed unless ``retry_failed`` is set.
 
     Returns:
-        ``trained``, ``elsewhere`` (by another run meanwhile) or ``failed`` for each of these trainings, by its
-        ``key/code``.
+        ``trained``, ``elsewhere`` (by another run meanwhile) or ``failed`` for each training, by its ``key/code``.
 
     Raises:
         Refused: if the code has changed since the trials were planned; running trials have ended.
@@ -51,8 +46,7 @@ def train_missing(
     def has_failed(planned: Planned) -> bool:
         return not retry_failed and session.folder(planned.trial).has_failed_for_good()
 
-    to_try = [planned for planned in trials if not has_failed(planned)]
-    todo = with_prerequisites(stage, to_try, session.store)
+    todo = with_prerequisites(stage, [planned for planned in trials if not has_failed(planned)], session.store)
     failed_before = [planned for planned in (*trials, *todo) if has_failed(planned)]
     todo = [planned for planned in todo if not has_failed(planned)]
     if failed_before:
@@ -126,11 +120,7 @@ class Schedule:
         return cls(executor, planned, session, waiting, running)
 
     def complete(self) -> None:
-        """Run all jobs to their end.
-
-        Raises:
-            Refused, TrialFailed, Interrupted: see :func:`train_missing`.
-        """
+        """Run all jobs to their end; for what it raises see :func:`train_missing`."""
         try:
             while self._waiting or self._running:
                 self._track()
@@ -223,11 +213,7 @@ class Schedule:
         return job if times <= run.retries.allowed(ending) else None
 
     def _check_abort(self) -> None:
-        """Raise an error if the study is to be aborted.
-
-        Raises:
-            TrialFailed: if too many of the finished trials have failed.
-        """
+        """Raise TrialFailed if so many of the finished trials have failed that the study is to be aborted."""
         abort, finished, planned = self._session.run.abort_study, self._done + self.failed, len(self._planned)
         if abort is None or finished < abort.min_finished or finished == planned:
             return

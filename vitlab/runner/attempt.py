@@ -84,11 +84,12 @@ class Attempt:
         self.rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
 
-    def train(self, stop: Callable[[], bool], note: str = "") -> TrialResult | None:
-        """Train in the loop engine; see :func:`vitlab.runner.run.execute`.  ``note`` goes to the journal."""
-        training = self.begin("loop", note)
-        (outcome,) = train([training], stop=stop, every_s=self.settings.every_s)
-        return None if outcome is None else self.finish(self.write_outputs(training, outcome, self.spent_s()))
+    def train(self, stop: Callable[[], bool]) -> bool:
+        """Train in the loop engine and write the result; return False if the training was stopped."""
+        (outcome,) = train([self.begin("loop")], stop=stop, every_s=self.settings.every_s)
+        if outcome is not None:
+            self.store(outcome)
+        return outcome is not None
 
     def begin(self, engine: str, note: str = "") -> Training:
         """Return the training before its first step, or its next one after a resume.
@@ -178,15 +179,24 @@ class Attempt:
         self.folder.emit("end", status=Ending.FAILED, failure=sentence)
         return OutOfMemory(sentence) if kind == Ending.OOM else error
 
-    def write_outputs(self, training: Training, outcome: Outcome, wall_s: float) -> TrialResult:
+    def write_outputs(self, outcome: Outcome, wall_s: float) -> TrialResult:
         """Write the files of a trial that has ended, but for the result, and return it for :meth:`finish`.
 
         Args:
-            training: The training of :meth:`begin`.
-            outcome: Its outcome.
+            outcome: The outcome of the training.
             wall_s: Its share of :meth:`spent_s`.
         """
-        params, macs = self.size
+        self.folder.require()
+        training, (params, macs) = self.training, self.size
+        failure = training.failure
+        status = Ending.DIVERGED if failure else Ending.DONE
+        if not failure:
+            state = training.model.state_dict()
+            outcome = replace(outcome, weights=digest(state))
+            write_predictions(self.folder.predictions, training.predictions, self.input_spec.info.labels)
+            if self.settings.keep.last:
+                write_weights(self.folder.weights, state, self.input_spec)
+        self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
         circumstances = Circumstances(
             started=self.first_began,
             wall_s=wall_s,
@@ -200,7 +210,7 @@ class Attempt:
             ended=time.time(),
             weights=tuple(self.weights),
         )
-        return self.write_files(training, outcome, circumstances)
+        return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure)
 
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
@@ -256,26 +266,15 @@ class Attempt:
             write_weights(file, self.training.model.state_dict(), self.input_spec)
         self.training.exclude_time(time.perf_counter() - began)
 
-    def write_files(self, training: Training, outcome: Outcome, circumstances: Circumstances) -> TrialResult:
-        """Write the predictions, the weights and the end of the journal, and return the result."""
-        self.folder.require()
-        failure = training.failure
-        status = Ending.DIVERGED if failure else Ending.DONE
-        if not failure:
-            state = training.model.state_dict()
-            outcome = replace(outcome, weights=digest(state))
-            write_predictions(self.folder.predictions, training.predictions, self.input_spec.info.labels)
-            if self.settings.keep.last:
-                write_weights(self.folder.weights, state, self.input_spec)
-        self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
-        return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure)
+    def store(self, outcome: Outcome) -> None:
+        """Write all files of a trial that has ended."""
+        self.finish(self.write_outputs(outcome, self.spent_s()))
 
-    def finish(self, result: TrialResult) -> TrialResult:
+    def finish(self, result: TrialResult) -> None:
         """Write the result, last: its presence means that all other files exist."""
         self.folder.finish(result)
         self.outcome = result
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
-        return result
 
     def spent_s(self) -> float:
         """Return the seconds of all attempts at the trial so far."""
@@ -298,6 +297,28 @@ class Attempt:
             **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
             **({} if (how := self.settings.activation_checkpointing) == "none" else {"activation_checkpointing": how}),
         }
+
+
+class ReadOnlyAttempt(Attempt):
+    """The attempt of a rank other than 0, which writes nothing."""
+
+    def open(self) -> None:
+        """Leave the folder alone."""
+
+    def log_start(self, training: Training, note: str) -> None:
+        """Log nothing."""
+
+    def log(self, measurement: Measurement) -> None:
+        """Log nothing."""
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Save nothing."""
+
+    def keep(self, name: str) -> None:
+        """Keep nothing."""
+
+    def store(self, outcome: Outcome) -> None:
+        """Write nothing."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -30,13 +30,13 @@ from vitlab.identity.code import (
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
-from vitlab.runner.attempt import Attempt, out_of_memory, sentence_of
+from vitlab.runner.attempt import Attempt, ReadOnlyAttempt, out_of_memory, sentence_of
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import NODE, Job, Settings
 from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
-from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
+from vitlab.store.result import Ending, Outcome, TrialResult
 from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Training
 
@@ -48,64 +48,50 @@ def require_planned_code(trials: Iterable[Trial]) -> None:
         Refused: If the code or a version differs, or a component of a trial is missing.
     """
     refresh()
-    last = None
+    here, last = versions(), None
     for trial in trials:
         facts = trial.code, trial.spec, trial.needs, trial.versions
-        if facts != last:  # the replicates of an arm have these in common
-            _require_planned_code_of(trial)
-            last = facts
-
-
-def _require_planned_code_of(trial: Trial) -> None:
-    """Check one trial, see :func:`require_planned_code`."""
-    if not trial.code:
-        return  # the trial has no plan
-    here = versions()
-    missing = [
-        f"{name} {version}, not {here.get(name)}"
-        for name, version in trial.versions.items()
-        if here.get(name) != version
-    ]
-    if missing:
-        raise Refused(f"this trial was planned under {' and '.join(missing)}; plan it again with 'vitlab run'")
-    try:
-        roots = modules_of_spec(trial.spec)
-        code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
-        modules = closure({RUNNER, *roots}, source.loaded)
-    except VitlabError as error:
-        raise Refused(
-            f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
-        ) from error
-    sentence = mixed_versions_message(modules)
-    if code != trial.code:
-        sentence = (
-            sentence
-            or edited_module_message(modules)
-            or (
-                f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
-                "plan it again with 'vitlab run'"
+        if not trial.code or facts == last:  # it has no plan, or is a replicate of the one before
+            continue
+        last = facts
+        if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
+            raise Refused(f"this trial was planned under {' and '.join(other)}; plan it again with 'vitlab run'")
+        try:
+            roots = modules_of_spec(trial.spec)
+            code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
+            modules = closure({RUNNER, *roots}, source.loaded)
+        except VitlabError as error:
+            raise Refused(
+                f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
+            ) from error
+        sentence = mixed_versions_message(modules)
+        if code != trial.code:
+            sentence = (
+                sentence
+                or edited_module_message(modules)
+                or (
+                    f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
+                    "plan it again with 'vitlab run'"
+                )
             )
-        )
-    if sentence:
-        raise Refused(sentence)
+        if sentence:
+            raise Refused(sentence)
 
 
 def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
     """Train the trials of a job, resume them, or return their stored results; write to their folders alone.
 
-    The trials are trained together by the engine ``job.settings.engine``, or one after another by ``loop``.  An engine
-    that does not support them is replaced by its fallback; the journals state the reason.  If memory runs out, the
-    halves are trained separately.
+    An engine that does not support them is replaced by its fallback; the journals state the reason.  If memory runs
+    out, the halves are trained separately.
 
     Args:
         job: The trials, of equal :func:`vitlab.plan.engine_choice.batch_key` if there are several.
         stop: Called before every step; training stops once it returns True.
 
     Returns:
-        For each trial its result, whose status may be ``diverged``, or None if training was stopped after writing a
-        checkpoint.  Otherwise an error: ``Busy`` if another process holds the trial or has taken it over,
-        ``ProcessLost`` if one of several processes died, or another one, which its folder records, such as
-        ``OutOfMemory``.
+        For each trial its result, whose status may be ``diverged``, or None if it was stopped after writing a
+        checkpoint.  Otherwise an error: ``Busy`` if another process holds the trial, ``ProcessLost`` if one of several
+        processes died, or another one, which its folder records, such as ``OutOfMemory``.
 
     Raises:
         Refused: If code or versions differ from the plan of a trial; then nothing is written.
@@ -218,10 +204,9 @@ def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[],
     rounds: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
     for some, name, note in rounds:  # grows by fallbacks
         started = _begin(some, name, note)
-        alone = any(attempt.engine_type.one_at_a_time for attempt, _ in started)
+        alone = any(attempt.engine_type.one_at_a_time for attempt in started)
         for batch in [[each] for each in started] if alone else [started] if started else []:
-            first = batch[0][0]
-            trainings = [training for _, training in batch]
+            first, trainings = batch[0], [attempt.training for attempt in batch]
             try:
                 outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
             except EngineFailed as failed:
@@ -230,7 +215,7 @@ def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[],
                 if not out_of_memory(cause):
                     reason = f"engine {first.engine} failed: {sentence_of(cause, first.trial)}"
                     fallback = f"trained by engine {failed.fallback}, for {reason}"
-                    rounds.append(([attempt for attempt, _ in batch], failed.fallback, fallback))
+                    rounds.append((batch, failed.fallback, fallback))
                 elif alone and isinstance(cause, Exception):
                     first.end(cause)
                 else:
@@ -243,12 +228,13 @@ def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[],
                 _write_results(batch, outcomes)
 
 
-def _begin(attempts: Sequence[Attempt], engine: str, note: str) -> list[tuple[Attempt, Training]]:
-    """Return the trainings of attempts before their next step; an attempt whose training cannot begin is ended."""
-    started: list[tuple[Attempt, Training]] = []
+def _begin(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]:
+    """Return the attempts whose trainings have begun; one whose training cannot begin is ended."""
+    started = []
     for attempt in attempts:
         try:
-            started.append((attempt, attempt.begin(engine, note)))
+            attempt.begin(engine, note)
+            started.append(attempt)
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -256,24 +242,21 @@ def _begin(attempts: Sequence[Attempt], engine: str, note: str) -> list[tuple[At
     return started
 
 
-def _write_results(batch: Sequence[tuple[Attempt, Training]], outcomes: Sequence[Outcome | None]) -> None:
+def _write_results(batch: Sequence[Attempt], outcomes: Sequence[Outcome | None]) -> None:
     """Write the results of trainings that have ended; those that were stopped have no outcome."""
     outputs: list[tuple[Attempt, TrialResult]] = []
     # Trials trained together share the time equally; it ends here for all, before the first one writes its files.
-    shares_s = [attempt.spent_s() / len(batch) for attempt, _ in batch]
-    for (attempt, training), outcome, share_s in zip(batch, outcomes, shares_s, strict=True):
+    shares_s = [attempt.spent_s() / len(batch) for attempt in batch]
+    for attempt, outcome, share_s in zip(batch, outcomes, shares_s, strict=True):
         if outcome is not None:
             with _isolated(attempt):
-                outputs.append((attempt, attempt.write_outputs(training, outcome, share_s)))
+                outputs.append((attempt, attempt.write_outputs(outcome, share_s)))
 
     def finish(output: tuple[Attempt, TrialResult]) -> None:
         attempt, result = output
         with _isolated(attempt):
             attempt.finish(result)
 
-    if len(outputs) == 1:
-        finish(outputs[0])
-        return
     with ThreadPoolExecutor(max(1, len(outputs))) as threads:  # so that the trials wait for the disk together
         list(threads.map(finish, outputs))
 
@@ -338,8 +321,8 @@ def _run_rank(
                 rendezvous(rank, settings.processes, place, device, settings.nodes)
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
-            attempt = (Attempt if rank == 0 else _ReadOnlyAttempt)(trial, folder, settings, device, peers)
-            return RankResult(Ending.STOPPED if attempt.train(peers.any_rank(stop)) is None else Ending.DONE)
+            attempt = (Attempt if rank == 0 else ReadOnlyAttempt)(trial, folder, settings, device, peers)
+            return RankResult(Ending.DONE if attempt.train(peers.any_rank(stop)) else Ending.STOPPED)
     except Busy:
         return RankResult(NoResult.BUSY)
     except PeerDied as error:
@@ -349,28 +332,3 @@ def _run_rank(
     except (Exception, SystemExit) as error:  # of any component
         ending = Ending.OOM if out_of_memory(error) else Ending.ERROR
         return RankResult(ending, sentence_of(error, trial), traceback.format_exc())
-
-
-class _ReadOnlyAttempt(Attempt):
-    """The attempt of a rank other than 0, which writes nothing."""
-
-    def open(self) -> None:
-        pass
-
-    def log_start(self, training: Training, note: str) -> None:
-        pass
-
-    def log(self, measurement: Measurement) -> None:
-        pass
-
-    def save(self, state: Mapping[str, Any]) -> None:
-        pass
-
-    def keep(self, name: str) -> None:
-        pass
-
-    def write_files(self, training: Training, outcome: Outcome, circumstances: Circumstances) -> TrialResult:
-        return TrialResult(self.trial.key, self.trial.code, Ending.DONE, outcome, circumstances)
-
-    def finish(self, result: TrialResult) -> TrialResult:
-        return result
