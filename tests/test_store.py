@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_damaged_result_counts_as_absent_and_is_renamed(
 def test_result_with_wrong_types_is_damaged(tmp_path: Path) -> None:
     folder = Store(tmp_path).trial("key", "code")
     file = folder.path / "result.json"
-    whole = result().to_json()
+    whole = asdict(result())
     for changed in (
         {**whole, "outcome": {**whole["outcome"], "steps": "2"}},
         {**whole, "outcome": {**whole["outcome"], "steps": 2.5}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_changed_tensor_of_trial_file_is_refused(tmp_path: Path) -> None:
     file, _ = write_trial(tmp_path, {})
     ended = Outcome({"val/accuracy": 0.5}, (), digest(safetensors.torch.load_file(file)), 1, 8)
     circumstances = Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {})
-    write_json(tmp_path / "result.json", TrialResult("k", "c", Ending.DONE, ended, circumstances).to_json())
+    write_json(tmp_path / "result.json", asdict(TrialResult("k", "c", Ending.DONE, ended, circumstances)))
     open_model(file)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

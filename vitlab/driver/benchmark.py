@@ -41,7 +41,8 @@ from vitlab.spec import RunSpec
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import LAST, Keep, Store, TrialFolder
 from vitlab.training.evaluation import forward_logits
-from vitlab.training.loop import Training, peak_memory
+from vitlab.training.loop import Training
+from vitlab.training.memory import peak_memory
 
 ROUNDS = 5  #: processes per arm
 PROBES = 3  #: maximum number of measured blocks per engine

@@ -23,13 +23,10 @@ class EngineFailed(Exception):
 
 
 class Engine(ABC):
-    """Contract: ``Engine(trainings)`` computes trainings that are at the same step.
+    """Contract: ``Engine(trainings)`` computes trainings that it supports and that are at the same step.
 
     A step and an evaluation of a training must equal :class:`Loop`'s up to rounding, and must not depend on the
     other trainings: the engine is no part of a trial's key.
-
-    Args:
-        trainings: Trainings that it supports, see :meth:`incompatibility`.
 
     Raises:
         EngineFailed: If it cannot be set up and there is a fallback.
@@ -124,9 +121,9 @@ def train(
 ) -> list[Outcome | None]:
     """Train models in place.
 
-    The trainings may differ in whatever does not affect shapes, such as seeds and learning rates.  They share the
-    validation and test images, the length and the evaluations; each may stop early.  After a resume they may be at
-    different steps; those behind are trained first.  With ``spec.ema`` a model holds the averaged weights afterwards.
+    The trainings share the shapes, the validation and test images, the length and the evaluations; each may stop early.
+    After a resume they may be at different steps; those behind are trained first.  With ``spec.ema`` a model holds the
+    averaged weights afterwards.
 
     Args:
         trainings: The trainings.  A training is saved when it is stopped, at an evaluation if more than
@@ -146,8 +143,8 @@ def train(
     latest: Engine | None = None
     first = trainings[0]
     saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
-    last_measured = min(training.last_measured_step for training in trainings)
-    for moment in evaluation_steps(first.steps, first.spec.evaluations, after=last_measured):
+    splits = ("val", "test", *first.feed.test_sets)  # the last measurement of a training evaluates all of these
+    for moment in evaluation_steps(first.steps, first.spec.evaluations):
         last = moment == first.steps
         while behind := [training for training in active if training.step < moment]:
             # Trainings at one step go on together until they reach the next ones ahead.
@@ -162,18 +159,17 @@ def train(
                     _save(active)
                     saved_at = time.monotonic()
         due = [training for training in active if last or training.last_measured_step < moment]
-        if not due:
+        if not due:  # before the point at which all have resumed
             continue
         # Saved before the last evaluation, which may take longer than all steps and fail.
         if last and time.monotonic() - saved_at > worth_s:
             _save(due)
         latest = _engine_of(due, engine, latest)
-        measurements = _measure(due, latest.evaluate(splits_of(last, first.feed.test_sets)), outcomes)
+        measurements = _measure(due, latest.evaluate(splits if last else splits[:1]), outcomes)
         ending = list(measurements) if last else [training for training in measurements if training.stops_early()]
         if ending and not last:
             latest = _engine_of(ending, engine, latest)
-            tests = splits_of(True, first.feed.test_sets)[1:]
-            measurements |= _measure(ending, latest.evaluate(tests), outcomes)
+            measurements |= _measure(ending, latest.evaluate(splits[1:]), outcomes)
         for training, measurement in measurements.items():
             if training not in outcomes:
                 training.emit(measurement)
@@ -199,19 +195,9 @@ def _measure(
     return measurements
 
 
-def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
-    """Yield the evenly spaced steps after which an evaluation follows, the last step included.
-
-    Steps up to ``after`` are left out, except the last one.
-    """
-    for moment in sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)}):
-        if moment > after or moment == steps:
-            yield moment
-
-
-def splits_of(last: bool, test_sets: Iterable[Split] = ()) -> tuple[Split, ...]:
-    """Return the splits that a measurement evaluates: val, and for the last one test and the ``test_sets``."""
-    return ("val", "test", *test_sets) if last else ("val",)
+def evaluation_steps(steps: int, evaluations: int) -> list[int]:
+    """Return the evenly spaced steps after which an evaluation follows, the last step included."""
+    return sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)})
 
 
 def _engine_of(trainings: list[Training], engine: type[Engine], latest: Engine | None) -> Engine:

@@ -44,8 +44,8 @@ from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
-from vitlab.training.loop import Training, index_of_best, peak_memory
-from vitlab.training.memory import MicroBatches, recompute_blocks
+from vitlab.training.loop import Training, index_of_best
+from vitlab.training.memory import MicroBatches, peak_memory, recompute_blocks
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 """Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""

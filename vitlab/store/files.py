@@ -176,16 +176,13 @@ def check_weights(file: Path) -> bool:
     Raises:
         ValueError: for any other file.
     """
-    with open(file, "rb") as reader:
-        length = int.from_bytes(reader.read(8), "little")
-        size = os.fstat(reader.fileno()).st_size
-        if not 0 < length <= size - 8:
-            raise ValueError("it is shorter than its header")
-        header = mapping(json.loads(reader.read(length)))
-    ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
-    if max(ends, default=0) != size - 8 - length:
-        raise ValueError("its length is not the one in its header")
-    return True
+    import safetensors  # readers of results alone need none
+
+    try:
+        with safetensors.safe_open(file, framework="numpy"):
+            return True
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from None
 
 
 def sort_metadata(data: bytes) -> bytes:

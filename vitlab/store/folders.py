@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,7 +151,7 @@ class TrialFolder:
         files = (self.spec, self.weights, self.predictions, *self.path.glob("weights-*.safetensors"))
         fsync_all([file for file in files if file.exists()])
         self.require()
-        write_json(self.path / "result.json", result.to_json())
+        write_json(self.path / "result.json", asdict(result))
         self.clear_failure()
 
     def remove_checkpoint(self, spec: Mapping[str, object] | None = None) -> None:
@@ -177,7 +178,7 @@ class TrialFolder:
 
     def last_failure(self) -> Failure | None:
         """Return the stored failure of the last attempt; None if none is stored."""
-        return read_json(self.path / "failure.json", Failure.from_json)
+        return read_json(self.path / "failure.json", partial(parsed, Failure))
 
     def failure(self) -> str | None:
         """Return in one sentence why the last attempt failed; None if it did not."""

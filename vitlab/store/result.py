@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -50,26 +50,11 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 def _numerics(numerics: Mapping[str, object]) -> Mapping[str, object]:
-    """Check the fields of ``numerics`` that reports show, and return it.
-
-    Raises:
-        ValueError: If a field is of another type.
-    """
+    """Return ``numerics``; raise ValueError if a field that reports show is of another type."""
     for name, kind in (("torch", str), ("device", str), ("processor", str), ("engine", str), ("threads", int)):
         if name in numerics and type(numerics[name]) is not kind:
             raise ValueError(f"{name} is no {kind.__name__}")
     return numerics
-
-
-def _with_result(ending: Ending) -> Ending:
-    """Return the ending after checking that it is one of a trial with a result.
-
-    Raises:
-        ValueError: If it is another one.
-    """
-    if ending not in (Ending.DONE, Ending.DIVERGED, Ending.FAILED):
-        raise ValueError(f"{ending} is no ending of a trial with a result")
-    return ending
 
 
 @dataclass(frozen=True)
@@ -97,13 +82,7 @@ class Outcome:
     images: Count
 
     def value(self, metric: str, at: str, goal: str) -> float | None:
-        """Return the ``last`` or the ``best`` finite value of a metric; None if there is none.
-
-        Args:
-            metric: the metric.
-            at: ``last`` or ``best``.
-            goal: ``max`` or ``min``, which decides what is best.
-        """
+        """Return the ``last`` or the ``best`` (by the ``max`` or ``min`` goal) finite value of a metric, if any."""
         moments = [moment.metrics for moment in self.history] if at == "best" else [self.metrics]
         finite = [metrics[metric] for metrics in moments if math.isfinite(metrics.get(metric, math.nan))]
         return (max if goal == "max" else min)(finite, default=None)
@@ -121,9 +100,8 @@ class Circumstances:
     macs: Count  #: multiply-accumulates of one forward pass of one image
     memory_bytes: Count  #: peak of the process (CPU) or of the allocator (CUDA)
     versions: Mapping[str, str]
-    numerics: Annotated[
-        Mapping[str, object], AfterValidator(_numerics)
-    ]  #: torch, device, engine, attention kernel, threads, precision
+    #: torch, device, engine, attention kernel, threads, precision
+    numerics: Annotated[Mapping[str, object], AfterValidator(_numerics)]
     ended: Seconds = 0.0  #: since 1970
     weights: tuple[str, ...] = ()  #: what ``init_from`` loaded, resampled, assumed and left out, a sentence each
 
@@ -140,22 +118,14 @@ class TrialResult:
 
     key: str
     code: str
-    status: Annotated[Ending, AfterValidator(_with_result)]
+    status: Literal[Ending.DONE, Ending.DIVERGED, Ending.FAILED]
     outcome: Outcome
     circumstances: Circumstances
     failure: str = ""
 
-    def to_json(self) -> dict[str, object]:
-        """Return the result as a dictionary of values that JSON can hold."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Any) -> TrialResult:
-        """Parse a result from JSON values.
-
-        Raises:
-            ValueError: If a value is missing or of another type, with its name.
-        """
+        """Parse a result from JSON values; raise ValueError if one is missing or of another type, with its name."""
         return parsed(TrialResult, data)
 
 
@@ -168,12 +138,3 @@ class Failure:
     traceback: str = ""
     time: Seconds = 0.0  #: since 1970
     has_failed_for_good: Annotated[bool, Field(strict=True)] = False  #: True if the trial runs again only on request
-
-    @classmethod
-    def from_json(cls, data: Any) -> Failure:
-        """Parse a failure from JSON values.
-
-        Raises:
-            ValueError: if a value is missing or of another type, naming it.
-        """
-        return parsed(Failure, data)

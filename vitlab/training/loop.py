@@ -7,13 +7,11 @@ resumed training computes the same numbers as an uninterrupted one.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +30,7 @@ from vitlab.training.artifacts import State as State
 from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
 from vitlab.training.features import evaluate_features
 from vitlab.training.losses import Value
-from vitlab.training.memory import MicroBatches, WeightedLoss
+from vitlab.training.memory import MicroBatches, WeightedLoss, peak_memory
 from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
 from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.objective import Objective, Setup
@@ -70,21 +68,6 @@ def index_of_best(history: Sequence[Measurement], metric: str, goal: str) -> int
     sign = 1 if goal == "max" else -1
     values = [sign * moment.metrics.get(metric, math.nan) for moment in history]
     return max(range(len(values)), key=lambda at: values[at] if math.isfinite(values[at]) else -math.inf)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere; 0 if it is unknown."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with suppress(OSError, IndexError):  # on Linux, as ru_maxrss includes the peak of the program that started this one
-        return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    # macOS counts bytes, other systems KiB.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Diverged(Exception):

@@ -1,4 +1,4 @@
-"""A step in less memory: its batch in microbatches, and activations that the backward pass computes again.
+"""Memory of a step: its batch in microbatches, activations that the backward pass computes again, and the peak.
 
 **Gradient accumulation**, to fit a batch in memory or to divide it between processes.  The gradient of a step equals
 the one of its full batch.  A loss is the mean over its decisions (images, or labelled pixels), so each microbatch is
@@ -17,9 +17,11 @@ Both settings belong to ``run``, not to a trial's identity.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -162,3 +164,21 @@ def _second_pass(draws: noise.Draws | None, state: list[tuple[nn.Module, str, Te
     finally:
         for (module, name, _), current in zip(state, after, strict=True):
             module._buffers[name] = current
+
+
+# -- measurement -------------------------------------------------------------------------------------------------------
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere; 0 if it is unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError, IndexError):  # on Linux, as ru_maxrss includes the peak of the program that started this one
+        return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    # macOS counts bytes, other systems KiB.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
