@@ -23,7 +23,7 @@ from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.testing import results
 from vitlab.trackers import Tracker, tracker
-from vitlab.trackers.delivery import BackgroundTracker, sync
+from vitlab.trackers.delivery import BackgroundDelivery, sync
 from vitlab.trackers.replay import Cursor, Replay, TrialUpdate
 
 PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
@@ -247,12 +247,12 @@ def test_trials_do_not_wait_for_delivery(tmp_path: Path) -> None:
                 under_way[0] -= 1
 
     store, board = rehearsed(tmp_path, Slow)
-    aside = BackgroundTracker(board)
+    aside = BackgroundDelivery(board)
     for _ in range(3):
         aside.update()
-    assert aside.title == "Lines" and not (store.root / "lines").exists()
+    assert not (store.root / "lines").exists()
     threading.Timer(0.1, go_on.set).start()
-    assert aside.close() == "somewhere" and most == [1]
+    assert aside.close([]) == "somewhere" and most == [1]
     assert lines(store) == journalled(store) + Counter({"done": 4})
 
 

@@ -22,7 +22,6 @@ from vitlab.plan.values import Plan
 from vitlab.plan.versions import begin_run, is_recorded
 from vitlab.report.api import Answer as Answer
 from vitlab.store.folders import OUT, Store
-from vitlab.trackers.delivery import deliver_rest, forget_delivery, recorded_link, tracker_of
 
 Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""
@@ -82,12 +81,13 @@ def run(
     # The key of a trial needs the identity of its data, which is known once the data has been read.
     if read_data(plan, store, file):
         study, plan = make()
+    trackers = registry.slot("tracker")
     with sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make()
         outcomes = cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, outcomes)
-        tracker_of(plan, store, study.run)  # raises before anything is written if its options cannot work
+        trackers.build(study.run.tracker, plan, store, study.run)  # raises before anything is written if it cannot work
         if missing:
             registry.slot("executor").build(study.run.executor, study.run)  # the same
         store.clear(plan.study)
@@ -95,7 +95,8 @@ def run(
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = registered(plan, store)
-        session = Session(store, study.run, plugins, watch, tracker_of(plan, store, study.run))
+        tracker = trackers.build(study.run.tracker, plan, store, study.run)
+        session = Session(store, study.run, plugins, watch, tracker)
         stages, has_ended = 0, False
         try:
             while True:
@@ -106,7 +107,7 @@ def run(
                     write_plan(decided, store)
                     study, plan = make()
                     plan = write_plan(plan, store)
-                    session = replace(session, tracker=tracker_of(plan, store, study.run))
+                    session = replace(session, tracker=trackers.build(study.run.tracker, plan, store, study.run))
                     continue
                 stage, missing = next_stage(plan, only, outcomes)
                 # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
@@ -147,13 +148,13 @@ def run(
 
 def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:
     """Bring the stored report up to date, and the tracker, and return the study's address there."""
-    folder, tracker, say = session.store.study(plan.study) / "report", session.tracker, session.watch.say
+    folder, delivery, say = session.store.study(plan.study) / "report", session.delivery, session.watch.say
     if report.is_current(plan, session.store):
         if on_report is not None:
             on_report(lambda format: report.read_report(plan, session.store, format) or "")
-        return recorded_link(tracker) or deliver_rest(tracker, sorted(folder.iterdir()), say)
-    forget_delivery(tracker)
-    tracker.update()  # while the report is written
+        return delivery.recorded_link() or delivery.close(sorted(folder.iterdir()), say)
+    delivery.forget()
+    delivery.update()  # while the report is written
     content = report.collect(plan, session.store)
     try:
         if on_report is not None:
@@ -164,5 +165,5 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
         try:
             files = report.write(content, folder)
         finally:  # a report that cannot be written keeps no trial from the tracker
-            link = deliver_rest(tracker, files, say)
+            link = delivery.close(files, say)
     return link

@@ -149,7 +149,7 @@ class Schedule:
     def _track(self) -> None:
         """Update the tracker, at first before the first worker starts."""
         if time.monotonic() - self._tracked_at > TRACK_EVERY_S:
-            self._session.tracker.update()
+            self._session.delivery.update()
             self._tracked_at = time.monotonic()
 
     def _submit(self) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from vitlab.errors import Interrupted, UserError, nearest
@@ -20,7 +21,7 @@ from vitlab.store.files import hold
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy, is_locked, owner
 from vitlab.store.result import Ending
-from vitlab.trackers import Tracker, Untracked
+from vitlab.trackers import Tracker, Untracked, delivery
 
 POLL_S = 0.5  #: polling interval while another driver runs the study
 
@@ -56,6 +57,11 @@ class Session:
     plugins: Sequence[str | Path] = ()  #: files of components
     watch: Watch = field(default_factory=Watch)
     tracker: Tracker = field(default_factory=Untracked)
+
+    @cached_property
+    def delivery(self) -> delivery.BackgroundDelivery:
+        """Delivery to the tracker, beside the run."""
+        return delivery.BackgroundDelivery(self.tracker, delivery.started)
 
     def folder(self, trial: Trial) -> TrialFolder:
         """Return the folder of a trial."""

@@ -46,75 +46,6 @@ DELIVERED = "delivered.json"
 SILENCE_S, MAX_SILENCE_S = 1.0, 60.0  #: to the first sentence on a delivery, and at most between two of them
 
 
-def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
-    """Return the tracker of a study, which delivers in the background.
-
-    Raises:
-        UserError: if its options cannot work.
-    """
-    built: Tracker = trackers.build(run.tracker, plan, store, run)
-    return BackgroundTracker(built, started) if built.title else built
-
-
-def recorded_link(tracker: Tracker) -> str | None:
-    """Return the address of a study in its tracker; None if the tracker may lack something, by the records."""
-    if not tracker.title:
-        return None
-    record = read_json(tracker.folder / DELIVERED, mapping) or {}
-    link = record.get("link")
-    is_complete = record.get("place") == tracker.place() and tracker.undelivered() == 0
-    return link if is_complete and isinstance(link, str) else None
-
-
-def forget_delivery(tracker: Tracker) -> None:
-    """Record that a tracker lacks something."""
-    if tracker.title:
-        (tracker.folder / DELIVERED).unlink(missing_ok=True)
-
-
-def deliver_rest(tracker: Tracker, report: Sequence[Path], say: Callable[[str], None]) -> str | None:
-    """Deliver all that a tracker lacks, and say now and then how much that is.
-
-    Args:
-        tracker: the tracker.
-        report: files of the study's report.
-        say: shows a sentence.
-
-    Returns:
-        The address to open; None if the destination was unreachable.
-
-    Raises:
-        Interrupted: after Ctrl-C; a later delivery continues.
-    """
-    delivered = threading.Event()
-
-    def report_progress() -> None:
-        pause_s = SILENCE_S
-        while not delivered.wait(pause_s):
-            missing: int | None = None
-            with suppress(Exception):  # the delivery reports its own errors
-                missing = tracker.undelivered()
-            rest = f"; {count(missing, 'trial')} to go" if missing else ""
-            say(f"delivering to {tracker.title}{rest}")
-            pause_s = min(2 * pause_s, MAX_SILENCE_S)
-
-    thread = threading.Thread(target=report_progress, name=f"progress to {tracker.title}", daemon=True)
-    thread.start()
-    try:
-        link = tracker.close(report)
-        if link and report:
-            write_json(tracker.folder / DELIVERED, {"place": tracker.place(), "link": link})
-        return link
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted; the report is written, and the same command or 'vitlab sync' delivers what {tracker.title} "
-            "lacks"
-        ) from None
-    finally:
-        delivered.set()
-        thread.join()
-
-
 @dataclass(frozen=True)
 class Delivery:
     """The delivery of one study by :func:`sync`."""
@@ -181,8 +112,8 @@ def _confirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
     return Choice(choice.type, stored)
 
 
-class BackgroundTracker(Tracker):
-    """Tracker whose updates return at once; updates during a delivery are combined into the next one.
+class BackgroundDelivery:
+    """Delivery beside a run: updates return at once; updates during a delivery are combined into the next one.
 
     Args:
         tracker: the tracker.
@@ -190,45 +121,76 @@ class BackgroundTracker(Tracker):
     """
 
     def __init__(self, tracker: Tracker, process: TrackerProcess | None = None) -> None:
-        self.tracker = tracker
-        self.folder = tracker.folder
-        self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
+        self._tracker = tracker
         self._process = process
         self._thread: threading.Thread | None = None
         self._due = False  #: whether there is an update that the delivery in progress may not have
 
-    def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
-        """Deliver in this process."""
-        return self.tracker.deliver(final=final, report=report)
+    def recorded_link(self) -> str | None:
+        """Return the address of the study in its tracker; None if the tracker may lack something, by the records."""
+        tracker = self._tracker
+        if not tracker.title:
+            return None
+        record = read_json(tracker.folder / DELIVERED, mapping) or {}
+        link = record.get("link")
+        is_complete = record.get("place") == tracker.place() and tracker.undelivered() == 0
+        return link if is_complete and isinstance(link, str) else None
 
-    def place(self) -> str:
-        """Return the place of the tracker."""
-        return self.tracker.place()
-
-    def start_command(self) -> str:
-        """Return the command of the tracker."""
-        return self.tracker.start_command()
-
-    def notes(self) -> Sequence[str]:
-        """Return the lines of the tracker."""
-        return self.tracker.notes()
-
-    def undelivered(self) -> int | None:
-        """Return the number of the tracker, from its record."""
-        return self.tracker.undelivered()
+    def forget(self) -> None:
+        """Record that the tracker lacks something."""
+        if self._tracker.title:
+            (self._tracker.folder / DELIVERED).unlink(missing_ok=True)
 
     def update(self) -> None:
         """Start a delivery; if one is in progress, another one follows it."""
         self._due = True
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._deliver, name=f"to {self.title}", daemon=True)
+        if self._tracker.title and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._deliver, name=f"to {self._tracker.title}", daemon=True)
             self._thread.start()
 
-    def close(self, report: Sequence[Path] = ()) -> str | None:
-        """Wait for the thread, then close the tracker."""
-        if self._thread is not None:
-            self._thread.join()
-        return self._call("close", report)
+    def close(self, report: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> str | None:
+        """Deliver all that the tracker lacks, and say now and then how much that is.
+
+        Args:
+            report: files of the study's report.
+            say: shows a sentence.
+
+        Returns:
+            The address to open; None if the destination was unreachable.
+
+        Raises:
+            Interrupted: after Ctrl-C; a later delivery continues.
+        """
+        tracker = self._tracker
+        if not tracker.title:
+            return None
+        delivered = threading.Event()
+        thread = threading.Thread(target=self._report_progress, args=(delivered, say), daemon=True)
+        thread.start()
+        try:
+            if self._thread is not None:
+                self._thread.join()
+            link = self._call("close", report)
+            if link and report:
+                write_json(tracker.folder / DELIVERED, {"place": tracker.place(), "link": link})
+            return link
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "interrupted; the report is written, and the same command or 'vitlab sync' delivers what "
+                f"{tracker.title} lacks"
+            ) from None
+        finally:
+            delivered.set()
+            thread.join()
+
+    def _report_progress(self, delivered: threading.Event, say: Callable[[str], None]) -> None:
+        pause_s = SILENCE_S
+        while not delivered.wait(pause_s):
+            missing: int | None = None
+            with suppress(Exception):  # the delivery reports its own errors
+                missing = self._tracker.undelivered()
+            say(f"delivering to {self._tracker.title}" + (f"; {count(missing, 'trial')} to go" if missing else ""))
+            pause_s = min(2 * pause_s, MAX_SILENCE_S)
 
     def _deliver(self) -> None:
         while self._due:
@@ -239,10 +201,10 @@ class BackgroundTracker(Tracker):
         """Call a method of the tracker."""
         if self._process is not None:
             try:
-                return self._process.call(self.tracker, method, arguments)
+                return self._process.call(self._tracker, method, arguments)
             except (EOFError, OSError):
                 self._process = None
-        link: str | None = getattr(self.tracker, method)(*arguments)
+        link: str | None = getattr(self._tracker, method)(*arguments)
         return link
 
 
