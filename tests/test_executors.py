@@ -233,9 +233,11 @@ class FakeMultiprocessing:
     def __init__(self) -> None:
         self.workers: dict[Path, FakeWorker] = {}
 
-    def process(self, target: Any, args: Any, name: str) -> FakeWorker:
-        self.workers[args[0].folder] = FakeWorker(args[2]["CUDA_VISIBLE_DEVICES"], args[4])
-        return self.workers[args[0].folder]
+    def process(self, target: Any, args: Any, name: str) -> tuple[FakeWorker, Any]:
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            self.workers[args[0].folder] = FakeWorker(args[2]["CUDA_VISIBLE_DEVICES"], theirs)
+        return self.workers[args[0].folder], ours
 
 
 class FakeWorker:

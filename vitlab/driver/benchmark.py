@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -265,11 +264,9 @@ def _apart(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mappin
     Raises:
         UserError: if it fails there.
     """
-    ours, theirs = Pipe()
-    process = fork_server.process(_answer, (measure, arguments, theirs), "measurement")
-    theirs.close()
+    process, pipe = fork_server.process(_answer, (measure, arguments), "measurement")
     try:
-        outcome: Mapping[str, Any] | str = ours.recv()
+        outcome: Mapping[str, Any] | str = pipe.recv()
     except EOFError:
         process.join()
         outcome = f"its process {fork_server.exit_reason(process.exitcode)}"

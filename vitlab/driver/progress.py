@@ -224,8 +224,8 @@ class PlainLines(_Display):
         click.echo(f"[{self._done}/{self._total}] {text}" + (f"  ({rest})" if rest else ""), err=True)
 
 
-class _Board(_Display):
-    """Base of the displays with bars.
+class LiveView(_Display):
+    """Bars that are redrawn in place in a terminal.
 
     They show no differences of arms: a look at every seed would be one that the verdict does not count.
     """
@@ -240,6 +240,7 @@ class _Board(_Display):
             self._show()
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
+        """Print a line for a trial that did not end well."""
         super().on_end(planned, ending, detail)
         if ending != Ending.DONE and (line := self._ending_of(planned, ending, detail)):
             self.say(line)
@@ -250,16 +251,6 @@ class _Board(_Display):
             self._update()
             self._draw()
             self._refreshed = time.monotonic()
-
-    def _show(self) -> None:
-        raise NotImplementedError
-
-    def _draw(self) -> None:
-        raise NotImplementedError
-
-
-class LiveView(_Board):
-    """Bars that are redrawn in place in a terminal."""
 
     def say(self, sentence: str) -> None:
         """Print the sentence above the bars."""
@@ -277,7 +268,7 @@ class LiveView(_Board):
         self._bars.refresh()
 
 
-class NotebookView(_Board):
+class NotebookView(LiveView):
     """Output of a notebook cell, updated in place; messages are printed below it."""
 
     refresh_s = NOTEBOOK_REFRESH_S

@@ -36,7 +36,7 @@ from vitlab.registry.tracebacks import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, process
+from vitlab.store.locks import DRIVER, own_process
 from vitlab.store.result import Ending
 
 Stage = Literal["tries", "begun", "waits"]
@@ -142,7 +142,7 @@ class Executor(ABC):
             ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads)
         )
         devices = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        return {**os.environ, **threads, **devices, DRIVER: process(os.getpid())}
+        return {**os.environ, **threads, **devices, DRIVER: own_process()}
 
     def with_more_memory(self, job: Job) -> Job | None:
         """Return the job with a larger share of its device, for a retry after ``oom``; None if there is no larger one.

@@ -33,7 +33,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
@@ -55,11 +54,10 @@ TERMINATE_S = 2.0  #: time between terminating and killing a worker
 
 @dataclass
 class _Worker:
-    """A running process with its slot, its GPU, and the driver's end of its pipe."""
+    """A running process with its slot, and the driver's end of its pipe."""
 
     job: Job
     place: int
-    gpu: str  #: one GPU, or several separated by commas
     process: ForkServerProcess
     pipe: Connection
     watchdog: Watchdog
@@ -184,21 +182,17 @@ class Local(PollingExecutor):
     def _start(self, job: Job, gpu: str) -> None:
         used = {running.place for running in self._running.values()}
         place = min(set(range(len(used) + 1)) - used)
-        ours, theirs = Pipe()
-        environment = self.worker_environment(job, gpu)
         share = self._shares[place] if place < self._slots else []
+        arguments = job, self.runner, self.worker_environment(job, gpu), share
         try:
-            process = fork_server.process(worker.main, (job, self.runner, environment, share, theirs), job.name)
+            process, pipe = fork_server.process(worker.main, arguments, job.name)
         except ServerDied as error:
-            ours.close()
             self._placement.leave(job.folder)
             self._ends.append(JobEnd(job, Ending.LOST, str(error)))
             return
-        finally:
-            theirs.close()
         watchdog = Watchdog(job.timeout_s)
         watchdog.start(base.START_S)
-        self._running[process.sentinel] = _Worker(job, place, gpu, process, ours, watchdog)
+        self._running[process.sentinel] = _Worker(job, place, process, pipe, watchdog)
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for workers to exit or to send messages, and record the endings of their jobs."""

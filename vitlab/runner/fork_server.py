@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerProcess
 
 PRELOAD = "vitlab.runner.preload"
@@ -57,20 +58,30 @@ def start() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def process(target: Callable[..., object], args: Sequence[Any], name: str) -> ForkServerProcess:
+def process(target: Callable[..., object], args: Sequence[Any], name: str) -> tuple[ForkServerProcess, Connection]:
     """Start a process that calls a function of a module; the first call waits until the server has imported torch.
+
+    Args:
+        target: the function; its last argument is one end of a pipe.
+        args: the arguments before it.
+        name: name of the process.
+
+    Returns:
+        The process, and the other end of the pipe.
 
     Raises:
         ServerDied: if the server has died, such as for an import that fails.
     """
     start()
-    child: ForkServerProcess = _context().Process(target=target, args=tuple(args), name=name)
+    ours, theirs = multiprocessing.Pipe()
+    child: ForkServerProcess = _context().Process(target=target, args=(*args, theirs), name=name)
     try:
-        with _hidden_main(), _safe_path():
+        with theirs, _hidden_main(), _safe_path():
             child.start()
     except (EOFError, ConnectionError):
+        ours.close()
         raise ServerDied(f"the fork server died before it could start a worker{_last_line()}") from None
-    return child
+    return child, ours
 
 
 def exit_reason(code: int | None) -> str:

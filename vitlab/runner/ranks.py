@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,8 @@ def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], sto
         processes: list[_Process] = []
         try:
             for number in ranks:
-                processes.append(_start(number, work, (Path(folder) / "meeting", *arguments)))
+                own = number, work, (Path(folder) / "meeting", *arguments), dict(os.environ)
+                processes.append(_Process(number, *fork_server.process(_main, own, f"part {number}")))
             return _supervise(processes, stop)
         except ServerDied as error:
             return RankResult(Ending.LOST, str(error))
@@ -91,15 +91,6 @@ def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], sto
             for one in processes:
                 one.process.join()
                 one.pipe.close()
-
-
-def _start(number: int, work: RankFunction, arguments: Sequence[Any]) -> _Process:
-    ours, theirs = Pipe()
-    try:
-        process = fork_server.process(_main, (number, work, arguments, dict(os.environ), theirs), f"part {number}")
-    finally:
-        theirs.close()
-    return _Process(number, process, ours)
 
 
 def _main(
@@ -139,7 +130,9 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankR
             _receive(one)
         results = [one.result for one in processes if one.result is not None]
         if (first := processes[0].result) is not None and first.ending in (Ending.DONE, Ending.STOPPED):
-            _join_all(processes)
+            leave_by = time.monotonic() + LEAVE_S
+            for one in processes:
+                one.process.join(max(0.0, leave_by - time.monotonic()))
             return first
         causes = [
             result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, NoResult.PEER_DIED)
@@ -154,7 +147,8 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankR
         if not stop_requested and stop():
             stop_requested = True
             for one in processes:
-                _request_stop(one)
+                with suppress(OSError):  # it has just died, which _receive finds next
+                    one.pipe.send_bytes(b"stop")
 
 
 def _receive(one: _Process) -> None:
@@ -169,14 +163,3 @@ def _receive(one: _Process) -> None:
     if dead:
         how = fork_server.exit_reason(one.process.exitcode)
         one.result = RankResult(Ending.LOST, f"process {one.number} of this trial {how}")
-
-
-def _request_stop(one: _Process) -> None:
-    with suppress(OSError):  # it has just died, which _receive finds next
-        one.pipe.send_bytes(b"stop")
-
-
-def _join_all(processes: Sequence[_Process]) -> None:
-    deadline = time.monotonic() + LEAVE_S
-    for one in processes:
-        one.process.join(max(0.0, deadline - time.monotonic()))

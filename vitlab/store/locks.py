@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,12 +136,7 @@ def process(pid: int) -> str:
 
 def own_process() -> str:
     """Return the name of this process, see :func:`process`."""
-    return _own_name(os.getpid())
-
-
-@cache
-def _own_name(pid: int) -> str:
-    return process(pid)
+    return process(os.getpid())
 
 
 def is_alive(name: str) -> bool:

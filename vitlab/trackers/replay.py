@@ -25,8 +25,7 @@ from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers import Tracker, records
 
 TUNING = "tuning"
-COMMIT_S = 1.0  #: least time between two records of the progress of a delivery
-COMMIT_SHARE = 0.05  #: largest share of a delivery's time that goes into these records, which are long in a large study
+COMMIT_S = 5.0  #: time between two records of the progress of a delivery, which are long in a large study
 LIVE_S = 30.0  #: of a trial's journal that are delivered together while it runs
 
 _Accounts = dict[str, dict[str, object]]
@@ -154,9 +153,9 @@ class Replay(Tracker):
                     raise
                 except Exception as error:
                     first_error = first_error or error
-                if (now := time.monotonic()) > due:
+                if time.monotonic() > due:
                     account.commit()
-                    due = time.monotonic() + max(COMMIT_S, (time.monotonic() - now) / COMMIT_SHARE)
+                    due = time.monotonic() + COMMIT_S
         finally:
             account.commit()
         link = self.finish(report) if final else None
