@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.driver.planning import plan_study
+from vitlab.driver.session import Watch
 from vitlab.engines.base import train
 from vitlab.errors import SpecError
 from vitlab.plan.values import Trial
@@ -200,6 +201,26 @@ def test_rule_is_part_of_key_unless_there_is_none(tmp_path: Path) -> None:
     assert absent == empty and not ruled & absent
     assert not ruled & keys(base__train={**TRAIN, "stop_early": {**RULE, "patience": 4}})
     assert ruled == keys(run__keep="none"), "what is kept changes no trial"
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_weights_that_are_asked_for_too_late_are_named(keep: str, tmp_path: Path) -> None:
+    class Ear(Watch):
+        said: ClassVar[list[str]] = []
+
+        def say(self, sentence: str) -> None:
+            self.said.append(sentence)
+
+    def run(keep: str) -> str:
+        Ear.said.clear()
+        short = {**TRAIN, "steps": 2, "evaluations": 1}
+        file = study(tmp_path, run__keep=keep, base__train=short, design={"arms": {"baseline": {}}})
+        vitlab.run(file, out=tmp_path / "out", watch=Ear())
+        return " ".join(Ear.said)
+
+    sentence = "2 trials ended without weights that run.keep asks for now"
+    assert sentence not in run("none") and sentence not in run("none")
+    assert sentence in run(keep)
 
 
 MISTAKES = {

@@ -286,7 +286,7 @@ class NotebookView(LiveView):
         self._update()
         self._draw()
         self._handle = None
-        super().close()
+        _Display.close(self)  # these bars are not live
 
     def _show(self) -> None:
         # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.

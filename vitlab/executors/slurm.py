@@ -118,7 +118,8 @@ class Slurm(PollingExecutor):
         gres: name of the GPUs where a site wants ``--gres``, such as ``gpu`` or ``gpu:a100``; their number is appended.
         sbatch: options of sbatch, such as ``{partition: gpu, account: vision, mem: 64G, exclude: node7}``; a study file
             may set those of :data:`HARMLESS`, and the command line any, such as ``mail-user``.
-        setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.
+        setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.  They are
+            stored with the study and in its jobs, so a password belongs in a file that they read.
         requeues: how often a job that reached its time limit is put back into the queue.
 
     Raises:
@@ -360,8 +361,9 @@ class SlurmBatch:
 
     def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...], runner: str) -> None:
         self.folder = folder
-        # The job's resources limit the workers, not run.workers; and no address with a password is pickled to disk.
-        own = {"workers": None, "tracker": Choice("none"), "resources": run.resources.on_one_node}
+        # The job's resources limit the workers, not run.workers; and no address or option with a password is pickled.
+        own = {"workers": None, "resources": run.resources.on_one_node}
+        own |= {"tracker": Choice("none"), "executor": Choice("local")}
         self.run, self.nodes = run.model_copy(update=own), run.resources.nodes
         self.jobs = jobs
         self.runner = runner
