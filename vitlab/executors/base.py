@@ -138,11 +138,8 @@ class Executor(ABC):
             job: the job to run.
             gpu: value of ``CUDA_VISIBLE_DEVICES``, empty for no GPU; by default this process's.
         """
-        threads = dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads)
-        )
         devices = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        return {**os.environ, **threads, **devices, DRIVER: own_process()}
+        return {**os.environ, **thread_variables(job), **devices, DRIVER: own_process()}
 
     def with_more_memory(self, job: Job) -> Job | None:
         """Return the job with a larger share of its device, for a retry after ``oom``; None if there is no larger one.
@@ -239,6 +236,11 @@ def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
                 (folder.path, Ending.LOST if job_end.ending == Ending.DONE else job_end.ending, job_end.detail)
             )
     return endings
+
+
+def thread_variables(job: Job) -> dict[str, str]:
+    """Return the environment variables that set the number of threads of a job."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads))
 
 
 def one_sentence(error: BaseException) -> str:

@@ -50,7 +50,6 @@ from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, o
 from vitlab.executors.task import (
     FileChange,
     Finished,
-    ProgressMessage,
     Started,
     StopSignal,
     apply_change,
@@ -313,8 +312,8 @@ class Ray(PollingExecutor):
                         for node in range(1, self.run.resources.nodes)
                     ]
                     running.watchdog.start(base.START_S)
-                case ProgressMessage():
-                    running.watchdog.note(item.stage)
+                case "tries" | "begun" | "waits":
+                    running.watchdog.note(item)
                 case FileChange():
                     try:
                         apply_change(item, running.job.folders)

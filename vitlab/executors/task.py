@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from vitlab.errors import VitlabError
 from vitlab.executors import worker
-from vitlab.executors.base import Stage
+from vitlab.executors.base import Stage, thread_variables
 from vitlab.runner.job import NODE, Job
 from vitlab.store.files import open_in_place, write_bytes
 from vitlab.store.folders import TrialFolder
@@ -52,12 +52,6 @@ class Started(NamedTuple):
     process: str = ""  #: name of the process, see :func:`vitlab.store.locks.process`
     node: str = ""  #: Ray's id of the machine
     address: str = ""  #: host and port at which the processes of a trial on several machines meet
-
-
-class ProgressMessage(NamedTuple):
-    """Item of a stream between the first and the last: the stage that the attempt has reached."""
-
-    stage: Stage
 
 
 class Finished(NamedTuple):
@@ -91,8 +85,8 @@ def stream(
     bell: Any,
     folder: str,
     place: tuple[int, str] | None = None,
-) -> Iterator[Started | ProgressMessage | FileChange | Finished]:
-    """Run one job in this process, as a Ray task.
+) -> Iterator[Started | Stage | FileChange | Finished]:
+    """Run one job in this process, as a Ray task; a stage is yielded when the attempt has reached it.
 
     The trial runs in a background thread, because the task's own thread yields the items.
 
@@ -111,8 +105,7 @@ def stream(
     with suppress(OSError):
         os.chdir(folder)
 
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads))
-    os.environ.update(threads if on_gpu else {**threads, "CUDA_VISIBLE_DEVICES": ""})
+    os.environ.update(thread_variables(job) | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}))
     host, address = socket.gethostname(), ""
     if place is not None:
         address = place[1] or f"{ray.util.get_node_ip_address()}:{_free_port()}"
@@ -145,7 +138,7 @@ def stream(
         while trial.is_alive():
             trial.join(POLL_S)
             while not stages.empty():
-                yield ProgressMessage(stages.get())
+                yield stages.get()
             if outbox is not None:
                 yield from outbox.changes()
         if outbox is not None:

@@ -133,15 +133,13 @@ def run_job(
         module = importlib.import_module(runner)
         while remaining := _remaining(job, results):
             clock = _Clock(stop, job.timeout_s, report)
+            locked: list[Path] = []
             outcomes = module.execute(replace(job, trials=remaining), clock.stop)
-            folders = [item.folder for item in remaining]
-            ended = dict(zip(folders, outcomes, strict=True))
-            locked = [folder for folder, outcome in ended.items() if isinstance(outcome, Busy)]
-            results |= {
-                folder: outcome
-                for folder, outcome in ended.items()
-                if outcome is not None and not isinstance(outcome, Busy)
-            }
+            for item, outcome in zip(remaining, outcomes, strict=True):
+                if isinstance(outcome, Busy):
+                    locked.append(item.folder)
+                elif outcome is not None:
+                    results[item.folder] = outcome
             if clock.late and len(results) < len(job.trials):
                 return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
             if len(results) + len(locked) < len(job.trials):

@@ -124,9 +124,8 @@ class TrialRuns:
 
     def _update_tags_and_params(self, run: Run, item: TrackedTrial) -> None:
         """Bring the tags and parameters of a run up to date with the plan, which may have changed since."""
-        tags = {name: value for name, value in self._tags(item).items() if run.data.tags.get(name) != value}
-        params = {name: value for name, value in item.params.items() if name not in run.data.params}
-        self._send(run.info.run_id, _Content(None, tags=tags, params=params))
+        content = _Content(None, tags=self._tags(item), params=dict(item.params))
+        self._send(run.info.run_id, content.without_stored(run))
 
     def verify(self, marks: Iterable[RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
@@ -251,13 +250,8 @@ class TrialRuns:
         """Return what a run lacks of its training; at every step, a metric has one value."""
         histories = (self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
         stored = {(point.key, point.step) for history in histories for point in history}
-        return replace(
-            content,
-            points=[point for point in content.points if (point.name, point.step) not in stored],
-            tags={name: value for name, value in content.tags.items() if run.data.tags.get(name) != value},
-            params={name: value for name, value in content.params.items() if name not in run.data.params},
-            stored_files=count_files(self.client, run),
-        )
+        points = [point for point in content.points if (point.name, point.step) not in stored]
+        return replace(content.without_stored(run), points=points, stored_files=count_files(self.client, run))
 
     def _send(self, run: str, content: _Content) -> None:
         """Send values in one request and files in another."""
@@ -326,6 +320,12 @@ class _Content:
     params: dict[str, str] = field(default_factory=dict)
     images: dict[str, int] = field(default_factory=dict)  #: image keys and the first step of each
     stored_files: int = 0  #: number of files that the run has already
+
+    def without_stored(self, run: Run) -> _Content:
+        """Return the content without the tags and parameters that a run has."""
+        tags = {name: value for name, value in self.tags.items() if run.data.tags.get(name) != value}
+        params = {name: value for name, value in self.params.items() if name not in run.data.params}
+        return replace(self, tags=tags, params=params)
 
     def file_count(self) -> int:
         """Return the number of files."""
