@@ -242,7 +242,7 @@ def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> 
     assert placement.place("half", GpuRequest(0.5)) == "1" and placement.place("c", pair) is None
     placement.leave("half")
     assert placement.place("c", pair) == "1,2"
-    assert placement.capacity(pair) == 2 and not placement.possible(GpuRequest(count=6))
+    assert placement.capacity(pair) == 2 and not placement.capacity(GpuRequest(count=6))
 
     monkeypatch.setattr(machine, "gpus", lambda: ["0", "1", "2", "3"])
     local = Local(RunSpec.model_validate({"resources": {"gpu": 2}}))

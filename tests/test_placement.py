@@ -87,8 +87,8 @@ def test_next_trial_waits_for_first_step_of_previous() -> None:
 def test_known_memory_is_counted() -> None:
     placement = Placement(["GPU-a", "GPU-b"], MEMORY)
     assert placement.capacity(GpuRequest(0.01, 20 * GIB)) == 2 + 4
-    assert not placement.possible(GpuRequest(0.01, 100 * GIB))
+    assert not placement.capacity(GpuRequest(0.01, 100 * GIB))
     assert placement.place("x", GpuRequest(0.01, 50 * GIB)) == "GPU-b"
     placement.mark_started("x")
     assert placement.place("y", GpuRequest(0.01, 50 * GIB)) is None
-    assert Placement(["MIG-1"], MEMORY).possible(GpuRequest(0.5, 100 * GIB))  # the memory of a slice is unknown
+    assert Placement(["MIG-1"], MEMORY).capacity(GpuRequest(0.5, 100 * GIB))  # the memory of a slice is unknown

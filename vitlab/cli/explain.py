@@ -194,7 +194,7 @@ def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iter
     selected = arms or [arm.name for arm in plan.arms if not arm.skip]
     for arm, trial in [(arm, plan.find(arm, seed)) for arm in selected]:
         try:
-            *_, model, transform, spec = _open_trial(store.trial(trial.key, trial.code).path)
+            *_, model, transform, spec = _open_trial(store.folder(trial).path)
         except VitlabError as error:
             if arms:
                 raise

@@ -45,7 +45,7 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
     from vitlab.runner.models import load_model
     from vitlab.weights.export import SUFFIX, export
 
-    model, transform = load_model(store.trial(trial.key, trial.code))
+    model, transform = load_model(store.folder(trial))
     sees = transform.input_spec
     folder = target / folder_name(plan.study) / folder_name(f"{arm}, seed {seed}")
     file = folder / f"model{SUFFIX[form]}"

@@ -57,7 +57,7 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     except UserError as error:
         raise UserError(f"no trial whose key begins with '{trial}' in {out}; {error}") from None
     selected = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
-    folder = store.trial(selected.key, selected.code)
+    folder = store.folder(selected)
     if not folder.path.is_dir():
         raise UserError(
             f"this trial has not begun; run its study with 'vitlab run', which will train it and write to {folder.path}"

@@ -67,11 +67,7 @@ def plan_command(
     study, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
-    cached = {
-        (planned.arm, planned.seed)
-        for planned in (*plan.trials, *rivals)
-        if store.trial(planned.trial.key, planned.trial.code).done()
-    }
+    cached = {(planned.arm, planned.seed) for planned in (*plan.trials, *rivals) if store.folder(planned.trial).done()}
     costs = _costs(plan, device_tflops) if cost else {}
     forecast = _forecast(plan, store, width) if power else None
     if wants_json():

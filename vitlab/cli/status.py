@@ -49,7 +49,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     for planned in (*plan.trials, *rivals):
-        folder = store.trial(planned.trial.key, planned.trial.code)
+        folder = store.folder(planned.trial)
         state = _state_of(folder)
         if state in ("running", "paused"):
             progress.append(f"{planned.arm} s{planned.seed}: {state}{_reached(folder)}")

@@ -159,12 +159,12 @@ def brief_trial(
     with tempfile.TemporaryDirectory(prefix="vitlab-brief-") as root:
         store = Store(Path(root))
         for trial in needed(planned.trial):
-            folder = store.trial(trial.key, trial.code).path
+            folder = store.folder(trial).path
             job = Job((JobTrial(trial.key, folder, shorten(trial)),), replace(settings, keep=LAST))
             [outcome] = execute_job(job)
             if isinstance(outcome, Exception):
                 raise outcome
-        yield shorten(planned.trial), store.trial(planned.trial.key, planned.trial.code)
+        yield shorten(planned.trial), store.folder(planned.trial)
 
 
 def measure_cost(plan: Plan, planned: Planned, settings: Settings) -> dict[str, Any]:

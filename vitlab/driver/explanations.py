@@ -62,7 +62,7 @@ def draw_arms(
     first = {planned.arm: planned.trial for planned in reversed(plan.trials)}
     sentences = []
     for arm in (arm.name for arm in plan.arms if arm.name in first):
-        folder = store.trial(first[arm].key, first[arm].code)
+        folder = store.folder(first[arm])
         missing = [index for index in images if not _place(folder, index).exists()]
         if not missing or not folder.done():
             continue
@@ -230,7 +230,7 @@ def compare_features(
     for planned in _planned(plan, names):
         who = f"{planned.arm}, seed {planned.seed}"
         try:
-            model, _ = load_vit(store.trial(planned.trial.key, planned.trial.code))
+            model, _ = load_vit(store.folder(planned.trial))
         except VitlabError as error:
             if arms:
                 raise UserError(f"{who}: {error}") from None

@@ -253,8 +253,7 @@ def _notes_on_data(plan: Plan, document: Document) -> list[str]:
     """
     from vitlab.data.prepare import DataSource
 
-    of_arm = {planned.arm: planned.trial.spec.data for planned in (*plan.trials, *plan.pending)}
-    distinct = {str(data): data for data in of_arm.values()}
+    distinct = {str(data): data for data in (item.trial.spec.data for item in (*plan.trials, *plan.pending))}
     try:
         return list(dict.fromkeys(note for data in distinct.values() for note in DataSource(data).notes()))
     except DataError as error:
@@ -275,7 +274,7 @@ def _missing_data(plan: Plan, store: Store) -> list[str]:
     needed = [
         str(reason)
         for name, reason in reasons.items()
-        if reason and not all(store.trial(item.trial.key, item.trial.code).done() for item in trials[name])
+        if reason and not all(store.folder(item.trial).done() for item in trials[name])
     ]
     return list(dict.fromkeys(needed))
 

@@ -116,7 +116,7 @@ class _Display(Watch):
         )
 
     def on_start(self, planned: Planned) -> None:
-        folder = self._store.trial(planned.trial.key, planned.trial.code)
+        folder = self._store.folder(planned.trial)
         task = self._bars.add_task(trial_name(planned), total=1.0, text="starting")
         self._running[trial_name(planned)] = task, TrialProgress(folder, planned.trial)
 
@@ -324,11 +324,9 @@ def _duration(seconds: float) -> str:
 def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     """Return the size of a plan in words; ``todo`` may contain prerequisites, which belong to no arm."""
     identities = {trial_name(planned) for planned in todo}
-    others = [
-        store.trial(item.trial.key, item.trial.code) for item in plan.trials if trial_name(item) not in identities
-    ]
+    others = [store.folder(item.trial) for item in plan.trials if trial_name(item) not in identities]
     trained = sum((folder.path / "result.json").exists() for folder in others)
-    resumed = sum(store.trial(item.trial.key, item.trial.code).checkpoint.exists() for item in todo)
+    resumed = sum(store.folder(item.trial).checkpoint.exists() for item in todo)
     parts = [f"{len(todo)} to train" if todo else "nothing to train"]
     if resumed:
         parts.append("from a checkpoint" if resumed == len(todo) == 1 else f"{resumed} of them from a checkpoint")

@@ -65,7 +65,7 @@ class Session:
 
     def folder(self, trial: Trial) -> TrialFolder:
         """Return the folder of a trial."""
-        return self.store.trial(trial.key, trial.code)
+        return self.store.folder(trial)
 
     @property
     def plugin_files(self) -> tuple[str, ...]:
@@ -102,9 +102,9 @@ def cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = 
     trials = [*tuned, *plan.trials]
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
     needed = {name for trial in starters for name in trial.needs.values()}
-    cached = [trial for trial in plan.prerequisites if store.trial(trial.key, trial.code).has_weights()]
+    cached = [trial for trial in plan.prerequisites if store.folder(trial).has_weights()]
     for trial in (planned.trial for planned in distinct(trials) if name_of(planned.trial) not in ended):
-        folder = store.trial(trial.key, trial.code)
+        folder = store.folder(trial)
         if folder.has_weights() if name_of(trial) in needed else folder.done():
             folder.remove_checkpoint(trial.to_json())
             cached.append(trial)
@@ -143,7 +143,7 @@ def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> lis
     while pending:
         name = pending.pop()
         trial = prerequisites.get(name)
-        if trial is None or name in missing or store.trial(trial.key, trial.code).has_weights():
+        if trial is None or name in missing or store.folder(trial).has_weights():
             continue
         missing[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
         pending += trial.needs.values()
@@ -172,7 +172,7 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
     Raises:
         Interrupted: after Ctrl-C; the other driver continues.
     """
-    remaining = {store.trial(item.trial.key, item.trial.code): item for item in todo}
+    remaining = {store.folder(item.trial): item for item in todo}
     running: set[TrialFolder] = set()
     try:
         while busy():
@@ -213,7 +213,7 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
             trials = distinct(
                 [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
             )
-            missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
+            missing = [item for item in trials if not store.folder(item.trial).done()]
             watch.on_plan(plan, missing, store)
             try:
                 follow_driver(missing, store, busy, watch)

@@ -42,7 +42,7 @@ def smoke(
         study, plan = plan_study(file, changes=short, plugins=plugins)
     by_name = {name_of(trial): trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_components(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
-    missing = [item for item in distinct if not store.trial(item.trial.key, item.trial.code).done()]
+    missing = [item for item in distinct if not store.folder(item.trial).done()]
     to_train = with_prerequisites(plan, missing, store)
     session = Session(store, study.run, plugins, watch or Watch())
     session.watch.on_plan(plan, to_train, store)

@@ -158,7 +158,7 @@ class Local(PollingExecutor):
         elif share is None:
             share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
         request = GpuRequest(share, memory, count)
-        if self._gpus and not self._placement.possible(request):
+        if self._gpus and not self._placement.capacity(request):
             largest = max(gpu_memory[gpu] for gpu in self._gpus) / (1 << 30)
             raise UserError(
                 f"run.resources.gpu_mem is {memory / (1 << 30):.3g} GiB, and no GPU of this machine has as much; "

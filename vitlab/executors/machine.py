@@ -187,13 +187,8 @@ class Placement:
         """Return the sum of the shares on a GPU."""
         return sum((_exact(tenant.request.share) for tenant in self._on(gpu)), Fraction(0))
 
-    def possible(self, request: GpuRequest) -> bool:
-        """Return True if the GPUs, when empty, can hold such a trial."""
-        fit = [gpu for gpu in self.gpus if request.memory <= self.memory.get(gpu, request.memory)]
-        return len(fit) >= request.count
-
     def capacity(self, request: GpuRequest) -> int:
-        """Return the number of equal trials that the GPUs hold together."""
+        """Return the number of equal trials that the GPUs hold together; 0 if they are too small for one."""
         return sum(self._holds(gpu, request) for gpu in self.gpus) // request.count
 
     def _holds(self, gpu: str, request: GpuRequest) -> int:

@@ -167,7 +167,7 @@ def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str
     changes = changes_for("check", request, study, gate.more_seeds(study))
     _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
-    recorded = gate.recorded_versions(store.trial(trial.key, trial.code).result() for trial in trials)
+    recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
     return installed if gate.differing_versions(recorded, installed) else {}
 
 

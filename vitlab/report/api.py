@@ -213,7 +213,7 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     plan, store = open_study(path, out=out)
     frames = []
     for planned in plan.trials:
-        folder = store.trial(planned.trial.key, planned.trial.code)
+        folder = store.folder(planned.trial)
         frame = read_stored(folder.predictions, pd.read_parquet)
         if frame is not None:
             frames.append(frame.assign(arm=planned.arm, seed=planned.seed))
@@ -242,7 +242,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
         return load_model(folder)
     plan, store = open_study(path, out=out)
     trial = plan.find(arm, seed)
-    return load_model(store.trial(trial.key, trial.code))
+    return load_model(store.folder(trial))
 
 
 def logs_command(plan: Plan, store: Store) -> str:
@@ -250,7 +250,7 @@ def logs_command(plan: Plan, store: Store) -> str:
     root = store.root.relative_to(Path.cwd()) if store.root.is_relative_to(Path.cwd()) else store.root
     options = [] if root == OUT else ["--out", str(root)]
     for planned in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials)):
-        if store.trial(planned.trial.key, planned.trial.code).failure() is not None:
+        if store.folder(planned.trial).failure() is not None:
             in_arm = planned in plan.trials
             arguments = (
                 [plan.study, "--arm", planned.arm, "--seed", str(planned.seed)] if in_arm else [planned.trial.key[:16]]

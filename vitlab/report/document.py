@@ -305,7 +305,7 @@ def state(plan: Plan, store: Store) -> str:
     endings = []
     tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)
     for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites, *tuned):
-        folder = store.trial(trial.key, trial.code)
+        folder = store.folder(trial)
         files = [(folder.path / name) for name in ("result.json", "failure.json")]
         endings.append([path.stat().st_mtime_ns if path.exists() else 0 for path in files] + [folder.is_locked()])
     study = store.study(plan.study)

@@ -303,7 +303,7 @@ def _stored_trials(plan: Plan, store: Store, trials: Sequence[Planned]) -> list[
 
 
 def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:
-    folder = store.trial(planned.trial.key, planned.trial.code)
+    folder = store.folder(planned.trial)
     result = folder.result()
     if result is not None:
         kind = {Ending.DONE: None, Ending.DIVERGED: Ending.DIVERGED}.get(result.status, Ending.ERROR)

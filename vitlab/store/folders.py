@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlab.errors import UserError
 from vitlab.spec.tree import adapter, parsed
@@ -48,6 +48,9 @@ from vitlab.store.files import (
 )
 from vitlab.store.locks import Busy, is_locked, require
 from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResult
+
+if TYPE_CHECKING:
+    from vitlab.identity.trial import Trial
 
 
 class Keep(NamedTuple):
@@ -314,6 +317,10 @@ class Store:
     def trial(self, key: str, code: str) -> TrialFolder:
         """Return the folder of a trial under a digest of the code."""
         return TrialFolder(self.root / "trials" / key / code)
+
+    def folder(self, trial: Trial) -> TrialFolder:
+        """Return the folder of a trial."""
+        return self.trial(trial.key, trial.code)
 
     def codes(self, key: str) -> list[TrialFolder]:
         """Return the folders of a trial under all digests of the code."""

@@ -52,7 +52,7 @@ def check_executor(choice: ResolvedChoice) -> None:
         trials = _trials(Path(folder))
         work = {
             name: Job(
-                (JobTrial(name, Store(Path(folder)).trial(trial.key, trial.code).path, trial),),
+                (JobTrial(name, Store(Path(folder)).folder(trial).path, trial),),
                 Settings(device="cpu", keep=Keep(last=False)),
             )
             for name, trial in zip(("train", "raise", "kill", "stop"), trials, strict=True)

@@ -181,7 +181,7 @@ def write_trials(store: Store, plan: Plan, *, events: int | None = None, began: 
         scale: factor of all metrics.
     """
     for number, planned in enumerate(plan.trials):
-        folder = store.trial(planned.trial.key, planned.trial.code)
+        folder = store.folder(planned.trial)
         history = _history(planned, scale)
         lines: list[Mapping[str, object]] = [
             {"kind": "start", "attempt": 1, "host": "here", "numerics": {}},

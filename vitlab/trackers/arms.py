@@ -122,7 +122,7 @@ def _other_metrics(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> 
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for item in trials:
         trial = item.planned.trial
-        result = store.trial(trial.key, trial.code).result() if item.kind == "trial" else None
+        result = store.folder(trial).result() if item.kind == "trial" else None
         if result is not None and result.status == Ending.DONE:
             for metric, value in result.outcome.metrics.items():
                 if metric != plan.analysis.metric and math.isfinite(value):

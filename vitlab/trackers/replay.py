@@ -177,7 +177,7 @@ class Replay(Tracker):
 
     def trial_folder(self, item: TrackedTrial) -> TrialFolder:
         """Return the folder of a trial."""
-        return self.store.trial(item.planned.trial.key, item.planned.trial.code)
+        return self.store.folder(item.planned.trial)
 
     def _account(self) -> _Account:
         """Read what has been delivered."""

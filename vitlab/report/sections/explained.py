@@ -57,7 +57,7 @@ def _rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:
     first = {planned.arm: planned for planned in reversed(plan.trials)}
     for arm in (arm.name for arm in plan.arms if arm.name in first):
         planned = first[arm]
-        folder = store.trial(planned.trial.key, planned.trial.code).path
+        folder = store.folder(planned.trial).path
         for image, file in sorted(_files(folder)):
             of = file.stem.removeprefix("rollout_")
             yield Rollout(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
