@@ -362,9 +362,8 @@ class SlurmBatch:
     def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...], runner: str) -> None:
         self.folder = folder
         # The job's resources limit the workers, not run.workers; and no address or option with a password is pickled.
-        own = {"workers": None, "resources": run.resources.on_one_node}
-        own |= {"tracker": Choice("none"), "executor": Choice("local")}
-        self.run, self.nodes = run.model_copy(update=own), run.resources.nodes
+        own = {"workers": None, "tracker": Choice("none"), "resources": run.resources.on_one_node}
+        self.run, self.nodes = run.model_copy(update={**own, "executor": Choice("local")}), run.resources.nodes
         self.jobs = jobs
         self.runner = runner
         self._local: Local | None = None

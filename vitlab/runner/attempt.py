@@ -39,7 +39,7 @@ from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_mo
 from vitlab.store.files import Damaged, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
-from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
+from vitlab.store.result import Circumstances, Ending, EndingWithResult, Measurement, Outcome, TrialResult
 from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.distributed import SingleProcess
@@ -189,7 +189,7 @@ class Attempt:
         self.folder.require()
         training, (params, macs) = self.training, self.size
         failure = training.failure
-        status = Ending.DIVERGED if failure else Ending.DONE
+        status: EndingWithResult = Ending.DIVERGED if failure else Ending.DONE
         if not failure:
             state = training.model.state_dict()
             outcome = replace(outcome, weights=digest(state))

@@ -37,6 +37,8 @@ class Ending(StrEnum):
     LOST = "lost"  #: the worker ended without a report (a signal, the kernel's OOM killer, a lost machine)
 
 
+EndingWithResult = Literal[Ending.DONE, Ending.DIVERGED, Ending.FAILED]
+
 Number = Annotated[float, Field(strict=True)]
 """A number that may be NaN or infinite, such as a metric of a diverged training."""
 
@@ -118,7 +120,7 @@ class TrialResult:
 
     key: str
     code: str
-    status: Literal[Ending.DONE, Ending.DIVERGED, Ending.FAILED]
+    status: EndingWithResult
     outcome: Outcome
     circumstances: Circumstances
     failure: str = ""
