@@ -281,7 +281,8 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
 def collapsed_pairs(values_SAN: Floats, design: Design) -> Mask:
     """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
     pairs_SC2N = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
-    flags = statistics.collapsed(pairs_SC2N.reshape(-1, *pairs_SC2N.shape[2:]), design.sign)
+    studies, comparisons, *rest = pairs_SC2N.shape  # there may be no seeds yet
+    flags = statistics.collapsed(pairs_SC2N.reshape(studies * comparisons, *rest), design.sign)
     return flags.reshape(pairs_SC2N.shape)
 
 

@@ -45,9 +45,7 @@ BATCH = 128  #: images of a batch
 Say = Callable[[str], None]
 
 
-def draw_arms(
-    plan: Plan, store: Store, images: Sequence[int], say: Say = lambda sentence: None
-) -> list[str]:
+def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda sentence: None) -> list[str]:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     Args:

@@ -186,7 +186,7 @@ def trials(
         {
             "arm": item.arm,
             "seed": item.seed,
-            "trained": store.trial(item.trial.key, item.trial.code).done(),
+            "trained": store.folder(item.trial).done(),
             **by_arm[item.arm],
         }
         for item in (*plan.trials, *plan.pending)
