@@ -411,7 +411,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("vitlab.runner.models.load_model", lambda folder: loaded)
     monkeypatch.setattr(explanations, "test_examples", lambda *_: examples)
-    monkeypatch.setattr("vitlab.explain.one_image.explain", fail)
+    monkeypatch.setattr(explanations, "explain", fail)
     folder = Store(tmp_path).trial("k", "c")
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
     with pytest.raises(OSError, match="No space"):

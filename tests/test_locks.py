@@ -307,21 +307,21 @@ def test_one_of_several_drivers_takes_over_stale_lock(tmp_path: Path, monkeypatc
 
 def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The local clock is ahead of the file system's, so the lock of the other driver looks stale."""
-    from vitlab.driver import scheduler
+    from vitlab.driver import session
     from vitlab.driver.session import sole_driver
     from vitlab.store.folders import Store
 
     without_locks(monkeypatch)
     monkeypatch.setattr(locks, "SILENT_S", 120.0)
     monkeypatch.setattr(locks, "time", SimpleNamespace(time=lambda: time.time() + 1000))
-    monkeypatch.setattr(scheduler, "POLL_S", 0.01)
+    monkeypatch.setattr(session, "POLL_S", 0.01)
     store = Store(tmp_path)
     lease = store.driver("tiny").with_name("driver.lock.held")
     lease.parent.mkdir(parents=True)
     lease.write_text("far/3/4  1\n")
     messages: list[str] = []
 
-    class Ear(scheduler.Watch):
+    class Ear(session.Watch):
         def on_plan(self, *_: object) -> None:
             messages.append("planned")
 
