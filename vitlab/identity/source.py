@@ -130,9 +130,10 @@ def defining_module(module: str, name: str, reader: Reader) -> str:
         file = file_of(module)
         if name in ("", "*") or file is None:
             break
-        if file.name == PACKAGE and file_of(f"{module}.{name}"):  # a submodule, not a name
-            return f"{module}.{name}"
-        module, name = reader(module).passed_on.get(name, (module, name))
+        passed_on = reader(module).passed_on.get(name, (module, name))
+        if passed_on == (module, name) and file.name == PACKAGE and file_of(f"{module}.{name}"):
+            return f"{module}.{name}"  # a submodule, not a name
+        module, name = passed_on
     return module
 
 
@@ -202,6 +203,8 @@ def _parse(module: str, file: Path, stamp: Stamp) -> ModuleSource:
 def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
     """Yield the dependency of a module on an import, which packages may re-export from one another."""
     base, name = place
+    if _top(module) == BUILT_IN and _top(base) != BUILT_IN:
+        return  # before files are looked up, which takes time in every worker
     if name and file_of(base) is None:  # a namespace package
         base, name = f"{base}.{name}", ""
     dependency = dependency_name(base, module)
