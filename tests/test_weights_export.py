@@ -126,8 +126,8 @@ def logits(model: torch.nn.Module, image: tuple[int, int] = (16, 16)) -> Tensor:
 def facts_in(notes: tuple[str, ...]) -> ModelFacts:
     """Return the facts in the notes on an .npz: model and image size."""
     text = " ".join(notes)
-    eps = float(text.partition("have eps ")[2].partition(",")[0]) if "have eps" in text else None
-    gelu = "none" if "its GELU is exact" in text else "tanh" if "its GELU is" in text else None
+    eps = float(text.partition("norms is ")[2].partition(",")[0]) if "norms is" in text else None
+    gelu = "none" if "its GELU is computed exactly" in text else "tanh" if "its GELU is" in text else None
     return ModelFacts.model_validate({"eps": eps, "gelu": gelu, "image": (16, 16)})
 
 

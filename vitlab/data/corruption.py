@@ -34,6 +34,9 @@ CHUNK_VALUES = 1 << 19
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
+Parameters = tuple[float, ...]
+"""Parameters of a corruption at one severity."""
+
 TABLE = """
 gaussian_noise    -     0.04 0.06 0.08 0.09 0.1    0.08 0.12 0.18 0.26 0.38
 shot_noise        -     500  250  100  75   50     60   25   12   5    3
@@ -116,9 +119,6 @@ def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 
 
 # -- the kinds ---------------------------------------------------------------------------------------------------------
 
-Parameters = tuple[float, ...]
-"""Parameters of a corruption at one severity."""
-
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601)."""
 
@@ -140,10 +140,6 @@ class Draws(NamedTuple):
     def integers(self, stream: int, n: int, below: int) -> Tensor:
         """Return integers in [0, below), int64 (B, n)."""
         return noise.integers(noise.fold(self.key, stream), self.id_B, n, below)
-
-
-Kind = Callable[[Tensor, Parameters, Draws], Tensor]
-"""Returns corrupted images, of any range, from float32 images in [0, 1]."""
 
 
 def gaussian_noise(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
@@ -311,13 +307,14 @@ def jpeg_compression(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     return _by_pillow(x_BCHW, change)
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, Callable[[Tensor, Parameters, Draws], Tensor]] = {
     kind.__name__: kind
     for kind in (
         *(gaussian_noise, shot_noise, impulse_noise, defocus_blur, glass_blur, motion_blur, zoom_blur),
         *(snow, fog, brightness, contrast, elastic_transform, pixelate, jpeg_compression),
     )
 }
+"""Functions from float32 images in [0, 1] to corrupted images, of any range."""
 
 
 # -- parts of corruptions ----------------------------------------------------------------------------------------------

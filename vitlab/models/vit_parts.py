@@ -252,34 +252,34 @@ def _by_depth(options: Any) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[
     return tuple(choices), faults
 
 
-@dataclass(frozen=True)
-class Size:
-    """Width, number of blocks, heads per block, hidden width of the MLP over the width."""
+class Size(NamedTuple):
+    """Width, number of blocks, heads per block, hidden width of the MLP."""
 
     dim: int
     depth: int
     heads: int
-    ratio: float = 4.0
+    hidden: int
 
 
 SizeName = Literal["pico", "nano", "micro", "mini", "Ti", "S", "M", "B", "L", "H", "g", "G"]
 
-SIZES: dict[str, Size] = {
-    # For small images on a laptop; 0.03, 0.2, 0.8 and 2.7 million parameters in the blocks.
-    "pico": Size(32, 2, 2),
-    "nano": Size(64, 4, 4),
-    "micro": Size(128, 4, 4),
-    "mini": Size(192, 6, 3),
-    # Published sizes; Ti, S and B are DeiT's too.
-    "Ti": Size(192, 12, 3),
-    "S": Size(384, 12, 6),
-    "M": Size(512, 12, 8),
-    "B": Size(768, 12, 12),
-    "L": Size(1024, 24, 16),
-    "H": Size(1280, 32, 16),
-    "g": Size(1408, 40, 16, 48 / 11),
-    "G": Size(1664, 48, 16, 64 / 13),
-}
+# The first four are for small images on a laptop, with 0.03, 0.2, 0.8 and 2.7 million parameters in the blocks.  Others
+# are published; Ti, S and B are DeiT's too.
+_SIZES = """
+pico    32  2  2  128
+nano    64  4  4  256
+micro  128  4  4  512
+mini   192  6  3  768
+Ti     192 12  3  768
+S      384 12  6 1536
+M      512 12  8 2048
+B      768 12 12 3072
+L     1024 24 16 4096
+H     1280 32 16 5120
+g     1408 40 16 6144
+G     1664 48 16 8192
+"""
+SIZES = {name: Size(*map(int, numbers)) for name, *numbers in map(str.split, _SIZES.strip().splitlines())}
 DEFAULT_SIZE = "Ti"
 
 
@@ -300,5 +300,5 @@ def expand_size(options: Options) -> Options:
     except ValueError:
         return full  # validation reports it
     if mlp.type in ("gelu", f"{BUILT_IN}:gelu"):
-        full["mlp"] = {"type": mlp.type, "ratio": size.ratio, **mlp.options}
+        full["mlp"] = {"type": mlp.type, "ratio": size.hidden / size.dim, **mlp.options}
     return full

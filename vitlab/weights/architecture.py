@@ -159,7 +159,7 @@ class Architecture:
 
 
 _GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
-_GELU = {"none": "computed exactly", "tanh": "approximated by tanh", "sigmoid": "approximated by a sigmoid"}
+GELUS = {"none": "computed exactly", "tanh": "approximated by tanh", "sigmoid": "approximated by a sigmoid"}
 _STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.\d+\.conv1\.weight")
 _CANONICAL = re.compile(
     r"(cls_token|dist_token|reg_token|pos_embed|position\.(freqs|relative_position_bias_table)|attn_pool\..+)|"
@@ -407,7 +407,7 @@ class Inference:
         if gated:
             self._fact("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
             return {"type": "swiglu", "ratio": ratio_of(hidden, dim), **bias}
-        sentence = _GELU.get(str(self.usual.gelu), "")
+        sentence = GELUS.get(str(self.usual.gelu), "")
         gelu = self._fact("gelu", f"GELU {sentence}, as is the custom of {self.title}")
         return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu, **bias}
 

@@ -19,7 +19,7 @@ from vitlab.models.contract import State
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json
-from vitlab.weights.architecture import Architecture, ModelFacts, requested_grid
+from vitlab.weights.architecture import GELUS, Architecture, ModelFacts, requested_grid
 from vitlab.weights.files import Json, WeightFile, container_of, read_file, write_file
 from vitlab.weights.formats import Format
 from vitlab.weights.hugging_face import HuggingFaceFormat, description
@@ -261,10 +261,8 @@ def _notes_on_defaults(model: Architecture, library: Format) -> list[str]:
     if facts.pool == "gap" and "class" in model.geometry.prefix:
         pooled = model.anatomy.final_norm_at == "pooled"
         notes.append(f"the head reads the mean of the patches: global_pool='avg', fc_norm={pooled}")
-    if facts.eps is not None and usual.eps != facts.eps:
-        notes.append(f"the norms have eps {facts.eps:g}, and in {library.title} {usual.eps:g} by default; set it there")
-    exact = {"none": "exact", "tanh": "approximated by tanh"}
-    if facts.gelu is not None and usual.gelu is not None and usual.gelu != facts.gelu:
-        own, theirs = exact[facts.gelu], exact[usual.gelu]
-        notes.append(f"its GELU is {own}, and in {library.title} {theirs} by default; set it there")
+    for what, own, theirs in (("the eps of its norms", facts.eps, usual.eps), ("its GELU", facts.gelu, usual.gelu)):
+        if None not in (own, theirs) and own != theirs:
+            own, theirs = GELUS.get(str(own), own), GELUS.get(str(theirs), theirs)
+            notes.append(f"{what} is {own}, and in {library.title} {theirs} by default; set it there")
     return notes
