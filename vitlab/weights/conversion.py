@@ -263,6 +263,6 @@ def _notes_on_defaults(model: Architecture, library: Format) -> list[str]:
         notes.append(f"the head reads the mean of the patches: global_pool='avg', fc_norm={pooled}")
     for what, own, theirs in (("the eps of its norms", facts.eps, usual.eps), ("its GELU", facts.gelu, usual.gelu)):
         if None not in (own, theirs) and own != theirs:
-            own, theirs = GELUS.get(str(own), own), GELUS.get(str(theirs), theirs)
-            notes.append(f"{what} is {own}, and in {library.title} {theirs} by default; set it there")
+            here, there = (GELUS.get(str(value), value) for value in (own, theirs))
+            notes.append(f"{what} is {here}, and in {library.title} {there} by default; set it there")
     return notes
