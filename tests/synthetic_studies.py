@@ -14,7 +14,6 @@ import pytest
 
 from vitlab import report
 from vitlab.comparison.study import Sample, judge_study
-from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
 from vitlab.report import comparison, phrasing
 from vitlab.report.frame import StudyResults
@@ -51,7 +50,7 @@ def trial_of(arm: str, seed: int, lr: float = 2e-3) -> Trial:
         TrialSpec.model_validate(spec),
         seeds,
         ("model:vit vitlab 0.1.0",),
-        DataIdentity("sha256:c0ffee"),
+        "sha256:c0ffee",
         key=key,
         code="c" * 16,
     )

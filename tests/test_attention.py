@@ -21,9 +21,7 @@ NAMES = ("auto", "explicit", "split", "per_head", "sdpa")
 
 
 def geometry(*, dim: int = 12, heads: int = 3, prefix: tuple[str, ...] = ("class",)) -> Geometry:
-    return Geometry.of(
-        image=(4, 6), channels=1, patch=(2, 2), reduction=1, prefix=prefix, dim=dim, depth=2, heads=heads, classes=3
-    )
+    return Geometry(image=(4, 6), channels=1, patch=(2, 2), prefix=prefix, dim=dim, depth=2, heads=heads, classes=3)
 
 
 def formula(state: Mapping[str, Tensor], g: Geometry, x: Tensor, rotation: Any, bias: Tensor | None) -> Tensor:

@@ -14,8 +14,8 @@ from vitlab import noise
 from vitlab.components import patch
 from vitlab.components.attention import attention, rotate
 from vitlab.components.norm import NoNorm
+from vitlab.components.position import Together
 from vitlab.components.position.additive import Learned
-from vitlab.components.position.combined import Together
 from vitlab.engines import batch_last, batch_last_kernels
 from vitlab.geometry import DataInfo
 from vitlab.models.vit import ViT

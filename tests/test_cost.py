@@ -76,11 +76,10 @@ def test_sizes_equal_published(size: str, patch: int, pixels: int, distilled: bo
         data,
     )
     preset = SIZES[size]
-    g = Geometry.of(
+    g = Geometry(
         image=data.image,
         channels=3,
         patch=(patch, patch),
-        reduction=1,
         prefix=prefix,
         dim=preset.dim,
         depth=preset.depth,

@@ -31,10 +31,10 @@ from vitlab import report
 from vitlab.cli.plan import plan_command as command
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
-from vitlab.geometry import DataIdentity, DataInfo
-from vitlab.identity.code import code_of
+from vitlab.geometry import DataInfo
+from vitlab.identity.code import code_of_modules, modules_of_spec
 from vitlab.lab import Answer, plan_study
-from vitlab.plan import notes
+from vitlab.plan import sources
 from vitlab.plan.values import Plan
 from vitlab.registry import OPTIONAL_MODULES, slot
 from vitlab.runner.job import Settings
@@ -404,12 +404,15 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
     student, teacher = taught.plan.trials[0].trial, taught.plan.prerequisites[0]
     keys = [[trial.spec.plain(), trial.needs] for trial in (student, teacher)]
     code = (
-        "import json; from vitlab.identity.code import code_of; from vitlab.spec import TrialSpec; "
-        f"print(*[code_of(TrialSpec.model_validate(spec), needs) for spec, needs in json.loads({json.dumps(keys)!r})])"
+        "import json; from vitlab.identity.code import code_of_modules, modules_of_spec; from vitlab.spec import TrialSpec; "
+        f"print(*[code_of_modules(modules_of_spec(TrialSpec.model_validate(spec)), needs) for spec, needs in json.loads({json.dumps(keys)!r})])"
     )
     done = warm.python(code, tmp_path, os.environ)  # it finds the copy in its folder
     assert done.returncode == 0, done.stderr
-    assert [code_of(trial.spec, trial.needs) for trial in (student, teacher)] == [student.code, teacher.code]
+    assert [code_of_modules(modules_of_spec(trial.spec), trial.needs) for trial in (student, teacher)] == [
+        student.code,
+        teacher.code,
+    ]
     theirs, its = done.stdout.split()
     assert theirs != student.code and its == teacher.code
 
@@ -638,18 +641,16 @@ def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> No
 def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreign specs may have such prerequisites."""
     teacher = taught.plan.prerequisites[0]
-    trial: Any = SimpleNamespace(
-        spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(content=DataIdentity("other"))
-    )
+    trial: Any = SimpleNamespace(spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(content="other"))
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
         spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
-        monkeypatch.setattr(notes, "read_json", lambda path, spec=spec: spec)
-        assert notes._has_seen(Path(file), trial, Seeds()) == ""
+        monkeypatch.setattr(sources, "read_json", lambda path, spec=spec: spec)
+        assert sources._has_seen(Path(file), trial, Seeds()) == ""
     around = {"a": "b/c", "b": "a/c"}
     monkeypatch.setattr(
-        notes, "read_json", lambda path: {**teacher.to_json(), "needs": {"teacher": around[path.parts[3]]}}
+        sources, "read_json", lambda path: {**teacher.to_json(), "needs": {"teacher": around[path.parts[3]]}}
     )
-    assert notes._has_seen(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
+    assert sources._has_seen(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monk
 def test_escalation_added_later_is_exploratory(tmp_path):
     _, before = lab.plan_study(study(tmp_path, 2), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {"count": 2, "escalate_to": 3}), out=tmp_path)
-    earlier = {**before.to_json(), "registered": registration(before)}
+    earlier = replace(before, registered=registration(before))
     assert changes(with_registration(after, earlier, lambda key, code: True)) == [
         "the results were to be judged once, and are judged at 2 and 3 seeds"
     ]

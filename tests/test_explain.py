@@ -34,12 +34,10 @@ from vitlab.models import ViT
 
 
 def geometry(image: int, patch: int, prefix: tuple[str, ...] = ("class",)) -> Geometry:
-    side = image // patch
     return Geometry(
         image=(image, image),
         channels=3,
         patch=(patch, patch),
-        grid=(side, side),
         prefix=prefix,
         dim=8,
         depth=2,

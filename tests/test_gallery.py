@@ -17,7 +17,7 @@ from scipy import stats
 from test_docs import ROOT, docs_module
 
 from vitlab.plan.packaged import header, packaged_studies
-from vitlab.plan.plan_file import read_plan
+from vitlab.plan.study_folder import read_plan
 from vitlab.plan.values import Plan
 from vitlab.report import Report, phrasing
 from vitlab.report.comparison import summary

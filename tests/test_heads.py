@@ -22,9 +22,7 @@ PREFIXES = [(), ("class",), ("class", "distillation"), ("class", "register", "re
 
 
 def geometry(prefix: tuple[str, ...] = ("class",), classes: int = 5) -> Geometry:
-    return Geometry.of(
-        image=(8, 12), channels=3, patch=(4, 4), reduction=1, prefix=prefix, dim=16, depth=1, heads=2, classes=classes
-    )
+    return Geometry(image=(8, 12), channels=3, patch=(4, 4), prefix=prefix, dim=16, depth=1, heads=2, classes=classes)
 
 
 def tokens(g: Geometry, seed: int = 0) -> Tensor:

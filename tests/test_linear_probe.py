@@ -21,15 +21,15 @@ from vitlab.data.draws import at_most, fraction
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.smoke import smoke
 from vitlab.errors import DataError, WeightsError
-from vitlab.identity.code import code_of
+from vitlab.identity.code import code_of_modules, modules_of_spec
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
-from vitlab.plan.design import changed
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
+from vitlab.spec.design import changed
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.training.features import MIN_STD, fit_head, solve
@@ -147,7 +147,15 @@ def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any],
 
 def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> tuple[Any, Trial]:
     resolved = TrialSpec.model_validate(spec)
-    what = Trial(resolved, SEEDS, (), data_info(resolved.data).content, needs, key=key, code=code_of(resolved, needs))
+    what = Trial(
+        resolved,
+        SEEDS,
+        (),
+        data_info(resolved.data).content,
+        needs,
+        key=key,
+        code=code_of_modules(modules_of_spec(resolved), needs),
+    )
     result = run_trial(what, folder, Settings(deterministic=False))
     assert result is not None and result.status == "done"
     return result, what

@@ -22,7 +22,7 @@ from vitlab.driver.planning import plan_study
 from vitlab.engines import supported_engine
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
-from vitlab.identity.code import closure, code_of, components, modules_of_spec
+from vitlab.identity.code import closure, code_of_modules, components, modules_of_spec
 from vitlab.models.contract import Model
 from vitlab.plan.resolve import Faults, Resolver
 from vitlab.plan.values import Trial
@@ -308,7 +308,15 @@ def test_parts_that_need_labels_are_refused(changes: dict[str, Any], message: st
 
 def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> Any:
     resolved = TrialSpec.model_validate(spec)
-    what = Trial(resolved, SEEDS, (), data_info(resolved.data).content, needs, key=key, code=code_of(resolved, needs))
+    what = Trial(
+        resolved,
+        SEEDS,
+        (),
+        data_info(resolved.data).content,
+        needs,
+        key=key,
+        code=code_of_modules(modules_of_spec(resolved), needs),
+    )
     result = run_trial(what, folder, replace(Settings(deterministic=False), keep=Keep()))
     assert result is not None and result.status == "done"
     return result

@@ -18,9 +18,7 @@ from vitlab.testing import check_component
 
 DATA = DataInfo(image=(8, 12), channels=3, classes=5)
 SMALL = {"type": "vit", "dim": 16, "depth": 2, "heads": 2, "patch_size": 4}
-G = Geometry.of(
-    image=(8, 12), channels=3, patch=(4, 4), reduction=1, prefix=("class",), dim=16, depth=2, heads=2, classes=5
-)
+G = Geometry(image=(8, 12), channels=3, patch=(4, 4), prefix=("class",), dim=16, depth=2, heads=2, classes=5)
 
 
 def random(part: Any) -> Any:

@@ -18,7 +18,7 @@ from vitlab.geometry import Geometry
 def geometry(
     image: tuple[int, int], size: tuple[int, int], *, reduction: int = 1, channels: int = 3, dim: int = 16
 ) -> Geometry:
-    return Geometry.of(
+    return Geometry(
         image=image,
         channels=channels,
         patch=size,

@@ -15,7 +15,7 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.driver import planning
 from vitlab.driver.smoke import smoke
-from vitlab.plan.match import gpu_hours, images_seen, train_macs
+from vitlab.plan.match import gpu_hours, train_macs
 from vitlab.plan.values import Plan
 from vitlab.spec import TrainSpec
 
@@ -135,7 +135,7 @@ def test_header_numbers_equal_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model_size", "patch_size", "data_scale"])
 def test_equal_images(name: str, tmp_path: Path) -> None:
     image_counts = {
-        images_seen(TrainSpec.model_validate(spec["train"]))
+        TrainSpec.model_validate(spec["train"]).images_seen()
         for spec in specs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).values()
     }
     assert len(image_counts) == 1

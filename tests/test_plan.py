@@ -7,6 +7,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,18 @@ import yaml
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
-from vitlab.geometry import DataIdentity, DataInfo, Work
+from vitlab.geometry import DataInfo, Work, images_in
 from vitlab.identity import source
 from vitlab.identity.code import RUNNER, closure, code_digest, refresh
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
 from vitlab.plan import Plan
 from vitlab.plan.arms import RuleFault, holds, parse_rule
-from vitlab.plan.design import text
 from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.sources import same_images
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
-from vitlab.spec.design import Node, changes_of, count, short_names
+from vitlab.spec.design import Node, changes_of, count, short_names, text
 
 BASE: dict[str, Any] = {
     "data": {"type": "digits"},
@@ -666,27 +666,16 @@ def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
 
 def test_further_test_images_do_not_hide_another_split() -> None:
     mine, theirs = (Choice("cifar10", {"validation": share}) for share in (0.1, 0.2))
-    plain, further = DataIdentity("cifar10:a"), DataIdentity("cifar10:a", "b")
-    digest = "0" * 32
-    older = DataInfo(image=(8, 8), channels=1, classes=2, identity=f"scans:1+{digest}")  # as plugins wrote it
-    assert older.content == DataIdentity.parse(str(older.content)) == DataIdentity("scans:1", digest)
+    info = DataInfo(image=(8, 8), channels=1, classes=2, identity="cifar10:a")
+    plain, further = info.content, replace(info, test_sets="0123456789abcdef" * 2).content
     assert same_images(mine, further, theirs, plain) and same_images(mine, None, theirs, further)
-    assert not same_images(mine, further, theirs, DataIdentity("cifar10:c", "b"))
+    assert not same_images(mine, further, theirs, f"cifar10:c+{'0' * 32}")
     assert not same_images(mine, plain, Choice("cifar100"), plain)
 
 
-def test_identity_of_further_images_is_read_from_earlier_specs() -> None:
-    digest = "0123456789abcdef" * 2
-    stored = {"spec": BASE, "seeds": {}, "origins": []}
-    for identity, images, further in (
-        (f"folder:a+{digest}", "folder:a", digest),
-        ("folder:a", "folder:a", ""),
-        ("mylab:1.0+local", "mylab:1.0+local", ""),
-    ):
-        trial = Trial.from_json({**stored, "data": identity})
-        assert trial.data == DataIdentity(images, further)
-        assert trial.to_json()["data"] == identity
-    assert Trial.from_json({**stored, "data": None}).data is None
+def test_identity_of_images_is_without_further_ones() -> None:
+    assert images_in("folder:a+" + "0123456789abcdef" * 2) == images_in("folder:a") == "folder:a"
+    assert images_in("mylab:1.0+local") == "mylab:1.0+local"
 
 
 def test_teacher_is_not_tested_on_the_further_images_of_its_student(tmp_path: Path) -> None:

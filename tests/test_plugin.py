@@ -20,7 +20,7 @@ from vitlab import errors, registry
 from vitlab.cli.schema import study_schema
 from vitlab.components.norm import norm
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, UserError
-from vitlab.registry import Slot, plugins, slot, tracebacks
+from vitlab.registry import Slot, plugins, slot
 from vitlab.testing import check_component, components
 
 DYT = """
@@ -320,7 +320,7 @@ def test_kernel_without_a_deterministic_form_points_to_the_study() -> None:
             torch.ones(3).put_(torch.tensor([0]), torch.tensor([1.0]))
     finally:
         torch.use_deterministic_algorithms(False)
-    sentence = tracebacks.sentence_with_place(caught.value)
+    sentence = plugins.sentence_with_place(caught.value)
     assert "does not have a deterministic implementation" in sentence and "warn_only" not in sentence
     assert sentence.endswith("; run.deterministic: false allows it, and runs then differ")
 

@@ -51,9 +51,7 @@ def geometry(
     heads: int = 2,
     depth: int = 3,
 ) -> Geometry:
-    return Geometry.of(
-        image=grid, channels=1, patch=(1, 1), reduction=1, prefix=prefix, dim=dim, depth=depth, heads=heads, classes=2
-    )
+    return Geometry(image=grid, channels=1, patch=(1, 1), prefix=prefix, dim=dim, depth=depth, heads=heads, classes=2)
 
 
 def build(name: str, g: Geometry, **options: Any) -> Position:

@@ -12,8 +12,7 @@ import yaml
 from torch import Tensor
 
 from vitlab.cli.schema import study_schema
-from vitlab.components.position import position
-from vitlab.components.position.combined import encodings
+from vitlab.components.position import encodings, position
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.batch_last import incompatibility
 from vitlab.errors import OptionError, SpecError
@@ -95,9 +94,7 @@ def test_learned_and_mixed_rope_equal_timm() -> None:
 
 def test_biases_are_summed() -> None:
     """Against the formulas of both in float64: a table by offset, and a fixed slope times the distance."""
-    g = Geometry.of(
-        image=(2, 3), channels=1, patch=(1, 1), reduction=1, prefix=("class",), dim=8, depth=2, heads=2, classes=2
-    )
+    g = Geometry(image=(2, 3), channels=1, patch=(1, 1), prefix=("class",), dim=8, depth=2, heads=2, classes=2)
     module = position.build(["relative_bias", "alibi2d"], g).double()
     table = module.state_dict()["parts.0.relative_position_bias_table"].numpy()
     expected = np.zeros((2, g.tokens, g.tokens))

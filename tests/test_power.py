@@ -19,8 +19,7 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.comparison.arrays import Design, judge
 from vitlab.errors import UserError
-from vitlab.geometry import DataIdentity
-from vitlab.plan.plan_file import write_plan
+from vitlab.plan.study_folder import write_plan
 from vitlab.plan.values import Plan
 from vitlab.report.power import forecast, simulate
 from vitlab.spec import Analysis
@@ -119,9 +118,7 @@ def test_like_trainings_are_preferred_to_others(tmp_path: Path) -> None:
     assert forecast(longer, store).kind == "on the same data"
     elsewhere = replace(
         planned,
-        trials=tuple(
-            replace(item, trial=replace(item.trial, data=DataIdentity("sha256:other"))) for item in planned.trials
-        ),
+        trials=tuple(replace(item, trial=replace(item.trial, data="sha256:other")) for item in planned.trials),
     )
     with pytest.raises(UserError, match="too few earlier trainings on this data"):
         forecast(elsewhere, store)

@@ -37,9 +37,7 @@ AUGMENTED = {"type": "rope2d", "coordinates": "centred", "shift": 0.3, "jitter":
 
 
 def geometry(grid: tuple[int, int] = (3, 5), prefix: tuple[str, ...] = ("class",)) -> Geometry:
-    return Geometry.of(
-        image=grid, channels=1, patch=(1, 1), reduction=1, prefix=prefix, dim=32, depth=3, heads=2, classes=2
-    )
+    return Geometry(image=grid, channels=1, patch=(1, 1), prefix=prefix, dim=32, depth=3, heads=2, classes=2)
 
 
 def tables(module: Position, layer: int = 1) -> tuple[Tensor, Tensor]:

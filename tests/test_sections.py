@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from vitlab import registry, report
 from vitlab.cli import cli
-from vitlab.plan.plan_file import write_plan
+from vitlab.plan.study_folder import write_plan
 from vitlab.testing import check_component
 
 PLUGIN = """

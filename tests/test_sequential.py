@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def test_levels_are_those_registered_with_the_first_results(tmp_path: Path) -> N
     arms = {"baseline": {}, **{f"lr{n}": {"train.clip_grad": float(n)} for n in range(1, 20)}}
     _, many = lab.plan_study(study(tmp_path, seeds, analysis={}, design={"arms": arms}), out=tmp_path)
     assert few.looks is not None and many.looks is not None and many.looks.shares != few.looks.shares
-    earlier = {**few.to_json(), "registered": registration(few)}
+    earlier = replace(few, registered=registration(few))
     before = with_registration(many, earlier, lambda key, code: False)
     assert before.looks == many.looks and not changes(before), "no result was there"
     after = with_registration(many, earlier, lambda key, code: True)
@@ -237,7 +238,7 @@ def test_added_look_is_exploratory(tmp_path: Path) -> None:
     seeds = {"until": "decided", "at_least": 2, "at_most": 6}
     _, before = lab.plan_study(study(tmp_path, seeds), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {**seeds, "every": 1}), out=tmp_path)
-    earlier = {**before.to_json(), "registered": registration(before)}
+    earlier = replace(before, registered=registration(before))
     [clause] = changes(with_registration(after, earlier, lambda key, code: True))
     assert clause == "the results were to be judged at 2, 4 and 6 seeds, and are judged at 2, 3, 4, 5 and 6 seeds"
 

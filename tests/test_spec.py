@@ -10,7 +10,7 @@ import yaml
 from vitlab.errors import SpecError
 from vitlab.lab import plan_study
 from vitlab.spec import Choice, read_study
-from vitlab.spec.other_trainers import HOW
+from vitlab.spec.mistakes import HOW
 from vitlab.spec.yaml import parse_document, read_value
 
 GOOD = """\

@@ -140,7 +140,7 @@ COUNTING = [name for name in slot("attention").names() if slot("attention").get(
 @pytest.mark.parametrize("name", COUNTING)
 def test_weighed_key_equals_repeated_key(name: str) -> None:
     """A key with the bias log(3) gives the output of three equal keys, for every attention that claims it."""
-    g = Geometry.of(image=(8, 8), channels=3, patch=(4, 4), reduction=1, prefix=(), dim=16, depth=1, heads=2, classes=2)
+    g = Geometry(image=(8, 8), channels=3, patch=(4, 4), prefix=(), dim=16, depth=1, heads=2, classes=2)
     attend = slot("attention").build(name, g).double().eval()
     assert isinstance(attend, Attention) and attend.mixes_values
     x_BTD = torch.randn(2, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

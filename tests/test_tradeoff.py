@@ -15,7 +15,6 @@ from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
 from vitlab import report
-from vitlab.geometry import DataIdentity
 from vitlab.identity.trial import Trial
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.report import comparison, drawing
@@ -36,9 +35,7 @@ def study(
     store, planned = Store(root), []
     for name, (_, values, params, wall_s) in arms.items():
         for seed, value in enumerate(values):
-            trial = Trial(
-                SPEC, {**dict.fromkeys(STREAMS, seed), "split": 0}, (), DataIdentity("d"), key=f"{name}-{seed}"
-            )
+            trial = Trial(SPEC, {**dict.fromkeys(STREAMS, seed), "split": 0}, (), "d", key=f"{name}-{seed}")
             planned.append(Planned(name, seed, trial))
             around = Circumstances(1.7e9, wall_s, "host", 1, params, 10 * params, 10**8, {}, {})
             outcome = Outcome({"val/accuracy": value}, (), "w", 10, 640)

@@ -23,8 +23,7 @@ from pyarrow import parquet
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
-from vitlab.geometry import DataIdentity
-from vitlab.identity.code import code_of
+from vitlab.identity.code import code_of_modules, modules_of_spec
 from vitlab.identity.trial import digests_of, identity_of
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
@@ -620,7 +619,7 @@ def test_failed_trial_can_be_retried(folder: Any) -> None:
 
 
 def trial_with(data: str) -> Trial:
-    return Trial(trial().spec, trial().seeds, (), DataIdentity(data), key="key")
+    return Trial(trial().spec, trial().seeds, (), data, key="key")
 
 
 def test_data_differing_from_plan_is_refused(folder: Any) -> None:
@@ -629,7 +628,7 @@ def test_data_differing_from_plan_is_refused(folder: Any) -> None:
 
 
 def test_code_differing_from_plan_is_refused(folder: Any) -> None:
-    code = code_of(trial().spec)
+    code = code_of_modules(modules_of_spec(trial().spec))
     done(run_trial(trial(code=code), folder("t"), Settings()))
     with pytest.raises(VitlabError, match="is not the code this trial was planned under"):
         run_trial(trial(code="f" * 32), folder("other"), Settings())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -23,9 +22,8 @@ from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.driver.session import Watch
 from vitlab.errors import UserError
-from vitlab.plan import versions as plan_versions
-from vitlab.plan.values import Arm
-from vitlab.plan.versions import commit_of, content, differences, keep, name_of, versions
+from vitlab.plan import study_folder
+from vitlab.plan.study_folder import commit_of, content, differences, keep, name_of, versions
 from vitlab.report.api import open_study
 from vitlab.store.files import read_json, write_json
 
@@ -174,7 +172,7 @@ def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytes
 
     write(here / "third.yaml", steps=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(plan_versions, "record_run", killed)
+        patch.setattr(study_folder, "record_run", killed)
         lab.run("third.yaml", out="out")
     for _ in range(2):
         for file, steps in (("first.yaml", {4}), ("other.yaml", {2})):
@@ -216,7 +214,7 @@ def test_damaged_record_of_run_counts_as_absent(here: Path, damage: dict[str, An
     file = here / "out/studies/tiny/run.json"
     write_json(file, {**read_json(file), **damage})
     version = versions(file.parent)[0]
-    assert version.run == plan_versions.RunRecord() and version.content is not None
+    assert version.run == study_folder.RunRecord() and version.content is not None
     assert json.loads(str(report.render(*open_study("tiny", out="out"), "json")))["study"] == "tiny"
 
 
@@ -251,30 +249,6 @@ def test_run_settings_and_data_path_do_not_make_a_version() -> None:
     cut = {**plain, "base": {"data": {"type": "digits", "fraction": 0.5}}}
     assert differences(content(plain), content(cut)) == "train.steps 4 -> (absent); data.fraction (absent) -> 0.5"
     assert differences(content(cut), content(plain)) == "data.fraction 0.5 -> (absent); train.steps (absent) -> 4"
-
-
-def test_store_of_earlier_vitlab_is_read_and_continued(here: Path) -> None:
-    """It had one version of a study, without a name: plan.json, study.yaml and changes.json."""
-    shutil.rmtree("out/studies/tiny/versions")
-    (here / "out/studies/tiny/run.json").unlink()
-    plan = read_json(here / "out/studies/tiny/plan.json")
-    for name in ("version", "identities"):
-        del plan[name]
-    for name in ("arms", "known"):
-        del plan["registered"][name]
-    write_json(here / "out/studies/tiny/plan.json", plan)
-    assert len(vitlab.results("other.yaml", out="out")) == len(vitlab.results("tiny", out="out")) == 2
-    with pytest.raises(UserError, match=r"train.steps 4 -> 2; seeds 2 -> 1"):
-        vitlab.results("first.yaml", out="out")
-    assert lab.run("first.yaml", out="out").trained == 0
-    assert len(vitlab.results("other.yaml", out="out")) == 2 and len(vitlab.results("first.yaml", out="out")) == 4
-    code, output = invoke("report", "other.yaml")
-    assert code == 0 and "This is an earlier version" in output
-    # An earlier vitlab could read the new files: the same names, with every value in its place.
-    now = read_json(here / "out/studies/tiny/plan.json")
-    assert set(plan) <= set(now) and set(plan["registered"]) <= set(now["registered"])
-    assert set(now["arms"][0]) == {field.name for field in dataclasses.fields(Arm)} == set(plan["arms"][0])
-    assert {"study.yaml", "changes.json", "plan.json"} <= set(os.listdir("out/studies/tiny"))
 
 
 def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:

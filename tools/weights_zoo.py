@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.position.combined import encodings
+from vitlab.components.position import encodings
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot

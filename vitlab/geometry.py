@@ -30,77 +30,47 @@ class Geometry:
     image: Pair  #: pixels, height and width
     channels: int
     patch: Pair  #: pixels per patch, of the input of the patch embedding
-    grid: Pair  #: patches, rows and columns
+    reduction: int = 1  #: stride of a convolutional stem before the patches
     prefix: tuple[str, ...]  #: names of the tokens before the patches, in order
     dim: int
     depth: int
     heads: int
     classes: int  #: outputs per prediction
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        image: Pair,
-        channels: int,
-        patch: Pair,
-        reduction: int,
-        prefix: tuple[str, ...],
-        dim: int,
-        depth: int,
-        heads: int,
-        classes: int,
-    ) -> Geometry:
-        """Check that patches divide the image and heads divide the width, and return the geometry with its grid.
-
-        Args:
-            image: height and width in pixels.
-            channels: channels of an image.
-            patch: height and width of a patch.
-            reduction: stride of a convolutional stem before the patches; 1 for none.
-            prefix: names of the tokens before the patches.
-            dim: width of a token.
-            depth: number of blocks.
-            heads: number of attention heads.
-            classes: outputs per prediction.
+    def __post_init__(self) -> None:
+        """Check that patches divide the image and heads divide the width.
 
         Raises:
             GeometryError: with every size that does not divide another, the option to change and values that do.
         """
         faults: list[tuple[tuple[str, ...], str]] = []
-        axes = list(zip(("height", "width"), image, patch, strict=True))
+        axes = list(zip(("height", "width"), self.image, self.patch, strict=True))
         # Of a square, one sentence is enough.
         equal = axes[0][1:] == axes[1][1:]
         for axis, pixels, side in axes[:1] if equal else axes:
-            step = side * reduction
+            step = side * self.reduction
             if pixels % step:
-                stem = f" (after a stem of stride {reduction})" if reduction > 1 else ""
+                stem = f" (after a stem of stride {self.reduction})" if self.reduction > 1 else ""
                 sentence = (
                     f"image {axis} {pixels} is not a multiple of patch_size {side}{stem}; "
                     f"the last {pixels % step} pixels would be dropped. "
-                    f"Sizes that divide it: {_divisors(pixels, reduction)}."
+                    f"Sizes that divide it: {_divisors(pixels, self.reduction)}."
                 )
                 faults.append((("patch_size", "patch"), sentence))
-        if dim % heads:
+        if self.dim % self.heads:
             sentence = (
-                f"dim {dim} is not a multiple of heads {heads}, so head_dim would not be whole. "
-                f"Heads that divide it: {_divisors(dim)}."
+                f"dim {self.dim} is not a multiple of heads {self.heads}, so head_dim would not be whole. "
+                f"Heads that divide it: {_divisors(self.dim)}."
             )
             faults.append((("heads", "dim", "size"), sentence))
         if faults:
             raise GeometryError(*faults)
-        grid = (image[0] // (patch[0] * reduction), image[1] // (patch[1] * reduction))
-        return cls(
-            image=image,
-            channels=channels,
-            patch=patch,
-            grid=grid,
-            prefix=prefix,
-            dim=dim,
-            depth=depth,
-            heads=heads,
-            classes=classes,
-        )
+
+    @property
+    def grid(self) -> Pair:
+        """Number of patches, rows and columns."""
+        height, width = (pixels // (side * self.reduction) for pixels, side in zip(self.image, self.patch, strict=True))
+        return height, width
 
     @property
     def head_dim(self) -> int:
@@ -131,24 +101,6 @@ def _divisors(n: int, of: int = 1) -> str:
     return ", ".join(map(str, divisors)) or "none"
 
 
-@dataclass(frozen=True)
-class DataIdentity:
-    """Identity of the content of a data set; its text is what keys, stores and reports contain."""
-
-    images: str  #: of the training and the test images, see :attr:`DataInfo.identity`
-    test_sets: str = ""  #: of the test sets beside the test split, see :attr:`DataInfo.test_sets`
-
-    @classmethod
-    def parse(cls, text: str) -> DataIdentity:
-        """Return the identity of a text."""
-        match = re.fullmatch(r"(.*)\+([0-9a-f]{32})", text)
-        return cls(text) if match is None else cls(*match.groups())
-
-    def __str__(self) -> str:
-        """Return the text."""
-        return f"{self.images}+{self.test_sets}" if self.test_sets else self.images
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
     """Properties of a data set, available without reading the data."""
@@ -166,8 +118,11 @@ class DataInfo:
     """Number of test images, where vitlab corrupts these itself; None if they must be read to count them."""
 
     @property
-    def content(self) -> DataIdentity | None:
-        """The identity of all files; None if they are not downloaded yet."""
-        if self.identity is None:
-            return None
-        return DataIdentity.parse(str(DataIdentity(self.identity, self.test_sets)))
+    def content(self) -> str | None:
+        """The identity of all files, as keys, stores and reports contain it; None if they are not downloaded yet."""
+        return f"{self.identity}+{self.test_sets}" if self.identity is not None and self.test_sets else self.identity
+
+
+def images_in(content: str) -> str:
+    """Return the part of :attr:`DataInfo.content` that identifies the training and the test images."""
+    return re.sub(r"\+[0-9a-f]{32}$", "", content)

@@ -80,17 +80,10 @@ def last_import(module: str) -> Import | None:
     return _imports.get(module)
 
 
-def reloads() -> int:
-    """Return a number that grows whenever a module is reloaded."""
-    return _reloads
-
-
 def note(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
     """Record that a module is about to be imported from the current version of a file."""
-    global _reloads
     stamp = stamp_of(file)
     if stamp is not None:
-        _reloads += reloaded
         _imports[module] = Import(stamp, next(_numbers), reloaded)
 
 
@@ -105,7 +98,6 @@ def watch() -> None:
     sys.meta_path.insert(0, _Witness())
 
 
-_reloads = 0
 _numbers = itertools.count()
 
 

@@ -28,7 +28,6 @@ from pathlib import Path
 import yaml
 
 from vitlab import lab
-from vitlab.geometry import DataIdentity
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec, TrialSpec
@@ -73,7 +72,7 @@ def plan_of(trials: int) -> Plan:
             TrialSpec.model_validate(own),
             {"init": seed},
             (),
-            DataIdentity("digits:0"),
+            "digits:0",
             key=f"{number:064x}",
             code="c" * 64,
         )

@@ -100,7 +100,7 @@ def _outcome(error: BaseException) -> tuple[int, str, str]:
         reason = (error.strerror or str(error)).lower()
         advice = "Results so far are kept; choose another place, or make this one writable, then run the same command"
         return UserError.exit_code, "machine", f"{place}: {reason}. {advice} to resume."
-    from vitlab.registry.tracebacks import culprit
+    from vitlab.registry.plugins import culprit
 
     if (source := culprit(error)) is not None:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))

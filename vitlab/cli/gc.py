@@ -12,9 +12,8 @@ import click
 from vitlab.cli import say
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
-from vitlab.plan.plan_file import read_plan
+from vitlab.plan.study_folder import EARLIER, find, read_plan
 from vitlab.plan.values import Plan
-from vitlab.plan.versions import EARLIER, find
 from vitlab.store.files import remove
 from vitlab.store.folders import Store
 from vitlab.store.locks import Busy

@@ -142,7 +142,7 @@ class ArmCost:
 def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
     from vitlab.data.prepare import DataSource
     from vitlab.driver.planning import costs
-    from vitlab.plan.match import gpu_hours, images_seen, train_macs
+    from vitlab.plan.match import gpu_hours, train_macs
 
     # Reversed, so that the first seed of an arm stays.
     trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
@@ -154,7 +154,7 @@ def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
         # Only epochs depend on the number of examples, for which data may have to be read.
         if spec.train.epochs is not None and data not in examples_by_data:
             examples_by_data[data] = DataSource(spec.data).training_images(seeds)
-        images = images_seen(spec.train, examples_by_data.get(data))
+        images = spec.train.images_seen(examples_by_data.get(data))
         work = None if images is None else train_macs(cost["macs"], images)
         hours = None if work is None else gpu_hours(work, tflops)
         by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours)
@@ -184,8 +184,8 @@ def _columns(
     plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Mapping[str, ArmCost]
 ) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
-    from vitlab.plan.design import text
     from vitlab.plan.tune import PENDING
+    from vitlab.spec.design import text
 
     trials = Counter(planned.arm for planned in plan.trials)
     done = Counter(planned.arm for planned in plan.trials if (planned.arm, planned.seed) in cached)

@@ -70,7 +70,7 @@ def offers() -> Iterator[Offer]:
 
 def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
     name = plugins.source(point)
-    if reason := plugins.refusal(point):
+    if reason := plugins.refusal(point.dist):
         return "refused", reason
     others = {entry.origin.source for entry in registry.listing(slot) if entry.name == point.name} - {name}
     try:

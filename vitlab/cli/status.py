@@ -18,8 +18,8 @@ from vitlab.spec.tree import NewTree
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
+    from vitlab.plan.study_folder import Version
     from vitlab.plan.values import Plan
-    from vitlab.plan.versions import Version
     from vitlab.store.folders import Store, TrialFolder
 
 STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
@@ -136,8 +136,7 @@ def studies_command(out: Path) -> None:
 
 def _study_row(folder: Path, store: Store) -> NewTree | None:
     """Return a study with its versions, the latest first, as ``--json`` prints it; None if it was deleted meanwhile."""
-    from vitlab.plan.plan_file import read_plan
-    from vitlab.plan.versions import versions
+    from vitlab.plan.study_folder import read_plan, versions
 
     recorded = versions(folder.resolve())
     plans = [(version, plan) for version in recorded if (plan := read_plan(version.folder / "plan.json"))]
@@ -146,7 +145,7 @@ def _study_row(folder: Path, store: Store) -> NewTree | None:
 
 
 def _version_row(version: Version, plan: Plan, latest: Version, store: Store) -> NewTree:
-    from vitlab.plan.versions import differences
+    from vitlab.plan.study_folder import differences
 
     if version.folder != store.study(plan.study):
         plan = replace(plan, version=version.name)

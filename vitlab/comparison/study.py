@@ -17,7 +17,7 @@ import numpy as np
 from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
-from vitlab.plan.registration import added_comparisons, altered_arms, changes, results_before_registration
+from vitlab.plan.registration import added_comparisons, altered_arms, changes
 from vitlab.plan.values import Plan
 
 if TYPE_CHECKING:
@@ -90,10 +90,11 @@ class Family:
         in_family = compared.keys() - controls
         later = added_comparisons(plan) & in_family
         registered = len(in_family) - len(later)
-        dropped = 0 if plan.registered is None else max(0, len(plan.registered["family"]) - registered)
+        dropped = 0 if plan.registered is None else max(0, len(plan.registered.family) - registered)
         sizes = {arm: dropped + (len(in_family) if arm in later else registered) for arm in in_family}
         sizes |= dict.fromkeys(controls, 1)
-        of_all, known_before, altered = changes(plan), results_before_registration(plan)[2], altered_arms(plan)
+        of_all, altered = changes(plan), altered_arms(plan)
+        known_before = plan.registered.known.comparisons if plan.registered else ()
         exploratory = {}
         for arm, baseline in compared.items():
             causes = [

@@ -28,7 +28,7 @@ from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import histograms, mean_and_std, statistics
 from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, selected, test_sets
 from vitlab.errors import DataError, count
-from vitlab.geometry import DataIdentity, DataInfo, Task
+from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
 from vitlab.identity.code import closure, modules_of_class
 from vitlab.identity.trial import key_of
@@ -348,7 +348,7 @@ def _raw(data: DataSource) -> _Raw:
     return raw
 
 
-def _check_unchanged(data: DataSource, identity: DataIdentity | None) -> DataInfo:
+def _check_unchanged(data: DataSource, identity: str | None) -> DataInfo:
     """Return the current properties of the data as stored.
 
     Args:

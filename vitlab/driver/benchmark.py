@@ -30,7 +30,7 @@ from vitlab.identity.trial import Trial
 from vitlab.plan.engine_choice import MAX_TOGETHER
 from vitlab.plan.values import EngineBenchmark, Plan, Planned
 from vitlab.registry import slot
-from vitlab.registry.tracebacks import sentence_with_place
+from vitlab.registry.plugins import sentence_with_place
 from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner import fork_server
 from vitlab.runner.job import Job, JobTrial, Settings

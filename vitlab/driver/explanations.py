@@ -322,7 +322,7 @@ def _validation_images(trial: Trial, images: int) -> tuple[Any, Iterator[Tensor]
         UserError: if there are too few.
     """
     data = slot("dataset").resolve(trial.spec.data)
-    prepared = prepare(data, trial.seeds, None if trial.data is None else str(trial.data))
+    prepared = prepare(data, trial.seeds, trial.data)
     available = min(images, len(prepared.val))
     if available < MIN_BATCH:
         raise UserError(f"CKA needs at least {MIN_BATCH} validation images; found {available}")

@@ -16,10 +16,9 @@ from vitlab.errors import DataError, SpecError, UserError, VitlabError
 from vitlab.executors.machine import device_of, notes_on_device
 from vitlab.plan.engine_choice import without_benchmark
 from vitlab.plan.packaged import study_file
-from vitlab.plan.plan_file import read_decisions
+from vitlab.plan.study_folder import content, name_of, read_decisions, with_builtins
 from vitlab.plan.tune import decide
 from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
-from vitlab.plan.versions import content, name_of, with_builtins
 from vitlab.report.api import study_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import is_known, unknown
@@ -240,7 +239,7 @@ def _cut_batch(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
 
 def _notes_on_averages(plan: Plan) -> list[str]:
     from vitlab.data.prepare import DataSource
-    from vitlab.plan.notes import notes_on_averages
+    from vitlab.plan.sources import notes_on_averages
 
     return notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
 

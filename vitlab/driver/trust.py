@@ -15,8 +15,7 @@ from vitlab.errors import ClashError, OptionError, Problem, UnknownComponent
 from vitlab.plan.engine_choice import RULES
 from vitlab.registry import plugins
 from vitlab.spec import Document, Study
-from vitlab.spec.changes import public
-from vitlab.spec.study import full_path, study_document
+from vitlab.spec.changes import full_path, public, study_document
 
 
 def find_problems(

@@ -36,9 +36,8 @@ from vitlab.components.base import Dropout, DropPath
 from vitlab.components.block import LayerScale
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Distilled, LinearHead, MLPHead
-from vitlab.components.position import Position
+from vitlab.components.position import Position, Together, encodings
 from vitlab.components.position.additive import Additive, Conditional
-from vitlab.components.position.combined import Together, encodings
 from vitlab.engines.base import engine
 from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, affine
 from vitlab.engines.vmap import Vmap

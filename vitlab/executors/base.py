@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from vitlab.registry import Slot
-from vitlab.registry.tracebacks import sentence_with_place
+from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlab.components.position import encodings
 from vitlab.components.position.additive import Additive
-from vitlab.components.position.combined import encodings
 from vitlab.explain import measures, pictures
 from vitlab.explain.capture import capture
 from vitlab.explain.measures import Fusion

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from vitlab.data.pixels import IGNORED
-from vitlab.plan.palette import ALARM, GREY, INK, SERIES
+from vitlab.explain import ALARM, GREY, INK, SERIES
 
 Array = NDArray[np.floating[Any]]
 

@@ -21,7 +21,7 @@ from types import ModuleType
 
 from vitlab.identity import source
 from vitlab.identity.trial import key_of
-from vitlab.imports import last_import, reloads, stamp_of
+from vitlab.imports import last_import, stamp_of
 from vitlab.registry import OPTIONAL_MODULES, ResolvedChoice, plugins, slot
 from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
 
@@ -40,16 +40,6 @@ class Surroundings:
 
 NOTHING = Surroundings()
 """No component files, and the installed versions."""
-
-
-def code_of(spec: TrialSpec, needs: Mapping[str, str] = {}) -> str:
-    """Return the code digest that a trial has in this process.
-
-    Args:
-        spec: resolved spec.
-        needs: role to ``key/code`` of its prerequisites; a change of their code changes this digest.
-    """
-    return code_of_modules(modules_of_spec(spec), needs)
 
 
 def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
@@ -82,7 +72,14 @@ def code_of_modules(
     versions: Mapping[str, str] = {},
     reader: source.Reader = source.expected,
 ) -> str:
-    """Return the code digest of a trial, see :func:`code_of`, from its root modules."""
+    """Return the code digest of a trial in this process.
+
+    Args:
+        modules: its root modules.
+        needs: role to ``key/code`` of its prerequisites; a change of their code changes this digest.
+        versions: pinned versions of packages.
+        reader: reads the source of a module.
+    """
     # The code of prerequisites counts by their names, which hold it, so a change there retrains what starts from them.
     own = code_digest(modules, reader)
     beside = {**needs, **({"versions": dict(versions)} if versions else {})}
@@ -175,7 +172,6 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
     After ``b`` alone is reloaded, a module with ``from b import f`` still has the old ``f``; after an upgrade of a
     distribution, the process still runs the version that it imported.
     """
-    some_reloaded = reloads() > 0
     for module in modules:
         if "==" in module:
             top = source.tops.get(module, "")
@@ -186,7 +182,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
                     "notebook, restart the kernel) and run again"
                 )
             continue
-        mine = last_import(module) if some_reloaded else None
+        mine = last_import(module)
         if mine is None or module not in sys.modules:
             continue
         for base, name in source.loaded(module).imports:

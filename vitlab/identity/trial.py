@@ -14,20 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from vitlab.geometry import DataIdentity
 from vitlab.imports import Stamp, stamp_of
 from vitlab.spec.tree import NewTree, Tree, parsed
 from vitlab.spec.trial import TrialSpec
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
 """A hash that is also the name of a folder; the pattern prevents a path from leaving the parent folder."""
-
-
-def _identity(value: Any) -> Any:
-    """Return the identity of a text; other values are left to the validation."""
-    return DataIdentity.parse(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,7 @@ class Trial:
     spec: TrialSpec  #: with every option resolved
     seeds: Mapping[str, int]  #: stream to seed
     origins: tuple[str, ...]  #: ``slot:name source version`` of every component, sorted
-    data: Annotated[DataIdentity, BeforeValidator(_identity)] | None
-    """Identity of the data set; None if it is not downloaded yet, in which case the key is pending."""
+    data: str | None  #: identity of the data set; None if it is not downloaded yet, and the key is pending
     needs: Mapping[str, Annotated[str, Field(pattern=r"^[\w-]*/?[\w-]*$")]] = field(default_factory=dict)
     """Role to key and code of the trial whose weights this one starts from."""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -57,12 +50,7 @@ class Trial:
 
     def to_json(self) -> NewTree:
         """Return the trial as plain data."""
-        return {"spec": self.spec.plain(), **self.beside_spec()}
-
-    def beside_spec(self) -> NewTree:
-        """Return the fields other than the spec as plain data."""
-        values = {name: value for name, value in vars(self).items() if name != "spec"}
-        return {**values, "data": None if self.data is None else str(self.data)}
+        return {**vars(self), "spec": self.spec.plain()}
 
     @classmethod
     def from_json(cls, data: Any) -> Trial:

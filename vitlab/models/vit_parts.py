@@ -22,7 +22,7 @@ from vitlab.components.base import Options
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.norm import NoNorm, NormChoice
-from vitlab.components.position.combined import choices_of
+from vitlab.components.position import choices_of
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, optional_module, slot
@@ -99,7 +99,7 @@ class Anatomy:
         blocks, faults = _by_depth(options)
         patch_size = options.patch_size
         try:
-            geometry = Geometry.of(
+            geometry = Geometry(
                 image=data.image,
                 channels=data.channels,
                 patch=(patch_size, patch_size) if isinstance(patch_size, int) else patch_size,

@@ -10,33 +10,32 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitlab.errors import Path, Problem, nearest
 from vitlab.identity.code import code_of_modules
 from vitlab.identity.trial import key_of
-from vitlab.plan.design import changed
 from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.choice import label
-from vitlab.spec.design import Changes
-from vitlab.spec.seeds import REPORTING_SEEDS
-from vitlab.spec.tree import NewTree, Tree, Values, value_at, with_value, without
+from vitlab.spec.design import Changes, changed
+from vitlab.spec.run import REPORTING_SEEDS
+from vitlab.spec.tree import NewTree, Tree, Values, copied, put, value_at, without
 from vitlab.spec.trial import SOURCES
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-}
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -47,18 +46,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda left, right: left not in right,
 }
 _NODES = (
-    *(
-        ast.BoolOp,
-        ast.boolop,
-        ast.Compare,
-        ast.Name,
-        ast.Attribute,
-        ast.expr_context,
-        ast.List,
-        ast.Tuple,
-        ast.Constant,
-    ),
-    *(ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, *_BINARY, *_COMPARE),
+    *(ast.BoolOp, ast.boolop, ast.Compare, ast.Name, ast.Attribute, ast.expr_context, ast.List, ast.Tuple),
+    *(ast.Constant, ast.UnaryOp, ast.BinOp, *_OPERATORS),
 )
 _ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
 MAX_RULE_LENGTH = 500  #: largest number of characters
@@ -114,16 +103,14 @@ def _value(node: ast.expr, trial: Tree) -> Any:
             return all(_value(value, trial) for value in values)
         case ast.BoolOp(values=values):
             return any(_value(value, trial) for value in values)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _value(operand, trial)
-        case ast.UnaryOp(operand=operand):
-            return -_value(operand, trial)
+        case ast.UnaryOp(op=op, operand=operand):
+            return _OPERATORS[type(op)](_value(operand, trial))
         case ast.BinOp(left=left, op=op, right=right):
-            return _BINARY[type(op)](_number(_value(left, trial)), _number(_value(right, trial)))
+            return _OPERATORS[type(op)](_number(_value(left, trial)), _number(_value(right, trial)))
         case ast.Compare(left=left, ops=ops, comparators=rights):
             values = [_value(item, trial) for item in (left, *rights)]
             pairs = itertools.pairwise(values)
-            return all(_COMPARE[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
+            return all(_OPERATORS[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
     raise AssertionError(f"parse_rule() let {ast.dump(node)} through")
 
 
@@ -170,6 +157,16 @@ class ResolvedArm:
     pending: bool = False  #: whether its tuned values are still to be chosen
     twin: str = ""  #: name of the arm that a control equals; empty if it is none
     first_seed: int = 0  #: added to the seeds of the study
+
+    @property
+    def is_base(self) -> bool:
+        """Whether it is the base, in its block."""
+        return self.changes.values == self.changes.conditions and not self.twin
+
+    @property
+    def place(self) -> Path:
+        """Place of its first change in the document."""
+        return next(iter(self.changes.places.values()), ("design",))
 
 
 CONTROL_SEEDS = 2 * REPORTING_SEEDS  #: seeds of controls are larger than those of arms and of tunings
@@ -264,7 +261,7 @@ def trial_of(
         {
             "spec": resolved.identity,
             "origins": resolved.foreign_origins,
-            "data": resolved.data,
+            "data": resolved.info.content,
             "seeds": streams,
             "needs": {role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()},
         }
@@ -293,11 +290,12 @@ def parse_rules(study: Study | None, document: Document, problems: list[Problem]
     return rules
 
 
-def trained_alike(arms: Iterable[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
-    """Yield each arm that differs from another one only in what its objective never reads, with a sentence."""
-    arm_of: dict[str, ResolvedArm] = {}
+def mistakes_of(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
+    """Yield each arm that cannot be in a study with another one, with a sentence."""
+    by_training: dict[str, ResolvedArm] = {}
+    by_name: dict[str, ResolvedArm] = {}
     for arm in arms:
-        other = arm_of.setdefault(key_of(_read(arm.trial)), arm)
+        other = arm if arm.twin else by_training.setdefault(key_of(_read(arm.trial)), arm)
         if other is not arm:
             own, others = arm.changes.values, other.changes.values
             paths = [path for path in {**others, **own} if own.get(path) != others.get(path)]
@@ -306,6 +304,12 @@ def trained_alike(arms: Iterable[ResolvedArm]) -> Iterator[tuple[ResolvedArm, st
                 "which their objective never reads; remove one of them"
             )
             yield arm, sentence
+        if by_name.setdefault(arm.name, arm) is not arm:
+            yield arm, f"two different arms are called '{arm.name}'; give them labels"
+    for first, arm in itertools.pairwise(arms):
+        if arm.trial.spec.train.stop_early != first.trial.spec.train.stop_early:
+            yield arm, f"it stops early by another rule than '{first.name}'; write one train.stop_early, in base"
+            return
 
 
 def _read(trial: ResolvedTrial) -> Tree:
@@ -317,5 +321,6 @@ def _read(trial: ResolvedTrial) -> Tree:
         if value_at(identity, path[:-1]) == {}:  # as if no option of the component had been set
             identity = without(identity, path[:-1])
     for role, other in trial.needs.items():
-        identity = with_value(identity, (*SOURCES[role], "trial"), _read(other.trial))
+        identity = copied(identity)
+        put(identity, (*SOURCES[role], "trial"), _read(other.trial))
     return identity

@@ -165,7 +165,7 @@ def batch_key(trial: Trial) -> str:
     images, because they are evaluated together.
     """
     spec = _without(trial.spec, train=FREE, data=AUGMENT)
-    return json.dumps([spec, trial.seeds["split"], str(trial.data), trial.code], sort_keys=True)
+    return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
 def group_trials(

@@ -6,24 +6,23 @@ All mistakes of the file are collected in one pass and raised together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlab import errors
 from vitlab.errors import Path, Problem, SpecError, is_about_key
-from vitlab.geometry import DataInfo, Work
+from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, refresh
 from vitlab.identity.trial import Trial, key_of
 from vitlab.plan import match, metrics, tune
-from vitlab.plan.arms import PlanContext, ResolvedArm, controls_of, parse_rules, trained_alike, trial_of
-from vitlab.plan.design import as_component, in_blocks, name_of
+from vitlab.plan.arms import PlanContext, ResolvedArm, controls_of, mistakes_of, parse_rules, trial_of
 from vitlab.plan.engine_choice import EngineChoice, engine_of
-from vitlab.plan.notes import notes_on_components, notes_on_files
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
-from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, Looks, Plan, Planned, Tuning
+from vitlab.plan.sources import notes_on_files
+from vitlab.plan.values import UNDECIDED, Arm, Decisions, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import label
-from vitlab.spec.design import MOST, Changes, DesignFault, changes_of, short_names
+from vitlab.spec.design import MOST, Changes, DesignFault, as_component, changes_of, in_blocks, name_of, short_names
 from vitlab.spec.study import To
 from vitlab.spec.tree import Tree, keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
@@ -49,7 +48,7 @@ def make_plan(
         problems: problems found while reading the file.
         inform: returns the model's view of a data set.
         count: returns the cost of a model; called only if arms are matched.
-        decisions: decisions of earlier runs: tunings, engine benchmarks, and looks.
+        decisions: decisions of earlier runs.
         surroundings: component files and pinned versions, which are part of every trial's code.
         device: type of device that trials will have, ``cpu`` or ``cuda``, on which the choice of an engine depends.
 
@@ -65,18 +64,17 @@ def make_plan(
     rules = parse_rules(study, document, problems)
     if study is None or not isinstance(base, Mapping):
         raise SpecError(problems)
-    resolved_base: ResolvedTrial | None = None
+    of_base: ResolvedTrial | Faults
     base_faults: list[tuple[Path, str]] = []
-    info: DataInfo | None
     try:
-        resolved_base = resolver.resolve(base)
-        plain, info = resolved_base.plain, resolved_base.info
+        of_base = resolver.resolve(base)
     except Faults as error:
-        base_faults, plain, info = error.faults, error.plain, error.info
+        of_base, base_faults = error, error.faults
         # Missing keys were reported while reading the file.
         new = [(path, sentence) for path, sentence in base_faults if sound or len(path) > 1 or path[0] in base]
         problems += [document.problem(("base", *path), sentence) for path, sentence in new]
-    reported = metrics.metrics(plain, info)
+    plain = of_base.plain
+    reported = metrics.metrics(plain, of_base.info)
     study = metrics.with_goal(study, reported)
     context = PlanContext(study, document, base, plain, base_faults, resolver, rules)
     try:
@@ -85,35 +83,37 @@ def make_plan(
             design = in_blocks(design, study.blocks)
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
-    arms, trials, repeated, metrics_resolved = _resolved_arms(context, design, problems)
-    metrics_resolved &= not any(path[:2] in (METRICS, OBJECTIVE) for path, _ in base_faults)
+    arms, trials, repeated, faulty = _resolved_arms(context, design, problems)
     if len(arms) * len(study.seeds.all) > MOST:
         size = f"{errors.count(len(arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
+    faulty += [path for path, _ in base_faults]
+    metrics_resolved = not any(path[:2] in (METRICS, OBJECTIVE) for path in faulty)
     faults = match.mistakes(study.match, plain, design) if study.match is not None else []
     faults += tune.mistakes(study, context.at, reported, design) if study.tune is not None else []
     faults += metrics.mistakes(study, document, reported, trials, metrics_resolved)
-    problems += [document.problem(place, sentence) for place, sentence in faults]
-    if resolved_base is None:
-        raise SpecError(problems)
     if study.match is not None and value_at(plain, ("train", "stop_early")) is not None:
         sentence = "match compares arms of equal cost, and stop_early ends trainings before; remove one of the two"
-        problems.append(document.problem(("match",), sentence))
+        faults.append((("match",), sentence))
+    problems += [document.problem(place, sentence) for place, sentence in faults]
     if study.match is None and sound:
         for arm in arms.values():
             problems += context.apply_rules(arm)
-    if problems:
+    if problems or isinstance(of_base, Faults):
         raise SpecError(problems)
 
     baselines = _baselines(context, arms)
     matcher = match.Matcher(study.match, count) if study.match is not None else None
-    notes = match.solve(context, matcher, resolved_base, arms, baselines) if matcher is not None else []
-    _can_run(document, arms, baselines)
+    notes = match.solve(context, matcher, of_base, arms, baselines) if matcher is not None else []
+    for arm in arms.values():
+        if arm.skip and arm.name in baselines.values():
+            sentence = f"the baseline '{arm.name}' cannot be run: {arm.skip}"
+            raise SpecError([document.problem(("base", "model"), sentence)])
     prerequisites: dict[str, Trial] = {}
     tuning = []
     if study.tune is not None:
-        tuning = tune.plan(context, matcher, resolved_base, arms, decisions.tunings, prerequisites)
+        tuning = tune.plan(context, matcher, of_base, arms, decisions.tunings, prerequisites)
     if len(study.seeds.looks) > 1 and (study.blocks or not any(baselines.values())):
         name, what = "until" if study.seeds.until else "escalate_to", "compares nothing; remove it"
         if study.blocks:
@@ -126,26 +126,26 @@ def make_plan(
 
 def _resolved_arms(
     context: PlanContext, design: Sequence[Changes], problems: list[Problem]
-) -> tuple[dict[str, ResolvedArm], list[tuple[Tree, DataInfo | None]], list[str], bool]:
+) -> tuple[dict[str, ResolvedArm], list[tuple[Tree, DataInfo | None]], list[str], list[Path]]:
     """Resolve the arms of a design, and add their mistakes to ``problems``.
 
     Returns:
         The arms by key; values and data of every trial, as far as they are sound; the names that the design repeats;
-        whether no arm has a mistake in its metrics.
+        the paths of mistakes.
     """
     short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
     arms: dict[str, ResolvedArm] = {}
     trials: list[tuple[Tree, DataInfo | None]] = []
     wrong: dict[tuple[Path, str], list[Path]] = {}
     repeated: list[str] = []
-    metrics_resolved = True
+    faulty: list[Path] = []
     for changes in design:
         try:
             trial = context.at(changes.values)
         except Faults as error:
             trials.append((error.plain, error.info))
             for path, sentence in error.faults:
-                metrics_resolved &= path[:2] not in (METRICS, OBJECTIVE)
+                faulty.append(path)
                 value, place = _locate(changes, path)
                 values = value[:-1] if isinstance(value[-1], int) else value
                 place = values if place == value and is_about_key(path, sentence) else place
@@ -162,24 +162,12 @@ def _resolved_arms(
     for (values, sentence), places in wrong.items():
         # A mistake that several values of a list share is reported once, at the list.
         problems.append(context.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
-    for arm, sentence in (*trained_alike(arms.values()), *_several_rules(arms.values())):
-        place = next(iter(arm.changes.places.values()), ("design",))
-        problems.append(context.document.problem(place, sentence))
-    for arm in [arm for arm in arms.values() if arm.changes.values == arm.changes.conditions]:
+    for arm in [arm for arm in arms.values() if arm.is_base]:
         arms |= {control.key: control for control in controls_of(arm, context.study.controls)}
     blocks = list(dict.fromkeys(arm.changes.block for arm in arms.values()))
     arms = dict(sorted(arms.items(), key=lambda item: blocks.index(item[1].changes.block)))
-    problems += _same_names(arms, context.document)
-    return arms, trials, repeated, metrics_resolved
-
-
-def _several_rules(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
-    """Yield the first arm whose trainings stop early by another rule than the arms before, with a sentence."""
-    first = next(iter(arms), None)
-    for arm in arms:
-        if first is not None and arm.trial.spec.train.stop_early != first.trial.spec.train.stop_early:
-            yield arm, f"it stops early by another rule than '{first.name}'; write one train.stop_early, in base"
-            return
+    problems += [context.document.problem(arm.place, sentence) for arm, sentence in mistakes_of(arms.values())]
+    return arms, trials, repeated, faulty
 
 
 def _plan(
@@ -192,35 +180,54 @@ def _plan(
     decisions: Decisions,
     device: str,
 ) -> Plan:
+    """Give every arm its trials, and return the plan with notes for the reader of its results."""
     study = context.study
     seeds = study.seeds
     compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
     looks = _looks(study, compared, decisions)
-    design_paths = [path for arm in arms.values() for path in arm.changes.values]
-    paths = list(dict.fromkeys([*design_paths, *(path for arm in arms.values() for path in arm.solved)]))
+    runnable = {key: arm for key, arm in arms.items() if not arm.skip}
     planned, pending = [], []
-    for arm in arms.values():
-        if arm.skip:
-            continue
+    for arm in runnable.values():
         for seed in seeds.values if looks is None else looks.seeds_of(arm.name, compared):
             if arm.pending:
-                pending.append(Planned(arm.name, seed, _keyless(arm.trial, seeds.streams(seed))))
+                # Without a key, because its tuned values are still to be chosen; it cannot be run.
+                trial = Trial(arm.trial.spec, seeds.streams(seed), arm.trial.origins, arm.trial.info.content)
+                pending.append(Planned(arm.name, seed, trial))
             else:
                 trial = trial_of(arm.trial, arm.first_seed + seed, seeds, prerequisites)
                 planned.append(Planned(arm.name, seed, trial))
     for item in planned:
         prerequisites.pop(item.trial.key, None)
     first = {item.arm: item.trial for item in reversed([*planned, *pending])}
-    more_notes = []
     for arm in arms.values():
         if arm.aliases:
-            more_notes.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
-    more_notes += notes_on_components(arms.values())
-    more_notes += notes_on_files(arms.values(), seeds)
+            notes.append(f"'{arm.name}' is also {', '.join(map(repr, arm.aliases))}: the same trial.")
+    notes += sorted(set().union(*(arm.trial.notes for arm in runnable.values())))
+    notes += notes_on_files(runnable.values(), seeds)
     facts = metrics.facts({arm.name: arm.trial for arm in arms.values()})
-    more_notes += metrics.goal_notes(study.analysis, facts)
+    notes += metrics.goal_notes(study.analysis, facts)
     if any(arm.trial.info.identity is None for arm in arms.values()):
-        more_notes.append("The data is not on this machine: keys are pending until it is.")
+        notes.append("The data is not on this machine: keys are pending until it is.")
+
+    def engine(arm: ResolvedArm) -> EngineChoice:
+        if arm.name not in first:
+            return EngineChoice("", "")
+        model, info = arm.trial.model, arm.trial.info
+        return engine_of(
+            first[arm.name],
+            study.run.effective_engine,
+            lambda _: model.component.work(info, model.options),
+            decisions.benchmarks,
+            device,
+        )
+
+    paths = [path for arm in arms.values() for path in arm.changes.values]
+    paths = list(dict.fromkeys([*paths, *(path for arm in arms.values() for path in arm.solved)]))
+    # What an arm trains; values chosen by matching and tuning follow from it.
+    chosen_by = {
+        name: None if how is None else how.model_dump(mode="json")
+        for name, how in (("match", study.match), ("tune", study.tune))
+    }
     return Plan(
         study=study.study,
         question=study.question,
@@ -233,11 +240,7 @@ def _plan(
                 arm.skip,
                 arm.note,
                 arm.trial.info.classes,
-                *(
-                    _engine(arm, study.run.effective_engine, first[arm.name], decisions.benchmarks, device)
-                    if arm.name in first
-                    else ("", "")
-                ),
+                *engine(arm),
                 arm.changes.block,
                 bool(arm.twin),
             )
@@ -246,13 +249,16 @@ def _plan(
         trials=tuple(planned),
         analysis=study.analysis,
         prerequisites=tuple(prerequisites.values()),
-        notes=(*notes, *more_notes),
+        notes=tuple(notes),
         tuning=tuple(tuning),
         pending=tuple(pending),
         probes=decisions.benchmarks,
         looks=looks,
         metrics=facts,
-        identities={arm.name: _identity(arm, study) for arm in arms.values() if not arm.skip},
+        identities={
+            arm.name: key_of({"trial": key, "data": arm.trial.info.content, **chosen_by})[:32]
+            for key, arm in runnable.items()
+        },
     )
 
 
@@ -261,62 +267,24 @@ def _looks(study: Study, compared: Mapping[str, str | None], decisions: Decision
     seeds = study.seeds.looks
     if len(seeds) == 1:
         return None
-    earlier = decisions.stored_looks(seeds)
-    open_arms = () if earlier is None else earlier.open
+    earlier = decisions.looks
+    open_arms = earlier.open if earlier is not None and earlier.seeds == seeds else ()
     alpha, family = study.analysis.alpha, sum(baseline is not None for baseline in compared.values())
     from vitlab.statistics import sequential_levels  # imports scipy, which no other plan needs
 
     levels = sequential_levels(tuple(map(len, seeds)), alpha, family)
-    futility = FUTILITY if study.seeds.until else 0.0
     return Looks(
         seeds,
         tuple(level / alpha for level in levels),
         tuple(tuple(arm for arm in arms if compared.get(arm) is not None) for arms in open_arms),
-        futility,
+        FUTILITY if study.seeds.until else 0.0,
     )
-
-
-def _identity(arm: ResolvedArm, study: Study) -> str:
-    """Return a digest of what an arm trains; values chosen by matching and tuning follow from it."""
-    match, tuned = (None if how is None else how.model_dump(mode="json") for how in (study.match, study.tune))
-    return key_of({"trial": arm.key, "data": arm.trial.data, "match": match, "tune": tuned})[:32]
-
-
-def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
-    """Return a trial without a key, for an arm that is not tuned yet; it cannot be run."""
-    return Trial(resolved.spec, streams, resolved.origins, resolved.info.content)
-
-
-def _engine(
-    arm: ResolvedArm, chosen: str, trial: Trial, probes: Mapping[str, EngineBenchmark], device: str
-) -> EngineChoice:
-    """Return the engine of an arm, given one of its trials."""
-    model = arm.trial.model
-
-    def work(_: Trial) -> Work | None:
-        result: Work | None = model.component.work(arm.trial.info, model.options)
-        return result
-
-    return engine_of(trial, chosen, work, probes, device)
-
-
-def _same_names(arms: Mapping[str, ResolvedArm], document: Document) -> list[Problem]:
-    """Return a problem for each arm that has the name of another, different arm."""
-    first: dict[str, ResolvedArm] = {}
-    problems = []
-    for arm in arms.values():
-        if arm.name in first:
-            place = next(iter(arm.changes.places.values()), ("design",))
-            problems.append(document.problem(place, f"two different arms are called '{arm.name}'; give them labels"))
-        first.setdefault(arm.name, arm)
-    return problems
 
 
 def _baselines(context: PlanContext, arms: Mapping[str, ResolvedArm]) -> dict[str, str | None]:
     """Return arm key to the name of the arm it is compared with; None for a baseline."""
     compare = context.study.analysis.compare
-    are_bases = all(arm.changes.values == arm.changes.conditions and not arm.twin for arm in arms.values())
-    if compare == "none" or len(arms) == 1 or are_bases:
+    if compare == "none" or len(arms) == 1 or all(arm.is_base for arm in arms.values()):
         return {}
     place: Path = ("analysis", "compare")
     names: dict[str, str | None] = {}
@@ -331,9 +299,8 @@ def _baselines(context: PlanContext, arms: Mapping[str, ResolvedArm]) -> dict[st
             raise SpecError([context.document.problem((*place, "to"), str(error))]) from None
         if other is None and isinstance(compare, To):
             pairs = ", ".join(f"{path}={value}" for path, value in compare.to.items())
-            raise SpecError(
-                [context.document.problem(place, f"arm '{arm.name}' has no counterpart with {pairs} in the design")]
-            )
+            sentence = f"arm '{arm.name}' has no counterpart with {pairs} in the design"
+            raise SpecError([context.document.problem(place, sentence)])
         names[key] = other.name if other is not None and other is not arm else None
     if not any(names.values()):
         sentence = (
@@ -342,15 +309,6 @@ def _baselines(context: PlanContext, arms: Mapping[str, ResolvedArm]) -> dict[st
         )
         raise SpecError([context.document.problem(("design",), sentence)])
     return names
-
-
-def _can_run(document: Document, arms: Mapping[str, ResolvedArm], baselines: Mapping[str, str | None]) -> None:
-    """Raise SpecError if a baseline is skipped."""
-    compared = set(baselines.values())
-    for arm in arms.values():
-        if arm.skip and arm.name in compared:
-            sentence = f"the baseline '{arm.name}' cannot be run: {arm.skip}"
-            raise SpecError([document.problem(("base", "model"), sentence)])
 
 
 def _locate(changes: Changes, path: Path) -> tuple[Path, Path]:

@@ -10,20 +10,22 @@ floating-point operations, and a GPU attains about 0.4 of its peak rate in train
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import floor, log10
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm
-from vitlab.plan.design import text
 from vitlab.plan.resolve import Faults, ResolvedTrial
-from vitlab.spec import Match
+from vitlab.spec import Choice, Match
 from vitlab.spec import trial as trial_spec
-from vitlab.spec.design import Changes
+from vitlab.spec.design import Changes, text
 from vitlab.spec.tree import Tree, keys_of, value_at
-from vitlab.spec.trial import TrainSpec
+
+if TYPE_CHECKING:
+    from vitlab.models.cost import Cost
 
 LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)
 DOUBLINGS = 24  #: largest number of times that the base's value is doubled in the search
@@ -31,23 +33,7 @@ IMAGES = "images"
 SPAN = 512  #: largest number of consecutive impossible values that the search skips
 
 
-class ModelCost(Protocol):
-    """Cost of one model."""
-
-    @property
-    def params(self) -> int:
-        """Parameters."""
-
-    @property
-    def body_params(self) -> int:
-        """Parameters without the classifier's."""
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of one forward pass of one image."""
-
-
-CountCost = Callable[[Tree, DataInfo], ModelCost]
+CountCost = Callable[["Choice | Tree", DataInfo], "Cost"]
 """Returns the cost of a model, given its resolved choice and its data; supplied by a caller that can build models."""
 
 
@@ -61,7 +47,7 @@ class Matcher:
     def __init__(self, match: Match, count: CountCost) -> None:
         self.match = match
         self._count = count
-        self._costs: dict[tuple[str, DataInfo], ModelCost] = {}
+        self._costs: dict[tuple[str, DataInfo], Cost] = {}
 
     def off(self, trial: ResolvedTrial, reference: ResolvedTrial) -> float:
         """Return the relative difference of a trial's cost from the reference's; negative if it costs less.
@@ -95,34 +81,29 @@ class Matcher:
         if not is_number(now):
             raise Unmatched(f"it has no number at {knob}")
         unit = _unit(trial, knob, now)
-        candidates: dict[int, tuple[ResolvedTrial, float] | None] = {}
+        found: dict[int, tuple[ResolvedTrial, float]] = {}
+        tried: set[int] = set()
 
         def off(k: int) -> float | None:
             """Return the relative difference at the k-th value; None if the arm cannot take it."""
-            if k not in candidates:
-                candidates[k] = None
-                try:
+            if k not in tried:
+                tried.add(k)
+                with suppress(Faults):
                     other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
                     if not other.incompatibility:
-                        candidates[k] = other, self.off(other, reference)
-                except Faults:
-                    pass
-            candidate = candidates[k]
-            return None if candidate is None else candidate[1]
+                        found[k] = other, self.off(other, reference)
+            return found[k][1] if k in found else None
 
-        near = [k for k in _around(off, max(1, round(now / unit))) if candidates[k] is not None]
-        reachable = [(k, candidates[k]) for k in near]
-        if not reachable:
+        near = [(k, found[k]) for k in _around(off, max(1, round(now / unit)))]
+        if not near:
             raise Unmatched(
                 f"no value of {knob} that was tried gives an arm that can be trained; choose another match.knob, or "
                 "list the arm under match.except"
             )
-        k, best = min(reachable, key=lambda item: (abs(item[1][1]), item[0]))  # type: ignore[index]
-        assert best is not None
+        (_, best), *others = sorted(near, key=lambda item: (abs(item[1][1]), item[0]))
         solved, distance = best
         if abs(distance) > self.match.tolerance:
-            others = [value for value, _ in reachable if value != k]
-            beyond = f"; {self._describe(candidates[others[0]], reference)}" if others else ""  # type: ignore[arg-type]
+            beyond = f"; {self._describe(others[0][1], reference)}" if others else ""
             raise Unmatched(
                 f"the nearest that {knob} can reach is {self._describe(best, reference)}{beyond}; the tolerance is "
                 f"{100 * self.match.tolerance:g} %"
@@ -194,7 +175,7 @@ def solve(
                 arm.skip = unmatched[arm.name]
             else:
                 sentence = f"arm '{arm.name}': {unmatched[arm.name]}"
-                problems.append(context.document.problem(next(iter(arm.changes.places.values()), ("match",)), sentence))
+                problems.append(context.document.problem(arm.place, sentence))
     if problems:
         raise SpecError(problems)
     solved = [arm for arm in arms.values() if arm.note]
@@ -308,7 +289,7 @@ def _length(trial: ResolvedTrial) -> tuple[float, str]:
     The unit is epochs of the data set if the number of its images is not known yet.
     """
     train = trial.spec.train
-    images = images_seen(train)
+    images = train.images_seen()
     if images is not None:
         return images, IMAGES
     assert train.epochs is not None
@@ -343,23 +324,6 @@ def _numbers(tree: Tree, path: str) -> list[str]:
 
 BACKWARD = 3  #: work of a training step in forward passes: one forward, and a backward of twice its work
 UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 if data loading keeps up
-
-
-def images_seen(train: TrainSpec, examples: int | None = None) -> int | None:
-    """Return the number of images that a training sees, in whole batches.
-
-    Args:
-        train: ``train`` of a trial's spec.
-        examples: number of training images; if None, a length in epochs gives None.
-    """
-    size = train.batch_size
-    if train.steps is not None:
-        return train.steps * size
-    if train.images is not None:
-        return max(1, round(train.images / size)) * size
-    if examples is not None and train.epochs is not None:
-        return max(1, round(train.epochs * max(1, examples // size))) * min(size, examples)
-    return None
 
 
 def train_macs(macs: int, images: int) -> int:

@@ -15,7 +15,7 @@ from vitlab.plan.values import MetricFacts, own_metric, unlike_scales
 from vitlab.registry import slot, slot_package
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
-from vitlab.spec.tree import NewTree, Tree
+from vitlab.spec.tree import NewTree, Tree, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE, TEST_SET_OPTIONS
 
 Metrics = Mapping[str, Any]
@@ -28,11 +28,16 @@ def metrics(plain: Tree, info: DataInfo | None) -> Metrics:
     """Return name to metric, for the metrics that a trial reports of a split; empty if its data is unknown."""
     if info is None:
         return {}
-    data, train = plain.get("data"), plain.get(METRICS[0])
-    options = data if isinstance(data, Mapping) else {}
-    if not isinstance(train, Mapping):
-        return _metrics(info, (), options)
-    return _metrics(info, train.get(METRICS[1], ()), options, train.get(OBJECTIVE[1]))
+    data, train = (section if isinstance(section, Mapping) else {} for section in map(plain.get, ("data", "train")))
+    components, standard = [], None
+    for choice in train.get(METRICS[1], ()):
+        with suppress(OptionError, ValueError):  # mistakes are reported when the trial is resolved
+            components.append(slot("metric").resolve(choice))
+    if train.get(OBJECTIVE[1]) is not None:
+        with suppress(OptionError, ValueError):
+            standard = slot("objective").resolve(train[OBJECTIVE[1]]).component.standard_metrics(info)
+    room = slot_package("metric")
+    return {**room.metrics_of(info, components, standard), **room.metrics_of_options(data)}
 
 
 def _of_any_data(plain: Tree) -> Metrics:
@@ -47,36 +52,15 @@ def _of_any_data(plain: Tree) -> Metrics:
     return results
 
 
-def _metrics(data: DataInfo, choices: Iterable[Any], options: Tree, objective: Any = None) -> Metrics:
-    """Return name to metric, for the named metrics and the objective's own, by default the built-in one's."""
-    components = []
-    for choice in choices:
-        with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
-            components.append(slot("metric").resolve(choice))
-    room = slot_package("metric")
-    standard: Metrics | None = None
-    if objective is not None:
-        with suppress(OptionError, ValueError):  # as above
-            standard = slot("objective").resolve(objective).component.standard_metrics(data)
-    results: Metrics = room.metrics_of(data, components, standard)
-    return {**results, **room.metrics_of_options(options)}
-
-
 def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
     """Return metric to its facts, for the metrics that the trials of a study's arms report."""
-    return _facts((arm, trial.info, metrics(trial.plain, trial.info)) for arm, trial in trials.items())
-
-
-def _facts(reported: Iterable[tuple[str, DataInfo, Metrics]]) -> dict[str, MetricFacts]:
-    """Return metric to its facts, from arm, data and metrics by name."""
     results: dict[str, MetricFacts] = {}
     chance: dict[str, dict[str, float]] = {}
-    for arm, data, metrics_by_name in reported:
-        for name, metric in metrics_by_name.items():
-            low, high = metric.bounds
-            bounds = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
-            results[name] = MetricFacts(metric.goal, unit_of(metric), bounds, metric.quantum, step=metric.step)
-            level = metric.chance(data)
+    for arm, trial in trials.items():
+        for name, metric in metrics(trial.plain, trial.info).items():
+            low, high = (end if math.isfinite(end) else None for end in metric.bounds)
+            results[name] = MetricFacts(metric.goal, unit_of(metric), (low, high), metric.quantum, step=metric.step)
+            level = metric.chance(trial.info)
             if level is not None:
                 chance.setdefault(name, {})[arm] = level
     return {name: replace(each, chance=chance.get(name, {})) for name, each in results.items()}
@@ -116,8 +100,11 @@ def with_goal(study: Study, reported: Metrics) -> Study:
     """
     if "goal" in study.analysis.model_fields_set:
         return study
-    metric = study.analysis.metric
-    goal = goal_of(metric, reported) or _installed(metric.partition("/")[2]) or study.analysis.goal
+    metric, installed = study.analysis.metric, slot("metric")
+    goal = goal_of(metric, reported)
+    if goal is None and (name := metric.partition("/")[2]) in installed.names():
+        goal = installed.get(name).goal  # an arm may report it although the base does not
+    goal = goal or study.analysis.goal
     return study.model_copy(update={"analysis": study.analysis.model_copy(update={"goal": goal})})
 
 
@@ -131,14 +118,6 @@ def goal_notes(analysis: Analysis, reported: Metrics) -> list[str]:
         f"{analysis.metric} is better when {better}, and the study asks for {analysis.goal}: verdicts count {other} "
         "values as better."
     ]
-
-
-def _installed(name: str) -> Goal | None:
-    """Return the goal of an installed metric, which an arm may report although the base does not."""
-    if name not in slot("metric").names():
-        return None
-    declared: Goal = slot("metric").get(name).goal
-    return declared
 
 
 def mistakes(
@@ -240,9 +219,7 @@ def _amounts(study: Study, document: Document, metrics_by_name: Metrics) -> Iter
             continue
         (low, high), where = metrics_by_name[own].bounds, ".".join(map(str, place))
         share = unit_of(metrics_by_name[own]) == "share"
-        value: Any = document.data
-        for part in place:
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = value_at(document.data, place)
         if isinstance(value, str) and not share:
             yield place, f"{where}: points are hundredths of a share, and {metric} is not a share; write a number"
         elif amount >= high - low:

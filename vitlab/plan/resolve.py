@@ -24,8 +24,8 @@ from vitlab.registry import ResolvedChoice, optional_module, slot, slot_package
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
+from vitlab.spec.changes import STAND_INS
 from vitlab.spec.mistakes import collect
-from vitlab.spec.study import STAND_INS
 from vitlab.spec.tree import NewTree, Tree, copied, put, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES, TEST_SET_OPTIONS
 
@@ -73,11 +73,6 @@ class ResolvedTrial:
     notes: frozenset[str] = frozenset()  #: sentences of its components for the notes of the plan
 
     @property
-    def data(self) -> str | None:
-        """The identity of the data as keys contain it."""
-        return None if self.info.content is None else str(self.info.content)
-
-    @property
     def foreign_origins(self) -> list[str]:
         """The origins in a trial's key, without built-ins: a slot added later changes no key."""
         return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
@@ -91,18 +86,6 @@ class Prerequisite:
     seed: Literal["same"] | int
 
 
-class _CachedChoice:
-    """A resolved choice with its derived values, computed once because the arms of a study share most choices."""
-
-    def __init__(self, choice: ResolvedChoice) -> None:
-        self.choice = choice
-        self.plain = choice.plain()
-        self.hashed = choice.hashed()
-        self.origins = {f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in choice.parts()}
-        self.notes = {note for part in choice.parts() if (note := getattr(part.component, "plan_note", ""))}
-        self.modules = modules_of([choice])
-
-
 @dataclass
 class _Draft:
     """A trial while it is resolved: its sound parts, and the mistakes so far."""
@@ -111,13 +94,13 @@ class _Draft:
     plain: NewTree
     identity: NewTree
     faults: list[tuple[Path, str]]  #: places below ``base``, and sentences
-    parts: dict[Path, _CachedChoice] = field(default_factory=dict)  #: sound components of the slots of a trial
+    parts: dict[Path, ResolvedChoice] = field(default_factory=dict)  #: sound components of the slots of a trial
     wrong: dict[Path, Collection[str | int]] = field(default_factory=dict)  #: path of a component to its wrong options
     model: ResolvedChoice | None = None  #: with defaults in the place of wrong options
     objective: type[Any] | None = None
     info: DataInfo | None = None
     incompatibility: str = ""
-    metrics: list[_CachedChoice] = field(default_factory=list)  #: those that the trial names
+    metrics: list[ResolvedChoice] = field(default_factory=list)  #: those that the trial names
     needs: dict[str, Prerequisite] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -137,7 +120,7 @@ class Resolver:
     def __init__(self, inform: Inform, surroundings: Surroundings = NOTHING) -> None:
         self._inform = inform
         self._surroundings = surroundings
-        self._choices: dict[tuple[str, str], tuple[_CachedChoice | None, OptionError | None]] = {}
+        self._choices: dict[tuple[str, str], tuple[ResolvedChoice | None, OptionError | None]] = {}
         self._infos: dict[str, DataInfo] = {}
 
     def resolve(self, tree: Tree) -> ResolvedTrial:
@@ -178,17 +161,17 @@ class Resolver:
             if choice is None:
                 continue
             if path == ("model",):
-                draft.model = choice.choice
+                draft.model = choice
             # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
-            if all(_is_component(choice.choice, option) for option in draft.wrong.get(path, ())):
+            if all(_is_component(choice, option) for option in draft.wrong.get(path, ())):
                 draft.parts[path] = choice
-                put(draft.plain, path, choice.plain)
-                if choice.hashed == DEFAULT_CHOICES.get(path):
+                put(draft.plain, path, choice.plain())
+                if choice.hashed() == DEFAULT_CHOICES.get(path):
                     draft.identity[path[0]].pop(path[1], None)
                 else:
-                    put(draft.identity, path, choice.hashed)
+                    put(draft.identity, path, choice.hashed())
         if OBJECTIVE in draft.parts:
-            draft.objective = draft.parts[OBJECTIVE].choice.component
+            draft.objective = draft.parts[OBJECTIVE].component
         elif OBJECTIVE not in draft.wrong:  # the rest of ``train`` is wrong, and leaves no spec with defaults
             objectives = slot("objective")
             draft.objective = objectives.get(objectives.qualify_builtin(DEFAULT_CHOICES[OBJECTIVE]["type"]))
@@ -198,7 +181,7 @@ class Resolver:
         if ("data",) not in draft.parts:
             return
         try:
-            draft.info = self._info(draft.parts["data",].choice, draft.plain["data"])
+            draft.info = self._info(draft.parts["data",], draft.plain["data"])
         except DataError as error:
             draft.refuse((("data",), str(error)))
             return
@@ -209,8 +192,8 @@ class Resolver:
             draft.refuse((("train", "mix"), sentence))
         loss = draft.parts.get(("train", "loss"))
         reads_labels = draft.objective is None or draft.objective.labels
-        if loss is not None and reads_labels and task not in (tasks := loss.choice.component.tasks):
-            sentence = f"loss '{loss.choice.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
+        if loss is not None and reads_labels and task not in (tasks := loss.component.tasks):
+            sentence = f"loss '{loss.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
             draft.refuse((("train", "loss"), f"{sentence}; write loss: bce"))
 
     def _check_model(self, draft: _Draft) -> None:
@@ -240,7 +223,7 @@ class Resolver:
         train = draft.section("train")
         if place not in draft.parts or train is None:
             return
-        optimizer: Any = draft.parts[place].choice.component
+        optimizer: Any = draft.parts[place].component
         reason = optimizer.incompatibility(train)
         if not reason and draft.model is not None and _is_mup(draft.model):
             reason = optional_module("mup").optimizer_incompatibility(optimizer)
@@ -254,7 +237,7 @@ class Resolver:
         values = value_at(draft.plain, METRICS)
         if not isinstance(values, list | tuple):
             return  # reported by TrialSpec
-        choices: list[_CachedChoice] = []
+        choices: list[ResolvedChoice] = []
         for index, value in enumerate(values):
             choice, error = self._choice("metric", value)
             if error is not None:
@@ -263,13 +246,12 @@ class Resolver:
                 choices.append(choice)
         if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
             without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
-            metrics = [choice.choice for choice in choices]
-            indices, faults = slot_package("metric").resolve_metrics(draft.info, metrics, without_labels)
+            indices, faults = slot_package("metric").resolve_metrics(draft.info, choices, without_labels)
             draft.refuse(*(((*METRICS, index), sentence) for index, sentence in faults))
             draft.metrics = [choices[index] for index in indices]
-        put(draft.plain, METRICS, [choice.plain for choice in draft.metrics])
+        put(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])
         if draft.metrics:
-            put(draft.identity, METRICS, sorted((choice.hashed for choice in draft.metrics), key=json.dumps))
+            put(draft.identity, METRICS, sorted((choice.hashed() for choice in draft.metrics), key=json.dumps))
         else:
             value_at(draft.identity, METRICS[:-1]).pop(METRICS[-1], None)
 
@@ -280,7 +262,7 @@ class Resolver:
         if not isinstance(rule, Mapping):
             return
         for path in (("train", "schedule"), OBJECTIVE):
-            choice = None if path not in draft.parts else draft.parts[path].choice
+            choice = draft.parts.get(path)
             if choice is not None and choice.component.needs_end:
                 remedy = "write schedule: constant" if path[1] == "schedule" else "remove stop_early"
                 name = f"{path[1]} '{choice.type.rpartition(':')[2]}'"
@@ -288,8 +270,8 @@ class Resolver:
                 draft.refuse((place, f"stop_early: {sentence}; {remedy}"))
         if draft.info is None or draft.objective is None:
             return
-        extra = [metric.choice for metric in draft.metrics]
-        reported = slot_package("metric").metrics_of(draft.info, extra, draft.objective.standard_metrics(draft.info))
+        standard = draft.objective.standard_metrics(draft.info)
+        reported = slot_package("metric").metrics_of(draft.info, draft.metrics, standard)
         names = [name for name, metric in reported.items() if "val" in metric.splits]
         if rule["metric"] not in names:
             found = f"no metric of validation is called '{rule['metric']}'.{nearest(rule['metric'], names)}"
@@ -340,12 +322,10 @@ class Resolver:
             digest = optional_module("weights").digest_of(name)
         except WeightsError as error:
             draft.refuse((place, str(error)))
-        except ImportError:
-            pass  # without torchvision, the name alone identifies the weights
-        else:
-            put(draft.identity, place, {"name": name, "sha256": digest})
-            if digest is not None:
-                draft.files[role] = {name: digest}
+            return
+        put(draft.identity, place, {"name": name, "sha256": digest})
+        if digest is not None:
+            draft.files[role] = {name: digest}
 
     def _resolve_prerequisite(self, draft: _Draft, role: str, path: Path, source: Tree) -> None:
         place = (*path, "trial")
@@ -393,34 +373,34 @@ class Resolver:
         """Return the trial of a draft without mistakes."""
         assert draft.info is not None
         spec = TrialSpec.model_validate(draft.plain)
-        parts = [*draft.parts.values(), *draft.metrics]
+        choices = [*draft.parts.values(), *draft.metrics]
+        parts = [part for choice in choices for part in choice.parts()]
+        notes = {note for part in parts if (note := getattr(part.component, "plan_note", ""))}
         return ResolvedTrial(
             spec,
             draft.plain,
             draft.identity,
-            origins=tuple(sorted(set().union(*(part.origins for part in parts)))),
-            modules=optional_modules(spec).union(self._surroundings.files, *(part.modules for part in parts)),
+            origins=tuple(sorted({f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in parts})),
+            modules=optional_modules(spec) | self._surroundings.files | modules_of(choices),
             info=draft.info,
-            model=draft.parts["model",].choice,
+            model=draft.parts["model",],
             incompatibility=draft.incompatibility,
             needs=draft.needs,
             files=draft.files,
             versions=self._surroundings.versions,
-            notes=frozenset().union(
-                *(part.notes for part in parts), *(other.trial.notes for other in draft.needs.values())
-            ),
+            notes=frozenset(notes).union(*(other.trial.notes for other in draft.needs.values())),
         )
 
-    def _choice(self, name: str, value: Any) -> tuple[_CachedChoice | None, OptionError | None]:
+    def _choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
         if value is None:
             return None, None  # reported by TrialSpec
         cache_key = (name, json.dumps(value, sort_keys=True, default=repr))
         if cache_key not in self._choices:
             try:
-                self._choices[cache_key] = _CachedChoice(slot(name).resolve(value)), None
+                self._choices[cache_key] = slot(name).resolve(value), None
             except OptionError as error:
-                sound = _CachedChoice(error.sound) if isinstance(error.sound, ResolvedChoice) else None
+                sound = error.sound if isinstance(error.sound, ResolvedChoice) else None
                 self._choices[cache_key] = sound, error.with_traceback(None)
         return self._choices[cache_key]
 

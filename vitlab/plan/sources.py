@@ -1,26 +1,34 @@
 """What trials owe to each other: why one cannot learn from a teacher, start from weights, or do without labels.
 
-Two trials may share images; then both hold out the same ones for validation.
+Two trials may share images; then both hold out the same ones for validation.  Where that cannot be checked, and where
+an average of weights keeps much of the initial ones, the plan has a note for the reader of its results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path
-from vitlab.geometry import DataIdentity, DataInfo
-from vitlab.identity.trial import canonical
+from vitlab.geometry import DataInfo, images_in
+from vitlab.identity.trial import Trial, canonical
+from vitlab.plan.values import Plan
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.spec import Choice
+from vitlab.spec import Choice, Seeds
 from vitlab.spec.tree import NewTree, Tree
 from vitlab.spec.trial import TEST_SET_OPTIONS
+from vitlab.store.files import read_json
 
 if TYPE_CHECKING:
+    from vitlab.plan.arms import ResolvedArm
     from vitlab.plan.resolve import ResolvedTrial
 
 MATCHINGS = ("features", "tokens")
 """Keys of ``distill`` that match features of the teacher."""
+
+MOST_INITIAL = 0.05
+"""Largest share of the initial weights in an average of weights that is not noted."""
 
 
 def drop_unused_options(distill: NewTree) -> None:
@@ -53,39 +61,30 @@ def incompatibilities(
                 "parametrization: standard",
             )
     if "tokens" in matchings:
-        yield from _without_tokens(plain, model, teacher)
-    if teacher is None:
+        place_of_tokens = ("distill", "tokens")
+        models = [("this trial's model", model)]
+        if teacher is not None:
+            models.append(("its teacher", teacher.model))
+        for role, choice in models:
+            if not (hasattr(choice.component, "forward_features") and hasattr(choice.component, "forward_head")):
+                sentence = (
+                    f"{role}, '{choice.type}', has no patch tokens and no feature map; use a ViT or a convolutional "
+                    "network, or remove tokens"
+                )
+                yield place_of_tokens, sentence
+        if plain["model"].get("patch_drop"):
+            sentence = "tokens are matched at every place, and model.patch_drop leaves some out; remove one of the two"
+            yield place_of_tokens, sentence
+    if teacher is None or plain["distill"].get("kind") == "none":
         return
-    if plain["distill"].get("kind") != "none":
-        yield from ((place, reason) for reason in _other_classes(plain, info, teacher))
-
-
-def _without_tokens(plain: Tree, model: ResolvedChoice, teacher: ResolvedTrial | None) -> Iterator[tuple[Path, str]]:
-    """Yield the reasons why tokens cannot be matched place by place."""
-    place = ("distill", "tokens")
-    models = [("this trial's model", model)]
-    if teacher is not None:
-        models.append(("its teacher", teacher.model))
-    for role, choice in models:
-        if not (hasattr(choice.component, "forward_features") and hasattr(choice.component, "forward_head")):
-            yield (
-                place,
-                f"{role}, '{choice.type}', has no patch tokens and no feature map; use a ViT or a convolutional "
-                "network, or remove tokens",
-            )
-    if plain["model"].get("patch_drop"):
-        yield place, "tokens are matched at every place, and model.patch_drop leaves some out; remove one of the two"
-
-
-def _other_classes(plain: Tree, info: DataInfo, teacher: ResolvedTrial) -> Iterator[str]:
-    """Yield why a teacher's logits do not mean the classes of a trial."""
     if teacher.info.classes != info.classes:
-        yield (
+        sentence = (
             f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}; make them equal, or "
             "learn from its features or tokens alone, with kind: none"
         )
+        yield place, sentence
     elif reason := other_labels(plain["data"], info, teacher.plain["data"], teacher.info):
-        yield f"the teacher learned other classes: {reason}"
+        yield place, f"the teacher learned other classes: {reason}"
 
 
 def other_labels(data: Tree, info: DataInfo, their_data: Tree, theirs: DataInfo) -> str:
@@ -109,7 +108,7 @@ def _listed(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
 
 
-def other_split_below(data: Choice, identity: DataIdentity | None, role: str, source: ResolvedTrial) -> str | None:
+def other_split_below(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
     """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
     queue = [(f"the {whose[role]}", source)]
@@ -141,9 +140,7 @@ def parts_with_labels(plain: Tree) -> Iterator[tuple[Path, str]]:
         yield ("init_from", "freeze"), f"objective '{name}' trains the body alone; remove freeze"
 
 
-def same_images(
-    mine: Choice, my_identity: DataIdentity | None, theirs: Choice, their_identity: DataIdentity | None
-) -> bool:
+def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_identity: str | None) -> bool:
     """Return whether two trials may share training and validation images.
 
     Args:
@@ -154,10 +151,10 @@ def same_images(
     """
     if mine.type != theirs.type:
         return False
-    return my_identity is None or their_identity is None or my_identity.images == their_identity.images
+    return my_identity is None or their_identity is None or images_in(my_identity) == images_in(their_identity)
 
 
-def images_of(data: ResolvedChoice, identity: DataIdentity | None) -> tuple[str | None, str]:
+def images_of(data: ResolvedChoice, identity: str | None) -> tuple[str | None, str]:
     """Return what identifies the images of a data set: its files or, where it has none, the options that draw them.
 
     Options that every data set has do not count; they select images, or change how a model sees them.
@@ -173,7 +170,7 @@ def images_of(data: ResolvedChoice, identity: DataIdentity | None) -> tuple[str 
         for name, value in data.hashed().items()
         if name == "type" or (component.generated and not (room.shared and name in room.shared.model_fields))
     }
-    return None if identity is None else identity.images, canonical(own)
+    return None if identity is None else images_in(identity), canonical(own)
 
 
 def other_split(mine: Choice, theirs: Choice) -> str | None:
@@ -203,3 +200,97 @@ def _held_out(data: Choice) -> str:
         if built.missing() is not None or built.held_out() is not None:
             return "unset (the authors' own images)"
     return f"{component.validation if share is None else share:g}"
+
+
+# -- notes ------------------------------------------------------------------------------------------------------------
+
+
+def notes_on_averages(plan: Plan, training_images: Callable[[Choice, Mapping[str, int]], int | None]) -> list[str]:
+    """Return a note for each average of weights that ends with much of the initial weights.
+
+    Args:
+        plan: the plan.
+        training_images: returns their number; None if it is not known.
+    """
+    arms_by_note: dict[str, list[str]] = {}
+    trials = [(f"'{item.arm}'", item.trial) for item in (*plan.trials, *plan.pending)]
+    for name, trial in [*trials, *(("a prerequisite", trial) for trial in plan.prerequisites)]:
+        train = trial.spec.train
+        if train.ema is None or train.ema.warmup:  # with a warm-up, the first step replaces the initial weights
+            continue
+        count = None if train.epochs is None else training_images(trial.spec.data, trial.seeds)
+        images = train.images_seen(count)
+        if images is None:
+            continue
+        steps = images // min(train.batch_size, count or train.batch_size)
+        share = train.ema.decay**steps
+        if share > MOST_INITIAL:
+            note = (
+                f"train.ema: after {steps:,} steps the average of the weights still holds {100 * share:.0f} % of the "
+                f"initial weights ({{arms}}), and the average is evaluated; train longer, set a decay below "
+                f"{train.ema.decay:g}, or remove warmup: 0."
+            )
+            arms_by_note.setdefault(note, []).append(name)
+    return [note.replace("{arms}", ", ".join(dict.fromkeys(names))) for note, names in arms_by_note.items()]
+
+
+def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
+    """Return notes on arms whose initial weights or teacher may have been trained on their validation images.
+
+    ``spec.json`` beside a trial's weights tells the data of the trial and of its prerequisites.  For weights from
+    elsewhere, the training data is unknown.
+    """
+    arms_by_note: dict[str, list[str]] = {}
+    for arm in arms:
+        if arm.skip:
+            continue
+        for role, source in arm.trial.spec.sources().items():
+            reason = ""
+            if source.pretrained is not None:
+                reason = _unknown(source.pretrained) if role == "teacher" else ""
+            elif source.checkpoint is not None:
+                file = FilePath(source.checkpoint)
+                exposure = _has_seen(file, arm.trial, seeds)
+                reason = exposure or (_unknown(file.name) if exposure is None and role == "teacher" else "")
+            if reason:
+                arms_by_note.setdefault(f"{_SEEN_BY[role]} ({{arms}}): {reason}.", []).append(f"'{arm.name}'")
+    return [note.replace("{arms}", ", ".join(names)) for note, names in arms_by_note.items()]
+
+
+_SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validation seen by teacher"}
+
+
+def _has_seen(
+    file: FilePath, trial: ResolvedTrial, seeds: Seeds, visited: frozenset[FilePath] = frozenset()
+) -> str | None:
+    """Return how the weights in a file may have been trained on a trial's validation images.
+
+    Returns:
+        A clause, empty if they were not; None if there is no readable ``spec.json`` beside the file.
+    """
+    try:
+        source = Trial.from_json(read_json(file.with_name("spec.json")))
+        theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
+        mine = trial.spec.data
+        if same_images(mine, trial.info.content, theirs, identity):
+            reason = other_split(mine, theirs)
+            if reason is not None or {seeds.streams(seed)["split"] for seed in seeds.all} != {split}:
+                why = f" ({reason})" if reason else ""
+                return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine.type}{why}"
+    except (KeyError, TypeError, ValueError):
+        return None  # the file is missing or is not a trial's spec
+    if len(file.parents) < 3:  # not in a trial's folder: the trials that it needed cannot be located
+        return ""
+    visited |= {file}
+    for source_key in source.needs.values():
+        needs_file = file.parents[2] / source_key / file.name
+        if needs_file not in visited and (clause := _has_seen(needs_file, trial, seeds, visited)):
+            return clause
+    return ""
+
+
+def _unknown(teacher: str) -> str:
+    return (
+        f"the teacher {teacher} may have been trained on their validation images, so accuracies on these may be "
+        "too high"
+    )

@@ -14,14 +14,13 @@ from dataclasses import replace
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.identity.trial import key_of
 from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
-from vitlab.plan.design import text
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
 from vitlab.plan.metrics import Metrics, goal_of
 from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
-from vitlab.spec.design import MOST, Changes, short_names
-from vitlab.spec.seeds import REPORTING_SEEDS
+from vitlab.spec.design import MOST, Changes, short_names, text
+from vitlab.spec.run import REPORTING_SEEDS
 from vitlab.spec.tree import NewTree, Tree, Values, keys_of, without
 from vitlab.store.result import Ending, TrialResult
 
@@ -58,7 +57,7 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
     for knob in tune.knobs:
         spec = without(spec, keys_of(knob))
     question = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
-    return key_of({"spec": spec, "origins": trial.foreign_origins, "data": trial.data, "tune": question})
+    return key_of({"spec": spec, "origins": trial.foreign_origins, "data": trial.info.content, "tune": question})
 
 
 def mistakes(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-from pydantic import AfterValidator
+from typing import Any
 
 from vitlab.errors import UserError, nearest
 from vitlab.identity.trial import FolderName
@@ -135,7 +133,11 @@ class Tuning:
         Raises:
             ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type.
         """
-        tuning = parsed(Tuning, _tuning_with_specs(data))
+        rivals = []
+        for rival in data["rivals"]:
+            spec = TrialSpec.model_validate(rival["spec"])
+            rivals.append({**rival, "trials": [_with_spec(item, spec) for item in rival["trials"]]})
+        tuning = parsed(Tuning, {**data, "rivals": rivals})
         if tuning.winner is not None and not 0 <= tuning.winner < len(tuning.rivals):
             raise ValueError(f"there is no rival {tuning.winner}")
         return tuning
@@ -191,17 +193,17 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class _EarlierResults:
+class EarlierResults:
     """Results that existed when a study was registered."""
 
-    results: int
-    trials: int
-    comparisons: tuple[str, ...]
+    results: int  #: trials that had one
+    trials: int  #: all trials
+    comparisons: tuple[str, ...]  #: arms that shared a seed with results with their baseline
 
 
 @dataclass(frozen=True)
-class _RegistrationFields:
-    """The parts of a registration that are read by name, see :mod:`vitlab.plan.registration`."""
+class Registration:
+    """The analysis of a study before its results are known, see :mod:`vitlab.plan.registration`."""
 
     metric: str
     goal: str
@@ -209,23 +211,15 @@ class _RegistrationFields:
     margin: float | None
     correction: str
     alpha: float
-    sides: int
     seeds: tuple[int, ...]
-    family: tuple[tuple[str, str], ...]
-    looks: tuple[tuple[int, float], ...] = ()
+    family: tuple[tuple[str, str], ...]  #: arms and their baselines
+    looks: tuple[tuple[int, float], ...] = ()  #: number of seeds and share of alpha of each look
     variance: str = "own"
-    arms: Mapping[str, str] = field(default_factory=dict)
-    known: _EarlierResults | None = None
-
-
-def _registration(data: Tree) -> Tree:
-    """Check a registration in JSON values, and return it.
-
-    Raises:
-        ValueError: if a value is missing or of another type, naming it.
-    """
-    parsed(_RegistrationFields, data)
-    return data
+    over_blocks: str | None = None
+    sides: int = 2
+    arms: Mapping[str, str] = field(default_factory=dict)  #: arm to a digest of what it trains
+    known: EarlierResults = EarlierResults(0, 0, ())
+    seen: bool = False  #: whether results were known when the file was changed last
 
 
 @dataclass(frozen=True)
@@ -243,11 +237,10 @@ class Plan:
     pending: tuple[Planned, ...] = ()
     """Trials of arms whose tuning is open: without a key, and with the knob values of the base."""
     probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.engine_choice.shape`
-    registered: Annotated[Tree, AfterValidator(_registration)] | None = None
-    """Registered analysis of the first run, see :mod:`vitlab.plan.registration`."""
+    registered: Registration | None = None  #: analysis of the first run
     looks: Looks | None = None
     """Set if the study adds seeds to inconclusive comparisons."""
-    version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.versions`
+    version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.study_folder`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of its trial without seeds and code, and of its matching and tuning."""
     metrics: Mapping[str, MetricFacts] = field(default_factory=dict)  #: name in results, without its split, to facts
@@ -324,7 +317,6 @@ class Plan:
                 "trials": with_specs(data["trials"]),
                 "pending": with_specs(data.get("pending", ())),
                 "tuning": [Tuning.from_json(item) for item in data.get("tuning", ())],
-                "probes": probes_of(data),
             },
         )
         names = {arm.name for arm in plan.arms}
@@ -342,41 +334,17 @@ class Decisions:
     benchmarks: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by shape
     looks: Looks | None = None
 
-    @classmethod
-    def of(cls, plan: Tree) -> Decisions:
-        """Return the decisions in a plan in JSON values; all values have defaults."""
-        tunings = [Tuning.from_json(item) for item in plan.get("tuning", ())]
-        looks = None if plan.get("looks") is None else parsed(Looks, plan["looks"])
-        return cls({tuning.key: tuning for tuning in tunings if not tuning.open}, probes_of(plan), looks)
-
-    def stored_looks(self, seeds: tuple[tuple[int, ...], ...]) -> Looks | None:
-        """Return the earlier looks at these seeds; None if there were none, or at other seeds."""
-        return self.looks if self.looks is not None and self.looks.seeds == seeds else None
-
 
 UNDECIDED = Decisions()
 
 
-def probes_of(plan: Tree) -> dict[str, EngineBenchmark]:
-    """Return the engine benchmarks of a plan in JSON values, by shape."""
-    return {shape: parsed(EngineBenchmark, probe) for shape, probe in plan.get("probes", {}).items()}
-
-
 def _without_spec(planned: Planned) -> NewTree:
     """Return a planned trial as JSON values without its spec, which is stored once for all seeds."""
-    values = planned.trial.beside_spec()
-    return {"arm": planned.arm, "seed": planned.seed, **values}
+    values = {"arm": planned.arm, "seed": planned.seed, **vars(planned.trial)}
+    del values["spec"]
+    return values
 
 
 def _with_spec(item: Tree, spec: TrialSpec) -> NewTree:
     """Return a planned trial in JSON values with its spec."""
-    rest = {name: value for name, value in item.items() if name not in ("arm", "seed")}
-    return {"arm": item["arm"], "seed": item["seed"], "trial": {"spec": spec, **rest}}
-
-
-def _tuning_with_specs(data: Tree) -> NewTree:
-    rivals = []
-    for rival in data["rivals"]:
-        spec = TrialSpec.model_validate(rival["spec"])
-        rivals.append({**rival, "trials": [_with_spec(item, spec) for item in rival["trials"]]})
-    return {**data, "rivals": rivals}
+    return {"arm": item["arm"], "seed": item["seed"], "trial": {**item, "spec": spec}}

@@ -17,10 +17,9 @@ from types import CodeType
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.registry import plugins
-from vitlab.registry.plugins import PluginFile
+from vitlab.registry.plugins import PluginFile, with_frames
 from vitlab.registry.slot_modules import Origin
 from vitlab.registry.slots import remove_all
-from vitlab.registry.tracebacks import with_frames
 
 _origins: dict[Path, Origin] = {}  # files that have run, with the digest of their code
 

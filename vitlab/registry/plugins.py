@@ -2,20 +2,27 @@
 
 Distributions are read from their metadata, without importing them; one is imported when a study names a component of
 it.  Their components are entry points in the groups ``vitlab.<slot>``; their requirements are those of their metadata.
+A failure is attributed to a plugin by the code of plugins in its traceback.
 """
 
 from __future__ import annotations
 
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
+from types import CodeType, TracebackType
 
 from packaging.utils import canonicalize_name
 
-from vitlab.registry.slot_modules import Origin
+from vitlab._version import __version__
+from vitlab.errors import BrokenComponent, VitlabError
+from vitlab.registry.slot_modules import BUILT_IN, Origin
 
-HOST = "vitlab"
 UNKNOWN = "unknown"
 
 
@@ -39,27 +46,23 @@ def module_of(origin: Origin) -> str:
 
 def points(slot: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a slot."""
-    return _installed().get(f"{HOST}.{slot}", ())
+    return _installed().get(f"{BUILT_IN}.{slot}", ())
 
 
 def source(point: EntryPoint) -> str:
     """Return the name of the distribution of an entry point."""
-    return _field(point, "Name")
+    return _metadata(point.dist, "Name")
 
 
 def version(point: EntryPoint) -> str:
     """Return the version of the distribution of an entry point."""
-    return _field(point, "Version")
-
-
-def _field(point: EntryPoint, key: str) -> str:
-    return _metadata(point.dist, key) if point.dist else UNKNOWN
+    return _metadata(point.dist, "Version")
 
 
 @cache
-def _metadata(dist: Distribution, key: str) -> str:
+def _metadata(dist: Distribution | None, key: str) -> str:
     try:
-        return dist.metadata[key] or UNKNOWN
+        return (dist and dist.metadata[key]) or UNKNOWN
     except Exception:  # an interrupted installation leaves missing or unreadable metadata
         return UNKNOWN
 
@@ -67,11 +70,6 @@ def _metadata(dist: Distribution, key: str) -> str:
 def packages() -> frozenset[str]:
     """Return the top-level packages of the components of installed distributions."""
     return frozenset(point.module.partition(".")[0] for points in _installed().values() for point in points)
-
-
-def refusal(point: EntryPoint) -> str | None:
-    """Return why a distribution cannot be used with this vitlab, or None if it can."""
-    return _refusal(point.dist) if point.dist else None
 
 
 def unmet(text: str) -> str | None:
@@ -92,13 +90,14 @@ def unmet(text: str) -> str | None:
         return f"this study needs {text}, which is not installed: pip install {quoted}, or {own}"
     if not requirement.specifier.contains(dist.version, prereleases=True):
         return f"this study needs {text}, and {dist.version} is installed: pip install {quoted}"
-    return _refusal(dist)
+    return refusal(dist)
 
 
-def _refusal(dist: Distribution) -> str | None:
+def refusal(dist: Distribution | None) -> str | None:
+    """Return why a distribution cannot be used with this vitlab, or None if it can."""
+    if dist is None:
+        return None
     from packaging.requirements import InvalidRequirement, Requirement
-
-    from vitlab._version import __version__
 
     for text in dist.requires or ():
         try:
@@ -106,7 +105,7 @@ def _refusal(dist: Distribution) -> str | None:
         except InvalidRequirement:
             continue  # a malformed requirement is the package manager's concern
         # pip checks requirements when it installs; vitlab may have been upgraded since.
-        is_ours = canonicalize_name(requirement.name) == HOST
+        is_ours = canonicalize_name(requirement.name) == BUILT_IN
         is_ours &= requirement.marker is None or requirement.marker.evaluate({"extra": ""})  # not of an extra
         if is_ours and not requirement.specifier.contains(__version__, prereleases=True):
             need = text.partition(";")[0].strip()
@@ -119,7 +118,129 @@ def _installed() -> dict[str, tuple[EntryPoint, ...]]:
     """Return entry points by group, read from disk once, without vitlab's own."""
     every = entry_points()  # reads the metadata of every distribution of the environment
     return {
-        group: tuple(point for point in every.select(group=group) if source(point) != HOST)
+        group: tuple(point for point in every.select(group=group) if source(point) != BUILT_IN)
         for group in every.groups
-        if group.startswith(f"{HOST}.")
+        if group.startswith(f"{BUILT_IN}.")
     }
+
+
+# -- the code of plugins in tracebacks --------------------------------------------------------------------------------
+
+SHOWN_FRAMES = 5
+"""Number of frames shown at each end of a long stack, such as of an endless recursion."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The innermost plugin code in the traceback of an exception."""
+
+    frames: tuple[traceback.FrameSummary, ...]  #: all frames of plugins, the outermost first
+
+    @property
+    def file(self) -> Path:
+        """The file of the plugin."""
+        return Path(self.frames[-1].filename)
+
+    @property
+    def place(self) -> str:
+        """Return ``my_blocks.py:13``, relative to the working directory if the file is below it."""
+        return _place(self.frames[-1])
+
+    def __str__(self) -> str:
+        calls = [
+            f"  {_place(frame)}, in {frame.name}" + (f"\n    {frame.line}" if frame.line else "")
+            for frame in self.frames
+        ]
+        if (hidden := len(calls) - 2 * SHOWN_FRAMES) > 0:
+            calls[SHOWN_FRAMES:-SHOWN_FRAMES] = [f"  ... {hidden} more calls"]
+        return "\n".join(calls)
+
+
+def culprit(error: BaseException) -> Culprit | None:
+    """Return the plugin code in the traceback of an exception, or None if only vitlab and libraries are in it."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:  # an exception can be its own context, indirectly
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    for link in chain:
+        frames = [
+            traceback.FrameSummary(code.co_filename, line, code.co_name)
+            for module, code, line in _frames(link.__traceback__)
+            if _is_plugin_code(module, code.co_filename)
+        ]
+        # The frames of a syntax error are those of the importer; the file with the error is named beside them.
+        if isinstance(link, SyntaxError) and link.filename and _is_plugin_code("", link.filename):
+            frames.append(traceback.FrameSummary(link.filename, link.lineno or 1, "<module>"))
+        if frames:
+            return Culprit(tuple(frames))
+    return None
+
+
+@contextmanager
+def import_failure(what: str) -> Iterator[None]:
+    """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise BrokenComponent(f"{what}: {with_frames(error)}") from error
+
+
+def sentence_with_place(error: BaseException) -> str:
+    """Return an exception on one line: vitlab's own unchanged, others with their type and the line of the plugin.
+
+    What to do about it follows, if that is known.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, VitlabError):
+        return text
+    text, advice = _with_advice(text)
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    source = culprit(error)
+    return (text if source is None else f"{text}, at {source.place}") + advice
+
+
+def _with_advice(text: str) -> tuple[str, str]:
+    """Return the message of an exception, and what to do about it if that is known."""
+    if re.match(r"(cannot import name '.*' from|No module named) '?vitlab\b", text):
+        return text, (
+            f"; this is vitlab {__version__}, which has no such name: import from vitlab.plugin, whose names stay, or "
+            "pin the vitlab that has it in the plugin's dependencies"
+        )
+    if "operator torchvision::nms does not exist" in text:
+        return text, "; call torchvision() of vitlab.plugin before this import, which works with every build of torch"
+    if "does not have a deterministic implementation" in text:  # torch's own advice is a call that no study can make
+        return text.partition(", but you set")[0], "; run.deterministic: false allows it, and runs then differ"
+    return text, ""
+
+
+def with_frames(error: BaseException) -> str:
+    """Return an exception as :func:`sentence_with_place` does, followed by the frames of plugins on further lines."""
+    source = culprit(error)
+    return sentence_with_place(error) + (f"\n{source}" if source is not None else "")
+
+
+def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
+    """Yield the module, code and line of every frame, outermost first."""
+    while link is not None:
+        yield str(link.tb_frame.f_globals.get("__name__", "")), link.tb_frame.f_code, link.tb_lineno
+        link = link.tb_next
+
+
+def _is_plugin_code(module: str, file: str) -> bool:
+    """Return whether code belongs to a plugin, given the name and file of its module."""
+    path, package = Path(file), module.partition(".")[0]
+    loaded = [plugin.path for plugin in files.values()]
+    if path in loaded or package in packages():
+        return True
+    is_beside = any(path.is_relative_to(each.parent) for each in loaded)
+    return is_beside and package != BUILT_IN and not {"site-packages", "dist-packages"} & set(path.parts)
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    file = Path(frame.filename)
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    return f"{file}:{frame.lineno or 0}"

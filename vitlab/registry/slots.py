@@ -16,16 +16,15 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, hashed_fields, option_names, options_of
+from vitlab.registry.plugins import import_failure
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, slot_module, slot_package
-from vitlab.registry.tracebacks import import_failure
-from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice
-from vitlab.spec.mistakes import NESTED, collect
-from vitlab.spec.other_trainers import how_to_name
+from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, schema_of
+from vitlab.spec.mistakes import NESTED, collect, how_to_name
 from vitlab.spec.tree import Tree
 
 T = TypeVar("T")
@@ -102,8 +101,7 @@ class Slot(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the names of all components, plugins included, without importing any."""
-        loaded = {name for _, name in self.components}
-        return sorted(loaded.union(built_ins(self.name), (point.name for point in plugins.points(self.name))))
+        return sorted({entry.name for entry in _entries(self.name)})
 
     def find(self, name: str) -> tuple[type[T], Origin]:
         """Return the component called ``name`` and its origin.
@@ -153,16 +151,13 @@ class Slot(Generic[T]):
 
     def _sources(self, bare: str) -> set[str]:
         """Return the sources that offer a name."""
-        sources = {where for where, name in self.components if name == bare}
-        sources |= {plugins.source(point) for point in plugins.points(self.name) if point.name == bare}
-        return sources | ({BUILT_IN} if bare in built_ins(self.name) else set())
+        return {entry.origin.source for entry in _entries(self.name) if entry.name == bare}
 
     def _load(self, point: EntryPoint) -> None:
         origin = Origin(plugins.source(point), plugins.version(point))
-        if reason := plugins.refusal(point):
+        if reason := plugins.refusal(point.dist):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
-        what = f"{self.name} '{point.name}' from {origin} failed to import"
-        with import_failure(what):
+        with import_failure(f"{self.name} '{point.name}' from {origin} failed to import"):
             component = point.load()
         self.add(point.name, component, origin)
 
@@ -282,9 +277,7 @@ class Pick:
                 # A validator can raise only one error, so it carries all mistakes.
                 raise PydanticCustomError(NESTED, "{text}", {"text": str(error), NESTED: error.faults}) from None
 
-        return core_schema.no_info_plain_validator_function(
-            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
-        )
+        return schema_of(validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         # Not a $ref, which pydantic would follow; vitlab.cli.schema replaces the mark by one.
@@ -350,21 +343,24 @@ def listing(name: str) -> list[Entry]:
         UnknownComponent: if no slot has that name.
     """
     slot_module(name)  # raises for a name that no slot has
-    built_in = [
-        Entry(name, component, BUILTIN_ORIGIN, f"{place.module}:{place.cls}", without_markup(place.summary))
-        for component, place in built_ins(name).items()
+    return sorted(_entries(name), key=lambda entry: (entry.name, str(entry.origin)))
+
+
+def _entries(slot: str) -> list[Entry]:
+    """Return the components of a slot: built-ins, those of installed plugins, and those that a file has registered."""
+    entries = [
+        Entry(slot, component, BUILTIN_ORIGIN, f"{place.module}:{place.cls}", without_markup(place.summary))
+        for component, place in built_ins(slot).items()
     ]
-    offered = [
-        Entry(name, point.name, Origin(plugins.source(point), plugins.version(point)), point.value)
-        for point in plugins.points(name)
-    ]
-    by_file = [
-        Entry(name, component_name, origin, f"{cls.__module__}:{cls.__qualname__}", first_line(inspect.getdoc(cls)))
-        for each in _slots
-        for (_, component_name), (cls, origin) in each.components.items()
-        if each.name == name and cls.__module__ in plugins.files
-    ]
-    return sorted(built_in + offered + by_file, key=lambda entry: (entry.name, str(entry.origin)))
+    for point in plugins.points(slot):
+        entries.append(Entry(slot, point.name, Origin(plugins.source(point), plugins.version(point)), point.value))
+    known = {(entry.origin.source, entry.name) for entry in entries}
+    for each in _slots:
+        for (source, name), (cls, origin) in each.components.items():
+            if each.name == slot and (source, name) not in known:
+                target = f"{cls.__module__}:{cls.__qualname__}"
+                entries.append(Entry(slot, name, origin, target, first_line(inspect.getdoc(cls))))
+    return entries
 
 
 def first_line(documentation: str | None) -> str:

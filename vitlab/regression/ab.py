@@ -27,7 +27,7 @@ from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
 from vitlab.report.document import Content, Report
 from vitlab.report.two_studies import compare_studies
-from vitlab.spec.study import read_study
+from vitlab.spec.changes import read_study
 
 OUT_OF_REACH = "same: the diff does not reach it, so it was not trained"
 VERDICTS: Mapping[str, CheckVerdict] = {

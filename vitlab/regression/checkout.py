@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from vitlab.errors import TrialFailed, UserError
-from vitlab.plan.versions import rev_parse
+from vitlab.plan.study_folder import rev_parse
 
 CHECK = """
 import pathlib, sys

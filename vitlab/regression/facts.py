@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlab.errors import count
+from vitlab.plan.study_folder import flat
 from vitlab.plan.values import Plan, Planned
-from vitlab.plan.versions import flat
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
 
@@ -53,7 +53,7 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
         arms[planned.arm] = ArmFacts(
             key=trial.key,
             origins=trial.origins,
-            data=None if trial.data is None else str(trial.data),
+            data=trial.data,
             seeds=dict(trial.seeds),
             spec={path: list(x) if isinstance(x, tuple) else x for path, x in flat(trial.spec.plain()).items()},
             params=costs[planned.arm]["params"],

@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.packaged import study_name
-from vitlab.plan.plan_file import read_plan
+from vitlab.plan.study_folder import EARLIER, content_of, differences, find, name_of, read_plan, versions
 from vitlab.plan.values import Plan
-from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 

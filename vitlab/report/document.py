@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab._version import __version__
 from vitlab.errors import UserError, nearest
-from vitlab.plan import versions
+from vitlab.plan import study_folder
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.formats import FORMATS, csv, markdown_report
@@ -309,7 +309,7 @@ def state(plan: Plan, store: Store) -> str:
         files = [(folder.path / name) for name in ("result.json", "failure.json")]
         endings.append([path.stat().st_mtime_ns if path.exists() else 0 for path in files] + [folder.is_locked()])
     study = store.study(plan.study)
-    latest, own = versions.version(study), versions.version(study, plan.version)
+    latest, own = study_folder.version(study), study_folder.version(study, plan.version)
     # The time of the last run decides which trials it is said to have trained.
     ran = own.time if own is not None else 0.0
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in sections().items()]
@@ -336,7 +336,7 @@ def _code_digest() -> str:
 
 
 def _folder(plan: Plan, store: Store) -> Path:
-    return versions.folder_of(store.study(plan.study), plan.version) / "report"
+    return study_folder.folder_of(store.study(plan.study), plan.version) / "report"
 
 
 def _check_format(format: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
+from vitlab.explain import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

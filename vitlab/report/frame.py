@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
+from vitlab.spec.design import text
 from vitlab.store.files import read_stored
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending, TrialResult

@@ -18,7 +18,6 @@ from vitlab.plan.registration import (
     altered_arms,
     changes,
     removed_comparisons,
-    results_before_registration,
 )
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
@@ -237,11 +236,10 @@ def _exploratory(plan: Plan) -> list[str]:
         lines.append(f"Exploratory: added after the first run, and corrected for all comparisons: {_names(later)}.")
     if dropped := removed_comparisons(plan):
         lines.append(f"Dropped after the first run, and still counted in the correction: {_names(dropped)}.")
-    results, trials, compared = results_before_registration(plan)
-    if compared:
+    if plan.registered is not None and (known := plan.registered.known).comparisons:
         lines.append(
-            f"Exploratory: {results:,} of {count(trials, 'trial')} had results before this plan was registered, "
-            f"including both arms of the comparison at some seed: {_names(compared)}."
+            f"Exploratory: {known.results:,} of {count(known.trials, 'trial')} had results before this plan was "
+            f"registered, including both arms of the comparison at some seed: {_names(known.comparisons)}."
         )
     return lines
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison import Verdict
-from vitlab.plan.palette import SERIES
+from vitlab.explain import SERIES
 from vitlab.report import phrasing
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, duration
 

@@ -18,8 +18,8 @@ import numpy as np
 from vitlab import statistics
 from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge
 from vitlab.errors import UserError, count
-from vitlab.plan.plan_file import read_plan
 from vitlab.plan.registration import family as family_of
+from vitlab.plan.study_folder import read_plan
 from vitlab.plan.values import Plan, Trial
 from vitlab.report import phrasing
 from vitlab.report.frame import StudyResults

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vitlab.errors import count
-from vitlab.plan import versions
+from vitlab.plan import study_folder
 from vitlab.plan.values import Plan
 from vitlab.report.frame import StoredTrial
 from vitlab.report.phrasing import duration
@@ -67,7 +67,7 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Prove
     """Return the provenance: command, versions, data, time, and counts of distinct trainings."""
     trials = list({(item.planned.trial.key, item.planned.trial.code): item for item in trials}.values())
     results = [item.result for item in trials if item.result is not None]
-    version = versions.version(store.study(plan.study), plan.version)
+    version = study_folder.version(store.study(plan.study), plan.version)
     fresh = sum(version is not None and result.circumstances.ended >= version.time for result in results)
     specs = [item.planned.trial for item in trials]
     data = {(trial.spec.data.type, None if trial.data is None else str(trial.data)) for trial in specs}
@@ -102,13 +102,13 @@ def _values_of_all(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
 def of_version(plan: Plan, store: Store) -> list[str]:
     """Return sentences that name the version of the study, if it has changes or is not the latest; else none."""
     study = store.study(plan.study)
-    this, latest = versions.version(study, plan.version), versions.version(study)
+    this, latest = study_folder.version(study, plan.version), study_folder.version(study)
     if this is None or latest is None:
         return []
     notes = [f"Version {this.name[:8]} of this study was run with {this.set_options}."] if this.set_options else []
     if this.name != latest.name:
         both_recorded = this.content is not None and latest.content is not None
-        difference = f": {versions.differences(this.content or {}, latest.content or {})}" if both_recorded else ""
+        difference = f": {study_folder.differences(this.content or {}, latest.content or {})}" if both_recorded else ""
         notes.append(
             f"This is an earlier version of the study ({this.name[:8]}, run {this.when}); the latest is "
             f"{latest.name[:8]}, run {latest.when}{difference}."
@@ -116,12 +116,12 @@ def of_version(plan: Plan, store: Store) -> list[str]:
     return notes
 
 
-def _source(version: versions.Version | None, store: Store) -> tuple[str, str, str]:
+def _source(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
     """Return the folder, the command and the git commit to run the study again.
 
     Executor and tracker options are left out, because they do not affect the results.
     """
-    run = versions.RunRecord() if version is None else version.run
+    run = study_folder.RunRecord() if version is None else version.run
     place = Path(run.folder)
     if not place.is_absolute() or not place.is_dir():
         place = store.root.parent

@@ -24,7 +24,7 @@ from vitlab.identity.code import requirements_of
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import digest
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.registry.tracebacks import sentence_with_place
+from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.circumstances import (
     attention_of,
     cuda_settings,
@@ -108,7 +108,7 @@ class Attempt:
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
         data: ResolvedChoice = slot("dataset").resolve(trial.spec.data)
         prepared = prepare(data, trial.seeds)
-        if trial.data is not None and str(prepared.info.content) != str(trial.data):
+        if trial.data is not None and prepared.info.content != trial.data:
             raise DataError(
                 f"the data here is not the data this trial was planned for: {data.type} has the identity "
                 f"{prepared.info.content}, and the plan says {trial.data}; restore the data, or plan again with "

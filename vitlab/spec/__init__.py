@@ -4,10 +4,10 @@ This package defines the keys and types of the document only; :mod:`vitlab.regis
 and their options.
 """
 
+from vitlab.spec.changes import read_study
 from vitlab.spec.choice import Choice
-from vitlab.spec.run import RunSpec
-from vitlab.spec.seeds import Seeds
-from vitlab.spec.study import Analysis, Match, Rule, Study, Tune, read_study
+from vitlab.spec.run import RunSpec, Seeds
+from vitlab.spec.study import Analysis, Match, Rule, Study, Tune
 from vitlab.spec.trial import STREAMS, TrainSpec, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 

@@ -1,18 +1,89 @@
-"""Changes of a study on the command line, ``--set PATH=VALUE``, mistakes in them, and secrets among them."""
+"""Reading of a study file with the changes of the command line, ``--set PATH=VALUE``, and secrets among these."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
 from typing import Any
 
-from vitlab.errors import Problem, closest
-from vitlab.spec.mistakes import models_in
-from vitlab.spec.other_trainers import how_to_write
-from vitlab.spec.study import Study, format_change
-from vitlab.spec.tree import NewTree, Values
-from vitlab.spec.trial import TrialSpec
-from vitlab.spec.yaml import Document
+from vitlab.errors import Path, Problem, SpecError, closest
+from vitlab.spec.mistakes import collect, how_to_write, models_in
+from vitlab.spec.study import Study
+from vitlab.spec.tree import NewTree, Tree, Values, copied
+from vitlab.spec.trial import LENGTHS, TrialSpec
+from vitlab.spec.yaml import Document, read_document
+
+STAND_INS: Tree = {"study": "study", "train": {"steps": 1}, "steps": 1}
+"""Values that replace missing or wrong ones, so that the rest of a study can be validated."""
+
+BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
+"""The same for a base that lacks its data or its model."""
+
+
+def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Study | None, Document, list[Problem]]:
+    """Read a study file, see :func:`study_document`.
+
+    Returns:
+        The study, the document and the problems so far, to which the caller adds its own before raising all together.
+        If there are problems, study and document contain the sound values, and defaults or stand-ins for the rest; the
+        study is None if too few values are sound.
+    """
+    document = study_document(file, changes or {})
+    collected = collect(Study, document.data, STAND_INS)
+    problems = [document.problem(mistake.path, mistake.message) for mistake in collected.mistakes]
+    study = collected.value
+    if problems and study is None:
+        # The base is too incomplete to be validated; validate the rest of the study with another base.
+        study = collect(Study, {**collected.tree, "base": BASE}, STAND_INS).value
+        if isinstance(base := document.data.get("base"), Mapping):
+            collected.tree["base"] = collect(TrialSpec, base, STAND_INS).tree
+    return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
+
+
+def study_document(file: FilePath | str, changes: Values = {}) -> Document:
+    """Read the document of a study file with ``changes`` (``--set path=value``) applied.
+
+    Raises:
+        SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
+    """
+    document = read_document(file)
+    options: dict[Path, str] = {}
+    for path, value in changes.items():
+        keys = tuple(full_path(path).split("."))
+        _set(document.data, keys, copied(value))
+        options[keys] = format_change(path, value)
+    return replace(document, changes=options)
+
+
+def format_change(path: str, value: Any) -> str:
+    """Format a change as an option of the command line."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return f"--set {path}={text:.100}"
+
+
+def full_path(path: str) -> str:
+    """Return the full path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
+    return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
+
+
+def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
+    """Set one value of the document in place.
+
+    Shorthand names along the path become mappings; a length of the training replaces any other.
+    """
+    for part in path[:-1]:
+        if isinstance(data.get(part), str):
+            data[part] = {"type": data[part]}
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise SpecError([Problem("--set", 0, 0, f"'{'.'.join(path)}': '{part}' is not a mapping")])
+    if len(path) > 1 and path[-2] == "train" and path[-1] in LENGTHS:
+        for other in LENGTHS:
+            data.pop(other, None)
+    data[path[-1]] = value
 
 
 def is_known(path: str) -> bool:

@@ -7,7 +7,7 @@ place of one, ``[learned, rope2d]``, is shorthand for ``{type: together, parts: 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -129,9 +129,14 @@ class Choice:
             except ValueError as error:
                 raise conflict(str(error)) from None
 
-        return core_schema.no_info_plain_validator_function(
-            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
-        )
+        return schema_of(validate)
+
+
+def schema_of(validate: Callable[[Any], Choice]) -> CoreSchema:
+    """Return pydantic's schema of a choice that a function validates."""
+    return core_schema.no_info_plain_validator_function(
+        validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
+    )
 
 
 SLOT_MARK = "x-slot"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,21 +13,12 @@ from pydantic import (
     field_validator,
 )
 
-from vitlab.errors import Path, Problem, SpecError
 from vitlab.spec.choice import Amount, Frozen, Goal, OverBlocks
 from vitlab.spec.design import Node, Zip
-from vitlab.spec.mistakes import collect, conflict
-from vitlab.spec.run import RunSpec
-from vitlab.spec.seeds import Seeds, SeedsOrNumber
-from vitlab.spec.tree import NewTree, Tree, Values, copied
-from vitlab.spec.trial import LENGTHS, TrialSpec
-from vitlab.spec.yaml import Document, read_document
-
-STAND_INS: Tree = {"study": "study", "train": {"steps": 1}, "steps": 1}
-"""Values that replace missing or wrong ones, so that the rest of a study can be validated."""
-
-BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
-"""The same for a base that lacks its data or its model."""
+from vitlab.spec.mistakes import conflict
+from vitlab.spec.run import RunSpec, Seeds, SeedsOrNumber
+from vitlab.spec.tree import NewTree
+from vitlab.spec.trial import TrialSpec
 
 
 class Rule(Frozen):
@@ -84,16 +72,6 @@ class Analysis(Frozen):
     to the baseline's error."""
     power_law: Literal["params", "macs", "images"] | None = None
     """Size over which the report fits a law of scaling to the error or the loss of arms that differ in numbers."""
-
-    @field_validator("correction", mode="before")
-    @classmethod
-    def _in_one_step(cls, value: object) -> object:
-        if value == "holm":
-            raise ValueError(
-                "found 'holm'; allowed: 'bonferroni', 'none'. The later steps of Holm's method find differences whose "
-                "simultaneous interval contains 0."
-            )
-        return value
 
     @property
     def direction(self) -> str:
@@ -241,66 +219,3 @@ class Study(Frozen):
         if not re.fullmatch(r"(train|val|test)/\w+", analysis.metric):
             raise conflict(not_a_metric(analysis.metric), "metric")
         return analysis
-
-
-def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Study | None, Document, list[Problem]]:
-    """Read a study file, see :func:`study_document`.
-
-    Returns:
-        The study, the document and the problems so far, to which the caller adds its own before raising all together.
-        If there are problems, study and document contain the sound values, and defaults or stand-ins for the rest; the
-        study is None if too few values are sound.
-    """
-    document = study_document(file, changes or {})
-    collected = collect(Study, document.data, STAND_INS)
-    problems = [document.problem(mistake.path, mistake.message) for mistake in collected.mistakes]
-    study = collected.value
-    if problems and study is None:
-        # The base is too incomplete to be validated; validate the rest of the study with another base.
-        study = collect(Study, {**collected.tree, "base": BASE}, STAND_INS).value
-        if isinstance(base := document.data.get("base"), Mapping):
-            collected.tree["base"] = collect(TrialSpec, base, STAND_INS).tree
-    return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
-
-
-def study_document(file: FilePath | str, changes: Values = {}) -> Document:
-    """Read the document of a study file with ``changes`` (``--set path=value``) applied.
-
-    Raises:
-        SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
-    """
-    document = read_document(file)
-    options: dict[Path, str] = {}
-    for path, value in changes.items():
-        keys = tuple(full_path(path).split("."))
-        _set(document.data, keys, copied(value))
-        options[keys] = format_change(path, value)
-    return replace(document, changes=options)
-
-
-def format_change(path: str, value: Any) -> str:
-    """Format a change as an option of the command line."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return f"--set {path}={text:.100}"
-
-
-def full_path(path: str) -> str:
-    """Return the full path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
-    return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
-
-
-def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
-    """Set one value of the document in place.
-
-    Shorthand names along the path become mappings; a length of the training replaces any other.
-    """
-    for part in path[:-1]:
-        if isinstance(data.get(part), str):
-            data[part] = {"type": data[part]}
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise SpecError([Problem("--set", 0, 0, f"'{'.'.join(path)}': '{part}' is not a mapping")])
-    if len(path) > 1 and path[-2] == "train" and path[-1] in LENGTHS:
-        for other in LENGTHS:
-            data.pop(other, None)
-    data[path[-1]] = value

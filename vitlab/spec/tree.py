@@ -71,12 +71,6 @@ def put(tree: Any, path: Path, value: Any) -> None:
     tree[path[-1]] = value
 
 
-def with_value(tree: Tree, path: Sequence[str], value: Any) -> NewTree:
-    """Return a tree with another value at a path whose parents exist; only the mappings along the path are copied."""
-    first, *rest = path
-    return {**tree, first: with_value(tree[first], rest, value) if rest else value}
-
-
 def without(tree: Tree, path: Sequence[str]) -> NewTree:
     """Return a tree without the value at a path; only the mappings along the path are copied."""
     copy = dict(tree)

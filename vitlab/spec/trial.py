@@ -126,6 +126,21 @@ class TrainSpec(Frozen):
             raise conflict(sentence, *LENGTHS)
         return self
 
+    def images_seen(self, examples: int | None = None) -> int | None:
+        """Return the number of images that a training sees, in whole batches.
+
+        Args:
+            examples: number of training images; if None, a length in epochs gives None.
+        """
+        size = self.batch_size
+        if self.steps is not None:
+            return self.steps * size
+        if self.images is not None:
+            return max(1, round(self.images / size)) * size
+        if examples is not None and self.epochs is not None:
+            return max(1, round(self.epochs * max(1, examples // size))) * min(size, examples)
+        return None
+
     @field_validator("layer_decay")
     @classmethod
     def _equal_rates(cls, value: float | None) -> float | None:

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -34,17 +35,6 @@ Place = tuple[int, int]
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the numbers described above, of which only nodes are used."""
-
-    _depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node, unless it is nested too deeply."""
-        if self._depth > DEEPEST:
-            raise _NotAllowed(problem=TOO_DEEP, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        self._depth += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -136,15 +126,15 @@ def parse_document(text: str, name: str) -> Document:
     # Lines as YAML counts them; str.splitlines has other separators.
     lines = tuple(re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text))
 
-    def refuse(message: str, line: int = 0, column: int = 0) -> SpecError:
-        return SpecError([Problem(name, line, column, message, _line(lines, line))])
-
+    refuse = partial(_refusal, name, lines)
     reader = _Reader()
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
         data = reader.read(root)
+    except RecursionError:
+        raise refuse(TOO_DEEP) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -180,10 +170,12 @@ def read_value(text: str) -> Any:
         raise ValueError(error.problems[0].message) from None
 
 
-def _read_text(file: FilePath, name: str) -> str:
-    def refuse(message: str, line: int = 0, column: int = 0) -> SpecError:
-        return SpecError([Problem(name, line, column, message)])
+def _refusal(name: str, lines: tuple[str, ...], message: str, line: int = 0, column: int = 0) -> SpecError:
+    return SpecError([Problem(name, line, column, message, _line(lines, line))])
 
+
+def _read_text(file: FilePath, name: str) -> str:
+    refuse = partial(_refusal, name, ())
     try:
         if file.exists() and not file.is_file():
             raise refuse("is not a regular file")
@@ -215,7 +207,7 @@ class _Reader:
     def read(self, node: yaml.Node, path: Path = (), key: yaml.Node | None = None) -> Any:
         """Return the plain value of a node, which has a key if it is in a mapping."""
         key = key or node
-        if len(path) > DEEPEST:  # of an alias that contains itself; others are counted when they are composed
+        if len(path) > DEEPEST:
             raise _fault(key, TOO_DEEP)
         if len(self.places) > MOST_NODES:
             raise _fault(key, f"more than {MOST_NODES:,} values; a study file is a page or two")

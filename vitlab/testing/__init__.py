@@ -31,11 +31,16 @@ from vitlab.spec import Choice
 from vitlab.testing.assertions import about
 from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
-from vitlab.testing.metrics import check_metric
-from vitlab.testing.models import check_model, check_scheme
-from vitlab.testing.parts import check_part
+from vitlab.testing.models import check_model, check_part, check_scheme
 from vitlab.testing.results import check_section, check_tracker
-from vitlab.testing.training import check_engine, check_loss, check_objective, check_optimizer, check_schedule
+from vitlab.testing.training import (
+    check_engine,
+    check_loss,
+    check_metric,
+    check_objective,
+    check_optimizer,
+    check_schedule,
+)
 
 if TYPE_CHECKING:
     from pytest import MarkDecorator
@@ -189,7 +194,13 @@ def _check_declaration(slot: str, name: str, cls: type, options: Collection[str]
         f"option {', '.join(required)} needs a default, so that the bare name can be used"
     )
     if not required:
-        _check_json(registry.slot(slot), name)
+        component_slot = registry.slot(slot)
+        plain = component_slot.resolve(name).plain()
+        with about("its options are written as JSON and read again"):
+            again = component_slot.resolve(json.loads(json.dumps(plain))).plain()
+            assert again == plain, f"{again} is not {plain}"
+        with about("its options are described by 'vitlab schema'"):
+            component_slot.options(cls).model_json_schema()
     doc = cls.__doc__ or ""
     assert doc.strip(), "needs a docstring: its first line is what vitlab list prints"
     assert not doc.startswith("\n"), "the docstring begins with one sentence, not a new line"
@@ -198,13 +209,3 @@ def _check_declaration(slot: str, name: str, cls: type, options: Collection[str]
         assert any("Reference:" in doc for doc in docs), "add the paper to the docstring: 'Reference: arXiv:…'"
     with about("is pickled by reference, in which form workers receive it"):
         assert pickle.loads(pickle.dumps(cls)) is cls, "must be found again under its module and name"
-
-
-def _check_json(component_slot: registry.Slot[Any], name: str) -> None:
-    """Check that the default options survive JSON, in which a worker receives its trial."""
-    plain = component_slot.resolve(name).plain()
-    with about("its options are written as JSON and read again"):
-        again = component_slot.resolve(json.loads(json.dumps(plain))).plain()
-        assert again == plain, f"{again} is not {plain}"
-    with about("its options are described by 'vitlab schema'"):
-        component_slot.options(component_slot.find(name)[0]).model_json_schema()

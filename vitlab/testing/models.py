@@ -1,18 +1,419 @@
-"""Contract tests of whole models and of initialisation schemes."""
+"""Contract tests of models, of initialisation schemes, and of the parts of a model, from patch embeddings to heads.
+
+B images, C channels, H and W pixels, T tokens, N patches, D width, K members of a stack.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitlab.geometry import DataInfo
+from vitlab import noise
+from vitlab.components.base import name_draws
+from vitlab.errors import GeometryError, OptionError
+from vitlab.geometry import DataInfo, Geometry
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.testing.assertions import about, checked_reason, equal_states, on_another_device
+from vitlab.testing.assertions import (
+    ONE_DEVICE,
+    about,
+    check_gradient,
+    checked_reason,
+    equal_states,
+    on_another_device,
+)
 
 B = 3
+GRIDS = (
+    ("a square grid and a class token", (4, 4), ("class",)),
+    ("an oblong grid, class, distillation and register tokens", (2, 4), ("class", "distillation", "register")),
+    ("no prefix tokens", (3, 3), ()),
+)
+"""Descriptions, rows and columns of patches, and prefix tokens."""
+
 DATA = DataInfo(image=(32, 32), channels=3, classes=5)
+
+
+def check_part(choice: ResolvedChoice) -> None:
+    """Check a part on a square and an oblong grid and without prefix tokens; it may refuse each with a reason."""
+    component: Any = choice.component
+    reduction = component.reduction_of(choice.options) if choice.slot == "patch" else 1
+    side = 4 if reduction == 1 else 1
+    cases, reasons = [], []  # a part need not support every grid, but one of them
+    for what, grid, prefix in GRIDS:
+        g = Geometry(
+            image=(grid[0] * side * reduction, grid[1] * side * reduction),
+            channels=3,
+            patch=(side, side),
+            reduction=reduction,
+            prefix=prefix,
+            dim=16,
+            depth=2,
+            heads=2,
+            classes=5,
+        )
+        case = _Case(choice, g)
+        with about(f"on {what}"):
+            if (reason := case.refusal()) is None:
+                _check_on(case)
+                cases.append(case)
+            else:
+                reasons.append(f"{what}: {reason}")
+    assert cases, f"refuses every geometry it was offered: {'; '.join(reasons)}"
+    if getattr(component, "exact_gradient", True):
+        # On one geometry only: the check takes two passes per parameter.
+        check_gradient(cases[0].probe().double().eval(), cases[0].input().double())
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A part and the geometry on which it is checked."""
+
+    choice: ResolvedChoice
+    g: Geometry
+
+    def refusal(self) -> str | None:
+        """Return why the part cannot have this geometry, by its ``incompatibility`` or by its constructor."""
+        incompatibility = getattr(self.choice.component, "incompatibility", None)
+        if incompatibility and (reason := checked_reason(incompatibility(self.g, self.choice.options))):
+            return str(reason)
+        try:
+            self.build()
+        except (GeometryError, OptionError) as error:
+            return str(error)
+        except Exception as error:
+            raise AssertionError(f"does not build, and incompatibility does not say so: {error!r}") from error
+        return None
+
+    def build(self) -> _Probe:
+        """Build the part; a block has the parts that the model gives it by default, layer scale and drop path."""
+        from vitlab.components.block import Place
+
+        g, component_slot = self.g, slot(self.choice.slot)
+        if self.choice.slot == "block":
+            block = component_slot.build(self.choice, Place(g, 1, layer_scale=0.5, drop_path=0.3, receives_values=True))
+            for name, role in block.parts.items():
+                default = {"norm": "layernorm", "attention": "auto", "mlp": "gelu"}[role]
+                block.add_part(name, slot(role).build(default, g.dim if role == "norm" else g))
+            return _Probe(self, block)
+        return _Probe(self, component_slot.build(self.choice, g.dim if self.choice.slot == "norm" else g))
+
+    def probe(self, seed: int = 0) -> _Probe:
+        """Build the part and move its parameters away from special values, such as zero initialisation."""
+        probe = self.build()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in probe.parameters():
+                # Zeros would hide a wrong gradient or a missing conversion.
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        return probe
+
+    def input(self) -> Tensor:
+        """Return images for a patch embedding, and tokens for other parts."""
+        g = self.g
+        shape = (B, g.channels, *g.image) if self.choice.slot == "patch" else (B, g.tokens, g.dim)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def hints(self, attention: Any, x: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
+        """Return a rotation and a bias as positions give them, or None where the attention does not take them."""
+        rotation = bias_HTT = None
+        if attention.takes_rotation:
+            cos, sin = slot("position").build("rope2d", self.g).rotation(1)
+            rotation = cos.to(x), sin.to(x)
+        if attention.takes_bias:
+            bias_HTT = slot("position").build("alibi2d", self.g).bias(1).to(x)
+        return rotation, bias_HTT
+
+
+class _Probe(nn.Module):
+    """A module that calls a part as the model does and returns all its outputs by name."""
+
+    def __init__(self, case: _Case, part: Any) -> None:
+        super().__init__()
+        self.case = case
+        self.part = part
+        name_draws(self)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        part, case, kind = self.part, self.case, self.case.choice.slot
+        if kind == "position":
+            return self._position(x)
+        if kind == "attention":
+            return {"tokens": part(x, *case.hints(part, x))}
+        if kind == "block":
+            attention = next(part.get_submodule(at) for at, role in part.parts.items() if role == "attention")
+            hints = case.hints(attention, x)
+            if part.passes is None:
+                return {"tokens": part(x, *hints)}
+            # Any values do: the block must only compute the same from the same ones.
+            first_BHTK = x.view(*x.shape[:2], case.g.heads, -1).transpose(1, 2).sin()
+            out, passed = part(x, *hints, first_BHTK if part.passes == "values" else None)
+            return {"tokens": passed.restore(out) if part.passes == "merged" and passed is not None else out}
+        if kind == "head":
+            return {f"view '{name}'": view for name, view in part.logits_by_head(part(x)).items()}
+        return {"tokens": part(x)}
+
+    def _position(self, x: Tensor) -> dict[str, Tensor]:
+        out = {"add(x, 0)": self.part.add(x, 0)}
+        for layer in range(1, self.case.g.depth + 1):
+            out[f"add(x, {layer})"] = self.part.add(x, layer)
+            out[f"mix(x, {layer})"] = self.part.mix(x, layer)
+            rotation, bias = self.part.rotation(layer), self.part.bias(layer)
+            if rotation is not None:
+                out[f"cosines of rotation({layer})"], out[f"sines of rotation({layer})"] = rotation
+            if bias is not None:
+                out[f"bias({layer})"] = bias
+        return out
+
+
+def _check_on(case: _Case) -> None:
+    _check_values(case)
+    _check_repeatable(case)
+    _check_state(case)
+    _check_devices(case)
+    _check_bfloat16(case)
+    _check_samples_independent(case)
+    if getattr(case.choice.component, "vmap_safe", False):
+        _check_stacked(case)
+    if case.choice.slot == "position":
+        _check_position(case)
+    if case.choice.slot == "attention":
+        _check_attention(case)
+    if case.choice.slot == "head":
+        _check_reads(case)
+
+
+def _check_values(case: _Case) -> None:
+    """Check shapes, and that values and the gradients of the input and of all parameters are finite."""
+    probe = case.probe()
+    for training in (False, True):
+        probe.train(training)
+        x = case.input().requires_grad_()
+        with about("forward"):
+            out = probe(x)
+        _check_outputs(case, out, x)
+        # One number whose gradient reaches every output.
+        squares = [value.float().pow(2).sum() for value in out.values() if value.requires_grad]
+        if not squares:
+            continue
+        with about("backward"):
+            torch.autograd.backward(torch.stack(squares).sum())
+        for name, parameter in probe.part.named_parameters():
+            assert parameter.grad is not None, f"parameter {name} receives no gradient"
+            assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+        assert x.grad is None or x.grad.isfinite().all(), "the gradient of the input is not finite"
+
+
+def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
+    """Check the shapes, the dtypes and, outside of the meta device, the values of outputs for ``x``."""
+    g = case.g
+    for name, value in out.items():
+        of_position = "rotation" in name or "bias" in name
+        if "rotation" in name:
+            allowed: list[tuple[int, ...]] = [(g.tokens, g.head_dim // 2), (g.heads, g.tokens, g.head_dim // 2)]
+        elif "bias" in name:
+            allowed = [(g.heads, g.tokens, g.tokens)]
+        elif case.choice.slot == "patch":
+            allowed = [(len(x), g.patches, g.dim)]
+        elif case.choice.slot == "head":
+            allowed = [(len(x), g.classes), (len(x), g.classes, *g.image)]
+        else:
+            allowed = [tuple(x.shape)]
+        shape = tuple(value.shape)
+        assert shape in allowed, f"{name} has shape {shape}; expected {' or '.join(map(str, allowed))}"
+        assert of_position or value.dtype == x.dtype, f"{name} is {value.dtype} for an input of {x.dtype}"
+        assert value.is_meta or value.isfinite().all(), f"{name} has values that are not finite"
+
+
+def _run(probe: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> tuple[dict[str, Tensor], bool]:
+    """Return the outputs under keyed draws, and whether numbers were drawn from torch's generator."""
+    # Keys of drops as a training sets them; a part that ignores them draws from torch, which is seen below.
+    draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
+    with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(draws):
+        before = torch.manual_seed(0).get_state()
+        outputs = probe(x)
+        return outputs, not torch.equal(before, torch.get_rng_state())  # keyed draws do not advance it
+
+
+def _check_repeatable(case: _Case) -> None:
+    """Check that results repeat exactly and depend only on the state, the input and keyed draws."""
+    probe, x = case.probe(), case.input()
+    for when, training in (("evaluation", False), ("training", True)):
+        probe.train(training)
+        (first, draws), (second, _) = _run(probe, x), _run(probe, x)
+        assert training or not draws, "draws random numbers in evaluation"
+        for name, value in first.items():
+            assert torch.equal(value, second[name]), (
+                f"{name} differs between two equal calls in {when}; it must depend on state and input alone"
+            )
+        assert not (draws and getattr(case.choice.component, "vmap_safe", False)), (
+            f"declares vmap_safe, and draws from torch's generator in {when}: "
+            "use vitlab.components.base.Dropout, or set vmap_safe = False"
+        )
+
+
+def _check_state(case: _Case) -> None:
+    """Check that the state is all that a pass in training changes, and all that another instance needs."""
+    probe, other, x = case.probe().train(), case.build().eval(), case.input()
+    _run(probe, x + 1)  # running statistics change in it
+    with about("its state is loaded into another instance"):
+        other.load_state_dict(probe.state_dict(), strict=True)
+    (first, _), (second, _) = _run(probe.eval(), x), _run(other, x)
+    for name in first:
+        assert torch.equal(first[name], second[name]), (
+            f"{name} differs under a state that was saved and loaded: something is not in the state; register it as a "
+            "parameter or a buffer"
+        )
+
+
+def _check_devices(case: _Case) -> None:
+    """Check a part on the meta device, in the place of a GPU: built there, and moved there after it was built."""
+    x = case.input().to("meta")
+    with about("built and run on the meta device, as a plan is checked"), torch.device("meta"):
+        _check_outputs(case, case.build()(x), x)
+    moved = case.build().to("meta")
+    with on_another_device():
+        out = moved(x)
+    # A value that does not depend on the input, such as a bias, stays where its buffers are.
+    for name, value in out.items():
+        assert value.is_meta, f"{name} stays on the CPU if the part is moved to another device; {ONE_DEVICE}"
+
+
+def _check_bfloat16(case: _Case) -> None:
+    x = case.input().to(torch.bfloat16)
+    with about("in bfloat16"):
+        _check_outputs(case, _run(case.probe().to(torch.bfloat16).eval(), x)[0], x)
+
+
+def _check_samples_independent(case: _Case) -> None:
+    """Check that samples do not mix, in float64, so that rounding cannot hide an error.
+
+    In training, torch's batch norm may mix them: a training in micro-batches looks for its class and refuses it.
+    """
+    probe, x = case.probe().double(), case.input().double()
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in probe.modules())
+    for training in (False,) if has_batch_norm else (False, True):
+        with about("forward in float64, and of one sample"):
+            (batched, _), (single, _) = _run(probe.train(training), x), _run(probe, x[:1])
+        when = " in training; use torch's batch norm, which micro-batches refuse" if training else ""
+        for name in batched:
+            if batched[name].shape != single[name].shape:  # outputs with no batch axis have equal shapes
+                assert torch.allclose(batched[name][:1], single[name], rtol=1e-9, atol=1e-9), (
+                    f"{name} of a sample depends on the other samples of its batch{when}"
+                )
+
+
+def _check_stacked(case: _Case) -> None:
+    """Check that a stack of two members under ``torch.vmap`` computes the same as each alone, buffers included."""
+    x = case.input().double()
+    for when, training in (("evaluation", False), ("training", True)):
+        members = [case.probe(seed).double().train(training) for seed in (1, 2)]
+        parameters, buffers = torch.func.stack_module_state(members)
+
+        def stack(x: Tensor, member: nn.Module = members[0], state: Any = (parameters, buffers)) -> Any:
+            own = torch.vmap(lambda state, x: torch.func.functional_call(member, state, (x,)))
+            # An engine may have the images last in memory, so that nothing may depend on the order there.
+            inputs = torch.stack([x, x])
+            order = (0, *range(inputs.ndim - 1, 0, -1))
+            return own(state, inputs.permute(order).contiguous().permute(order))
+
+        with (
+            about("declares vmap_safe and does not run under torch.vmap (set vmap_safe = False if it cannot)"),
+            warnings.catch_warnings(),
+        ):
+            # Without a batching rule, torch falls back to a slow but correct loop and warns.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            stacked, _ = _run(stack, x)
+        for index, member in enumerate(members):
+            alone, _ = _run(member, x)
+            # Buffers are compared after the pass, which may change them.
+            for name, value in {**alone, **dict(member.named_buffers())}.items():
+                actual = (stacked if name in stacked else buffers)[name][index].to(value.dtype)
+                assert torch.allclose(actual, value, rtol=1e-9, atol=1e-9), (
+                    f"declares vmap_safe, and stacked its {name} in {when} differs from a loop's"
+                )
+
+
+def _check_position(case: _Case) -> None:
+    from vitlab.components.position import Resampling, choices_of
+
+    position, g = case.probe().part, case.g
+    layers = range(1, g.depth + 1)
+    components = [each.component for each in choices_of(case.choice)]
+    for flag, hook in (("needs_bias", position.bias), ("needs_rotation", position.rotation)):
+        provided = any(hook(layer) is not None for layer in layers)
+        declared = any(getattr(component, flag) for component in components)
+        returned = "something" if provided else "None"
+        assert declared == provided, f"declares {flag} = {declared}, and {hook.__name__}(layer) returns {returned}"
+    rotation = next((rotation for layer in layers if (rotation := position.rotation(layer))), None)
+    if rotation is not None:
+        cos, sin = (part[..., [name != "register" for name in g.prefix] + [False] * g.patches, :] for part in rotation)
+        assert (cos == 1).all() and (sin == 0).all(), (
+            "rotates prefix tokens other than registers; their rows have cosine 1 and sine 0"
+        )
+    # A model may go on at twice the resolution, as in fine-tuning.
+    larger = _Case(case.choice, replace(g, image=(g.image[0] * 2, g.image[1] * 2)))
+    if larger.refusal() is None:
+        with about("its state is resampled for a grid twice as large and loaded there"):
+            state = position.resample(position.state_dict(), g, larger.g, Resampling())
+            larger.build().part.load_state_dict(state, strict=True)
+
+
+def _check_attention(case: _Case) -> None:
+    attention, x, g = case.probe().part, case.input(), case.g
+    rotation, bias = case.hints(attention, x)
+    with torch.no_grad():
+        plain = attention(x, None, None)  # a model without a position calls it like this
+        for flag, hints in (("takes_rotation", (rotation, None)), ("takes_bias", (None, bias))):
+            assert not getattr(attention, flag) or not torch.allclose(attention(x, *hints), plain), (
+                f"declares {flag}, and computes the same without one"
+            )
+        try:
+            maps = attention.maps(x, rotation, bias)
+        except NotImplementedError:
+            maps = None
+    if maps is not None:
+        shape = (len(x), g.heads, g.tokens, g.tokens)
+        assert tuple(maps.shape) == shape, f"maps have shape {tuple(maps.shape)}; expected {shape}"
+        assert torch.allclose(maps.sum(-1), torch.ones(shape[:-1]), atol=1e-5), "the rows of its maps do not sum to 1"
+    if attention.canonical is None:
+        return
+    state = attention.state_dict()
+    with about("its state is converted to the canonical form and back"):
+        canonical = attention.to_canonical(state)
+        restored = attention.from_canonical(canonical)
+    qkv = canonical.get("qkv.weight")
+    detail = "is missing" if qkv is None else f"has shape {tuple(qkv.shape)}"
+    assert qkv is not None and qkv.shape == (3 * g.dim, g.dim), (
+        f"qkv.weight of the canonical form {detail}; expected {(3 * g.dim, g.dim)}, or canonical = None"
+    )
+    assert equal_states(restored, state), "from_canonical(to_canonical(state)) is not the state"
+
+
+def _check_reads(case: _Case) -> None:
+    """Check that a head predicts from the tokens that it declares, and from no others."""
+    probe, x = case.probe().eval(), case.input().requires_grad_()
+    reads = probe.part.reads
+    if reads is None:
+        return
+    torch.autograd.backward(torch.stack([value.sin().sum() for value in probe(x).values()]).sum())
+    assert x.grad is not None, "its logits do not depend on tokens"
+    # A token is read if any of its values changes a logit of any image.
+    used_T = (x.grad != 0).any(0).any(-1).tolist()
+    tokens = [*case.g.prefix, *("patches" for _ in range(case.g.patches))]
+    used = {name for name, is_used in zip(tokens, used_T, strict=True) if is_used}
+    assert used == (set(reads) or {"patches"}), (
+        f"declares reads = {reads!r}, and predicts from {', '.join(sorted(used)) or 'no token'}; name the prefix "
+        "tokens, () for patches alone, or None for anything else"
+    )
+
+
+# -- initialisation schemes and models --------------------------------------------------------------------------------
 
 
 def check_scheme(choice: ResolvedChoice) -> None:

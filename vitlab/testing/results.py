@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vitlab.geometry import DataIdentity
 from vitlab.identity.trial import Trial
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.registry import ResolvedChoice, slot
@@ -164,7 +163,7 @@ def small_plan(seeds: int = 2) -> Plan:
         model = {"type": "vit", "dim": 8, "position": arm.values.get("model.position", "learned")}
         train = {"steps": STEPS, "optimizer": {"type": "adamw", "lr": 1e-3}}
         spec = TrialSpec.model_validate({"data": "digits", "model": model, "train": train})
-        data, key = DataIdentity("digits:0"), str(number).ljust(64, "0")
+        data, key = "digits:0", str(number).ljust(64, "0")
         trial = Trial(spec, dict.fromkeys(STREAMS, seed), (), data, key=key, code="c" * 64)
         trials.append(Planned(arm.name, seed, trial))
     return Plan(STUDY, "Does it hold?", arms, tuple(trials), Analysis())

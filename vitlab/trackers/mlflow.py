@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from vitlab.errors import UserError
+from vitlab.plan.study_folder import commit_of, rev_parse
 from vitlab.plan.values import Plan
-from vitlab.plan.versions import commit_of, rev_parse
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.files import mapping, read_json, write_json

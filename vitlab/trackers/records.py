@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitlab.plan.design import text
-from vitlab.plan.palette import ALARM, GREY, INK, SERIES
+from vitlab.explain import ALARM, GREY, INK, SERIES
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
+from vitlab.spec.design import text
 from vitlab.store.folders import Event
 from vitlab.store.result import TrialResult
 from vitlab.trackers.dashboard import ORDER

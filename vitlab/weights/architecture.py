@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from vitlab.components.base import Gelu
-from vitlab.components.position.combined import choices_of
+from vitlab.components.position import choices_of
 from vitlab.errors import WeightsError, some
 from vitlab.geometry import DataInfo, Geometry, Pair
 from vitlab.models.contract import State

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention.softmax import SOFTMAX
-from vitlab.components.position import Position, Resampling
+from vitlab.components.position import Position, Resampling, Together, choices_of, encodings
 from vitlab.components.position.additive import Learned
-from vitlab.components.position.combined import Together, choices_of, encodings
 from vitlab.errors import WeightsError, some
 from vitlab.geometry import Geometry
 from vitlab.models.contract import Model, State, head_names

@@ -17,7 +17,7 @@ def test_polar_passes_contract_test() -> None:
 def test_polar_encodes_distance_and_direction() -> None:
     """Compare a 3x3 grid with hand calculation: the centre, and the patch in the middle of the right edge."""
     sizes = {"image": (6, 6), "channels": 1, "patch": (2, 2), "reduction": 1, "dim": 8, "depth": 1, "heads": 1}
-    g = Geometry.of(**sizes, prefix=("class",), classes=2)
+    g = Geometry(**sizes, prefix=("class",), classes=2)
     rows_TD = slot("position").build({"type": "polar", "temperature": 4}, g).add(torch.zeros(1, 10, 8), 0)[0]
     assert rows_TD[0].tolist() == [0] * 8  # the class token
     assert rows_TD[5].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]  # distance 0, direction 0

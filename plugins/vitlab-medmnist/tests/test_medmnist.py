@@ -214,7 +214,7 @@ def test_unknown_set_is_refused(tmp_path: Path) -> None:
 def test_study_plans_without_data(tmp_path: Path) -> None:
     plan = lab.plan_study(STUDY, out=tmp_path)[1]
     assert len(plan.arms) == 4 and not any(arm.skip for arm in plan.arms)
-    assert all(item.trial.data is not None and item.trial.data.images.startswith("bloodmnist:") for item in plan.trials)
+    assert all(item.trial.data is not None and item.trial.data.startswith("bloodmnist:") for item in plan.trials)
 
 
 def test_file_trains_two_steps(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 residual.py     prenorm, the default; postnorm, respostnorm, sandwich; parallel, parallel_things
 gated.py        gated: a learned gate in the place of each sum
-token_merging.py    token_merging: similar tokens merged between attention and MLP
-value_residual.py   value_residual: values of the first block in later ones
+passing.py      token_merging: similar tokens merged between attention and MLP; value_residual: values of the first
+                block in later ones
 
 B images, T tokens, D width, H heads.
 """
@@ -27,7 +27,7 @@ Role = Literal["norm", "attention", "mlp"]
 
 Passed = Literal["values", "merged"]
 """What a block passes on: the values (B, H, T, K) of an attention, or the tokens that were merged,
-:class:`vitlab.components.block.token_merging.Merged`."""
+:class:`vitlab.components.block.passing.Merged`."""
 
 
 @dataclass(frozen=True)

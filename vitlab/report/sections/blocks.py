@@ -13,7 +13,7 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import count
-from vitlab.plan.palette import GREY, PAPER, RULE
+from vitlab.explain import GREY, PAPER, RULE
 from vitlab.plan.registration import blocks_since_registration
 from vitlab.plan.values import Arm, Plan
 from vitlab.report.drawing import Drawing, new_figure, style, wrapped_labels, wrapped_line

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.plan.palette import GREY, INK, SERIES
+from vitlab.explain import GREY, INK, SERIES
 from vitlab.plan.values import Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_labels
 from vitlab.report.frame import StudyResults

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitlab import statistics
 from vitlab.errors import count
-from vitlab.plan.palette import GREY, PAPER, SERIES
+from vitlab.explain import GREY, PAPER, SERIES
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_labels
 from vitlab.report.phrasing import Columns, Scale
 from vitlab.report.sections import Findings, Section, Table, cost, section

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitlab.comparison.arrays import Design, contrast
-from vitlab.plan.design import text
 from vitlab.plan.values import Arm
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
+from vitlab.spec.design import text
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report

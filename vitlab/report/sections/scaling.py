@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab import statistics
-from vitlab.plan.design import text
-from vitlab.plan.palette import SERIES
+from vitlab.explain import SERIES
 from vitlab.plan.values import Arm, Plan
 from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
+from vitlab.spec.design import text
 from vitlab.statistics import Estimate, Law
 
 if TYPE_CHECKING:

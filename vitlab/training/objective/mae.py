@@ -23,9 +23,8 @@ from vitlab.components.block.residual import PreNorm
 from vitlab.components.init import draw_by_name, xavier
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut
-from vitlab.components.position import Position
+from vitlab.components.position import Position, choices_of
 from vitlab.components.position.additive import Additive
-from vitlab.components.position.combined import choices_of
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models.contract import Model, head_names

@@ -1,4 +1,6 @@
-"""Versions of a study: one for each content of its file, with the changes of the command line, that was run.
+"""The folder of a study: its plan, the file it was made of, and the same of earlier versions.
+
+A version is the content of a study file, with the changes of the command line, that was run.
 
 ``studies/<name>/`` holds the latest version, ``studies/<name>/versions/<version>/`` every earlier one, as the same
 files: ``plan.json``, ``study.yaml``, ``changes.json``, ``run.json`` (time, file, folder and commit) and ``report/``.
@@ -24,10 +26,10 @@ from typing import Any
 from vitlab.errors import SpecError, UserError
 from vitlab.identity.trial import key_of
 from vitlab.imports import INSTALLED
-from vitlab.plan.plan_file import plan_data, registered, write_plan
-from vitlab.plan.values import Plan
+from vitlab.plan.registration import with_registration
+from vitlab.plan.values import UNDECIDED, Decisions, Plan
 from vitlab.registry import slot
-from vitlab.spec import Choice, RunSpec, read_study
+from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets
 from vitlab.spec.tree import NewTree, Tree, Values, adapter
 from vitlab.store.files import Damaged, load_json, mapping, read_json, write_bytes, write_json
@@ -40,9 +42,67 @@ BESIDE = ("run", "check")  #: keys of a study file that neither results nor repo
 SHOWN = 8  #: largest number of differences that are listed
 
 
+# -- plan.json --------------------------------------------------------------------------------------------------------
+
+
+def read_plan(file: Path) -> Plan | None:
+    """Return the plan in a file, or None if there is no file.
+
+    Raises:
+        UserError: if the file is not a plan, or one in another format.
+    """
+    try:
+        return load_json(file, lambda data: _plan_of(file, data))
+    except Damaged as error:
+        raise UserError(
+            f"{file} is damaged or in another format ({error}); 'vitlab run' sets it aside, plans the study again, and "
+            "keeps every result"
+        ) from None
+
+
+def read_decisions(store: Store, study: Study) -> Decisions:
+    """Return the decisions of earlier runs of a study; none if the study asks for none or has not been run."""
+    if study.tune is None and study.run.engine != "measured" and len(study.seeds.looks) == 1:
+        return UNDECIDED
+    plan = _stored_plan(store.study(study.study) / "plan.json")
+    if plan is None:
+        return UNDECIDED
+    tunings = {tuning.key: tuning for tuning in plan.tuning if not tuning.open}
+    return Decisions(tunings, plan.probes if study.run.engine == "measured" else {}, plan.looks)
+
+
+def registered(plan: Plan, store: Store) -> Plan:
+    """Return the plan with the analysis registered at the first run."""
+    file = store.study(plan.study) / "plan.json"
+    return with_registration(plan, _stored_plan(file), lambda *trial: store.trial(*trial).done())
+
+
+def write_plan(plan: Plan, store: Store) -> Plan:
+    """Write the plan and return it as :func:`registered` does."""
+    plan = registered(plan, store)
+    write_json(store.study(plan.study) / "plan.json", plan.to_json())
+    return plan
+
+
+def _stored_plan(file: Path) -> Plan | None:
+    """Return the plan in a file, or None if the file does not exist or is damaged."""
+    return read_json(file, lambda data: _plan_of(file, data))
+
+
+def _plan_of(file: Path, data: Any) -> Plan:
+    """Parse a plan, and check that its study is the folder's."""
+    plan = Plan.from_json(data)
+    if file.parent.parent.name == "studies" and plan.study != file.parent.name:
+        raise ValueError(f"it is the plan of study {plan.study[:100]!r}")
+    return plan
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class RunRecord:
-    """The circumstances of a run, as in run.json; older stores have none."""
+    """The circumstances of a run, as in run.json."""
 
     version: str = ""
     time: float = 0.0  #: in seconds since 1970
@@ -65,8 +125,7 @@ class Version:
     @property
     def time(self) -> float:
         """Time of the last run, in seconds since 1970."""
-        file = next((self.folder / name for name in FILES[1::2] if (self.folder / name).exists()), self.folder)
-        return self.run.time or file.stat().st_mtime
+        return self.run.time or (self.folder / "plan.json").stat().st_mtime
 
     @property
     def when(self) -> str:
@@ -94,10 +153,14 @@ def content_of(file: Path, changes: Values = {}) -> NewTree:
     Raises:
         SpecError: if the file cannot be read as a study.
     """
+    return content(_read(file, changes)[1].data)
+
+
+def _read(file: Path, changes: Values) -> tuple[Study, Document]:
     study, document, problems = read_study(file, changes)
     if study is None or problems:
         raise SpecError(problems)
-    return content(document.data)
+    return study, document
 
 
 def name_of(content: Tree) -> str:
@@ -108,13 +171,9 @@ def name_of(content: Tree) -> str:
 def versions(folder: Path) -> list[Version]:
     """Return the versions of the study in a folder: the latest first, then the earlier ones by time."""
     latest = _version(folder)
-    earlier = [_version(path) for path in (folder / EARLIER).glob("*")]
-    others = [
-        candidate
-        for candidate in earlier
-        if candidate is not None and (latest is None or candidate.name != latest.name)
-    ]
-    return [*([latest] if latest is not None else []), *sorted(others, key=lambda version: -version.time)]
+    earlier = list(filter(None, map(_version, (folder / EARLIER).glob("*"))))
+    others = [candidate for candidate in earlier if latest is None or candidate.name != latest.name]
+    return [*filter(None, [latest]), *sorted(others, key=lambda version: -version.time)]
 
 
 def folder_of(study: Path, name: str) -> Path:
@@ -157,16 +216,16 @@ def begin_run(
     If the last run was of another version of the study, that version is kept, and ``say`` is called with the
     differences.
     """
-    folder, time_s = store.study(plan.study), time.time()
-    around = _circumstances(folder, file, plugins)
+    folder = store.study(plan.study)
+    record = _record(folder, plan, file, plugins, time.time())
     latest = keep(folder, plan.version)
     plan = write_plan(plan, store)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", without_secrets(changes))
-    record_run(folder, plan.version, {"time": time_s, **around})
+    record_run(folder, record)
     if latest is not None and latest.name != plan.version:
         previous = latest.run.file
-        place = f" from {previous}," if previous and previous != around["file"] else ""
+        place = f" from {previous}," if previous and previous != record.file else ""
         now = content_of(folder / "study.yaml", changes)
         differ = "" if latest.content is None else f": {differences(latest.content, now)}"
         say(
@@ -183,36 +242,32 @@ def is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plu
         same_file = (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
     except OSError:
         return False
-    run = read_json(folder / "run.json", mapping) or {}
-    around = {"version": plan.version, "time": run.get("time"), **_circumstances(folder, file, plugins)}
-    written = [registered(plan, store).to_json(), without_secrets(changes), around]
-    stored = [plan_data(folder / "plan.json"), read_json(folder / "changes.json"), run]
-    return same_file and stored == json.loads(json.dumps(written))
+    run = _stored_record(folder)
+    same_run = run == _record(folder, plan, file, plugins, run.time)
+    written = json.loads(json.dumps([registered(plan, store).to_json(), without_secrets(changes)]))
+    return same_file and same_run and written == [read_json(folder / name) for name in ("plan.json", "changes.json")]
 
 
-def _circumstances(folder: Path, file: str | Path, plugins: Sequence[str | Path]) -> NewTree:
-    """Return the ``file, folder, plugins, commit`` of a run of the study that is stored in ``folder``."""
+def _record(folder: Path, plan: Plan, file: str | Path, plugins: Sequence[str | Path], time_s: float) -> RunRecord:
+    """Return the record of a run of the study that is stored in ``folder``."""
     source = Path(file).resolve()
     if source.is_relative_to(folder.parent):  # a stored copy, run again
-        source = Path((read_json(folder / "run.json", mapping) or {}).get("file", source))
-    return {
-        "file": str(source),
-        "folder": str(Path.cwd()),
-        "plugins": [str(Path(plugin).resolve()) for plugin in plugins],
-        "commit": commit_of(source.parent),
-    }
+        source = Path(_stored_record(folder).file or source)
+    modules = tuple(str(Path(plugin).resolve()) for plugin in plugins)
+    return RunRecord(plan.version, time_s, str(source), str(Path.cwd()), modules, commit_of(source.parent))
 
 
-def record_run(study: Path, version: str, circumstances: Tree) -> None:
-    """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one.
+def _stored_record(folder: Path) -> RunRecord:
+    """Return the record in run.json of a version; an empty one if it is missing or damaged."""
+    return read_json(folder / "run.json", adapter(RunRecord).validate_python) or RunRecord()
 
-    Args:
-        study: the study's folder.
-        version: the version.
-        circumstances: of the run: ``time, file, folder, plugins, commit``.
-    """
-    write_json(study / "run.json", {"version": version, **circumstances})
-    (study / EARLIER / version / "plan.json").unlink(missing_ok=True)  # study.yaml there may be the file being run
+
+def record_run(study: Path, record: RunRecord) -> None:
+    """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one."""
+    write_json(study / "run.json", vars(record))
+    (study / EARLIER / record.version / "plan.json").unlink(
+        missing_ok=True
+    )  # study.yaml there may be the file being run
 
 
 def stored_run_spec(folder: Path) -> RunSpec:
@@ -222,10 +277,7 @@ def stored_run_spec(folder: Path) -> RunSpec:
         SpecError: if the file cannot be read as a study.
     """
     changes = read_json(folder / "changes.json", mapping) or {}
-    study, _, problems = read_study(folder / "study.yaml", changes)
-    if study is None or problems:
-        raise SpecError(problems)
-    return with_builtins(study.run)
+    return with_builtins(_read(folder / "study.yaml", changes)[0].run)
 
 
 def with_builtins(run_spec: RunSpec) -> RunSpec:
@@ -312,25 +364,19 @@ def _version(folder: Path) -> Version | None:
     """
     if not (folder / "plan.json").exists():
         return None
-    run = read_json(folder / "run.json", adapter(RunRecord).validate_python) or RunRecord()
+    run = _stored_record(folder)
     changes = read_json(folder / "changes.json", mapping) or {}
     stored = None
     with suppress(SpecError):
         stored = content_of(folder / "study.yaml", changes)
     last = _version_in(vars(run))
-    name = folder.name if folder.parent.name == EARLIER else _version_of_plan(folder) or last
+    name = folder.name if folder.parent.name == EARLIER else ""
+    with suppress(Damaged):
+        name = name or _version_in(load_json(folder / "plan.json", mapping) or {})
+    name = name or last or "damaged"
     if last not in ("", name):
         stored, changes, run = None, {}, RunRecord()
-    if not name:  # from before versions had names
-        name = name_of({"plan": (folder / "plan.json").read_text(errors="replace")} if stored is None else stored)
     return Version(folder, name, stored, changes, run)
-
-
-def _version_of_plan(folder: Path) -> str:
-    """Return the version that the plan in a folder names; empty if it names none."""
-    with suppress(Damaged):
-        return _version_in(load_json(folder / "plan.json", mapping) or {})
-    return ""
 
 
 def _version_in(data: Tree) -> str:
