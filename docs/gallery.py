@@ -238,13 +238,13 @@ def _figures(content: Content) -> Iterator[str]:
     from vitlab.report.drawing import element
 
     for name in FIGURES:
-        if picture := content.pictures.get(name):
-            widths = (("page", picture.svg), ("phone", picture.narrow_svg))
+        if pair := content.figures.get(name):
+            caption = pair[0].caption
             parts = (
-                f'<div class="picture {kind}">{element(svg, f"{name}-{kind}", picture.caption)}</div>'
-                for kind, svg in widths
+                f'<div class="picture {kind}">{element(drawing.svg, f"{name}-{kind}", caption)}</div>'
+                for kind, drawing in zip(("page", "phone"), pair, strict=True)
             )
-            figure = f"<figure>{''.join(parts)}<figcaption>{escape(picture.caption)}</figcaption></figure>"
+            figure = f"<figure>{''.join(parts)}<figcaption>{escape(caption)}</figcaption></figure>"
             yield " ".join(figure.split()) + "\n"
 
 

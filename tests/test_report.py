@@ -65,7 +65,7 @@ from vitlab.store.folders import Store
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures of reports."""
-    monkeypatch.setattr(sys.modules["vitlab.report.document"].Content, "figures", lambda self: {})
+    monkeypatch.setattr(sys.modules["vitlab.report.document"].Content, "figures", {})
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -1169,7 +1169,7 @@ def findings_of(plan: Plan, store: Store) -> Findings:
 
 def figures_of(plan: Plan, store: Store, width: float = drawing.WIDE) -> dict[str, Any]:
     """Return the figures of a report in one width, by section."""
-    pairs = report.collect(plan, store).figures()
+    pairs = report.collect(plan, store).figures
     return {name: (wide if width == drawing.WIDE else narrow).figure for name, (wide, narrow) in pairs.items()}
 
 
@@ -1245,8 +1245,8 @@ def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path, width):
 def test_captions_say_what_is_drawn(tmp_path):
     def captions_of(name: str, seeds: int) -> dict[str, str]:
         arms = {"baseline": BASE[:seeds], "b": [value - 0.1 for value in reversed(BASE[:seeds])]}
-        pictures = report.collect(*study(tmp_path / name, arms)).pictures
-        return {name: picture.caption for name, picture in pictures.items()}
+        figures = report.collect(*study(tmp_path / name, arms)).figures
+        return {name: wide.caption for name, (wide, _) in figures.items()}
 
     one, five = captions_of("one", 1), captions_of("five", 5)
     assert one["arms"] == "First the value, then the difference from the baseline."
@@ -1254,9 +1254,9 @@ def test_captions_say_what_is_drawn(tmp_path):
     assert "a filled dot is a verdict" in five["arms"] and "for all of them at once" not in five["arms"]
     assert five["curves"].startswith("val accuracy (%) over training: the mean of the seeds with its 95 % t-interval")
     assert "dashed" not in five["curves"] and "grey" not in five["curves"]
-    many = report.collect(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).pictures
-    assert "The baseline is grey behind other arms." in many["curves"].caption
-    assert "holds for all of them at once" in many["arms"].caption
+    many = report.collect(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).figures
+    assert "The baseline is grey behind other arms." in many["curves"][0].caption
+    assert "holds for all of them at once" in many["arms"][0].caption
 
 
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
@@ -1299,8 +1299,8 @@ def test_loss_has_own_curves(tmp_path):
 def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b $x$": NONE})
     [first, second] = [figures_of(plan, store)["arms"] for _ in range(2)]
-    svg = drawing.svg(first, "arms")
-    assert svg == drawing.svg(second, "arms") and drawing.pdf(first) == drawing.pdf(second)
+    svg = drawing.Drawing(first, "").svg
+    assert svg == drawing.Drawing(second, "").svg and drawing.pdf(first) == drawing.pdf(second)
     tree = ElementTree.fromstring(svg)
     texts = {"".join(item.itertext()) for item in tree.iter("{http://www.w3.org/2000/svg}text")}
     assert {"baseline", "b $x$", "val accuracy (%); higher is better"} <= texts
@@ -1338,7 +1338,7 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     for name, figure in figures_of(*study(tmp_path, arms)).items():
         if count == 2:
             assert drawing.png(figure, dpi=40).startswith(b"\x89PNG")
-        assert drawing.element(drawing.svg(figure, name), name, 'a "b" <c> 0.0123').startswith(
+        assert drawing.element(drawing.Drawing(figure, name).svg, name, 'a "b" <c> 0.0123').startswith(
             '<svg role="img" aria-label="a &quot;b&quot; &lt;c&gt; 0.0123"'
         )
 

@@ -15,6 +15,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.plan.packaged import study_name
 from vitlab.plan.study_folder import EARLIER, content_of, differences, find, name_of, read_plan, versions
 from vitlab.plan.values import Plan
+from vitlab.report.frame import described
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 
     from vitlab.report.notebook import Comparison
 
-PREDICTIONS = {
-    "split": ("string", "val or test"),
-    "id": ("int64", "index of the image in the official split"),
-    "label": ("int64", "its class; not of dense labels"),
-    "prediction": ("int64", "the most probable class; not of dense labels"),
-    "label_name": ("string", "name of that class, where the data has names"),
-    "prediction_name": ("string", "name of the most probable class, where the data has names"),
-    "probability": ("float32", "probability of that class; not of dense labels"),
-    "pixel_accuracy": ("float32", "share of correct pixels; of dense labels only"),
-    "loss": ("float32", "the loss of this image"),
-    "arm": ("string", "the arm"),
-    "seed": ("int64", "the replicate"),
-}
+PREDICTIONS = described("""
+split | string | val or test
+id | int64 | index of the image in the official split
+label | int64 | its class; not of dense labels
+prediction | int64 | the most probable class; not of dense labels
+label_name | string | name of that class, where the data has names
+prediction_name | string | name of the most probable class, where the data has names
+probability | float32 | probability of that class; not of dense labels
+pixel_accuracy | float32 | share of correct pixels; of dense labels only
+loss | float32 | the loss of this image
+arm | string | the arm
+seed | int64 | the replicate
+""")
 """Columns of :func:`predictions`, with their types and meanings."""
 
 

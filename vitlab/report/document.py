@@ -6,6 +6,7 @@ It is stored as ``report.json``, from which the text formats are rendered withou
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,7 +19,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.plan import study_folder
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.formats import FORMATS, csv, markdown_report
+from vitlab.report.formats import FORMATS, Format, csv, markdown_report
 from vitlab.report.frame import StudyResults, prerequisites, rivals
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
@@ -30,7 +31,6 @@ from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from vitlab.report.drawing import Drawing
 
@@ -56,25 +56,28 @@ class Report:
 
     @classmethod
     def of(cls, findings: Findings, notes: Sequence[str]) -> Report:
-        """Return the report of some findings, with the sections that are made from tables alone.
+        """Return the report of some findings; to the notes, the sections add their own.
 
         Raises:
             UserError: if rows of a section would replace a value of the report in JSON.
         """
-        plan, rows = findings.plan, findings.arms
-        stored = {name: part.rows(findings) if part.of_table else [] for name, part in sections().items() if part.row}
-        for name in sorted(stored.keys() & {"vitlab", *(field.name for field in fields(cls))}):
+        plan, arms = findings.plan, findings.arms
+        # From a table of other programs, not every section can be made.
+        made = {name for name, part in sections().items() if part.of_table or findings.store is not None}
+        rows = {name: part.rows(findings) if name in made else [] for name, part in sections().items() if part.row}
+        for name in sorted(rows.keys() & {"vitlab", *(field.name for field in fields(cls))}):
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
+        more = [part.notes(rows.get(name, ()), findings) for name, part in sections().items() if name in made]
         return cls(
             plan.study,
             plan.question,
             plan.analysis,
             plan.units,
-            phrasing.overview(rows),
-            answers(stored["blocks"], plan.analysis, plan.units) or phrasing.answers(rows, plan.analysis, plan.units),
+            phrasing.overview(arms),
+            answers(rows["blocks"], plan.analysis, plan.units) or phrasing.answers(arms, plan.analysis, plan.units),
+            arms,
             rows,
-            stored,
-            notes,
+            [*notes, *itertools.chain(*more)],
         )
 
     @property
@@ -94,16 +97,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        values = dict(vars(self))
-        rows = {name: [asdict(row) for row in rows] for name, rows in values.pop("sections").items()}
-        made = None if self.made is None else asdict(self.made)
-        return {
-            "vitlab": __version__,
-            **values,
-            "analysis": self.analysis.model_dump(mode="json"),
-            **rows,
-            "made": made,
-        }
+        values = {"vitlab": __version__, **vars(self), "analysis": self.analysis.model_dump(mode="json")}
+        values |= {name: [asdict(row) for row in rows] for name, rows in values.pop("sections").items()}
+        return values | {"made": self.made and asdict(self.made)}
 
     @classmethod
     def from_json(cls, doc: Any) -> Report:
@@ -112,27 +108,13 @@ class Report:
         Raises:
             LookupError, TypeError, ValueError, AttributeError: if it has another form.
         """
-        names = ("study", "question", "units", "overview", "answers", "arms", "notes")
-        return cls(
-            **{name: doc[name] for name in names},
-            analysis=Analysis.model_validate(doc["analysis"]),
-            sections={
-                name: [part.row(**row) for row in doc.get(name, ())] for name, part in sections().items() if part.row
-            },
-            made=None if doc["made"] is None else Provenance(**doc["made"]),
-            trials=doc.get("trials", ()),
-            state=doc.get("state", ""),
-        )
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with its SVG as wide as a page and as wide as a phone, and its caption."""
-
-    figure: Figure
-    svg: str
-    narrow_svg: str
-    caption: str
+        values = {field.name: doc[field.name] for field in fields(cls) if field.name in doc}
+        values["analysis"] = Analysis.model_validate(doc["analysis"])
+        values["sections"] = {
+            name: [part.row(**row) for row in doc.get(name, ())] for name, part in sections().items() if part.row
+        }
+        values["made"] = doc["made"] and Provenance(**doc["made"])
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -146,14 +128,11 @@ class Content:
     def of(cls, results: StudyResults, arms: Sequence[Row], notes: Sequence[str]) -> Content:
         """Return the content of a comparison that belongs to no single study: answers, arms and notes."""
         findings = Findings(results, arms)
-        report = Report.of(findings, notes)
-        more = [
-            line for name, rows in report.sections.items() for line in sections()[name].notes(rows, findings) if rows
-        ]
-        return cls(replace(report, notes=[*notes, *more]), findings)
+        return cls(Report.of(findings, notes), findings)
 
+    @cached_property
     def figures(self) -> dict[str, tuple[Drawing, Drawing]]:
-        """Return the figure of each section that has one, as wide as a page and as wide as a phone."""
+        """The figure of each section that has one, as wide as a page and as wide as a phone."""
         from vitlab.report.drawing import NARROW, WIDE
 
         drawings = {}
@@ -163,16 +142,6 @@ class Content:
             if wide is not None and narrow is not None:
                 drawings[name] = wide, narrow
         return drawings
-
-    @cached_property
-    def pictures(self) -> dict[str, Picture]:
-        """The figures as SVG, by section."""
-        from vitlab.report.drawing import svg
-
-        return {
-            name: Picture(wide.figure, svg(wide.figure, name), svg(narrow.figure, name), wide.caption)
-            for name, (wide, narrow) in self.figures().items()
-        }
 
     @property
     def table(self) -> pd.DataFrame:
@@ -185,8 +154,7 @@ class Content:
 
     def render(self, format: str) -> str | bytes:
         """Return the report in one format, see :func:`render`."""
-        _check_format(format)
-        return FORMATS[format].render(self)
+        return _format(format).render(self)
 
     @property
     def _findings(self) -> Findings:
@@ -195,19 +163,12 @@ class Content:
 
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:
-    """Render the report of a study in one format; bytes for parquet, otherwise text.
-
-    Args:
-        plan: the study.
-        store: the output folder.
-        format: one of ``FORMATS``: terminal (fitted to the width of this one), md, html, json, csv, parquet, latex (the
-            arms, in the width of a paper) or latex-all (every table with all its columns).
+    """Render the report of a study in one of ``FORMATS``; bytes for parquet, otherwise text.
 
     Raises:
         UserError: if there is no such format.
     """
-    _check_format(format)  # before results are read
-    return collect(plan, store).render(format)
+    return _format(format).render(collect(plan, store))
 
 
 def collect(plan: Plan, store: Store) -> Content:
@@ -221,13 +182,8 @@ def collect(plan: Plan, store: Store) -> Content:
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
     needed = prerequisites(plan, store)
-    rows = {name: part.rows(findings) for name, part in sections().items() if part.row}
-    lines = [*of_version(plan, store), *notes(results, needed, findings.arms)]
-    for name, part in sections().items():
-        lines += part.notes(rows.get(name, ()), findings)
     report = replace(
-        Report.of(findings, lines),
-        sections=rows,
+        Report.of(findings, [*of_version(plan, store), *notes(results, needed, findings.arms)]),
         made=provenance(plan, store, [*needed, *rivals(plan, store), *results.trials]),
         trials=plain(results.frame),
         state=at,
@@ -241,8 +197,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
     Raises:
         UserError: if there is no such format.
     """
-    _check_format(format)
-    folder, form = _folder(plan, store), FORMATS[format]
+    folder, form = _folder(plan, store), _format(format)
     try:
         doc = read_json(folder / FORMATS["json"].file)
         if not isinstance(doc, dict) or doc.get("state") != state(plan, store):
@@ -273,23 +228,22 @@ def warm_up() -> None:
 def write(content: Content, folder: Path) -> list[Path]:
     """Write a report into ``folder``: documents, tables and pictures.  Returns the files written.
 
-    They are the files of ``FORMATS``, ``summary.csv`` (one row per arm), ``history.parquet``, and the figures as
-    ``.png``, ``.pdf`` and ``.svg``.
+    They are the files of ``FORMATS``, ``summary.csv`` (one row per arm), ``history.parquet``, and the figures.
     """
     from vitlab.report.comparison import summary_frame
     from vitlab.report.drawing import pdf, png
     from vitlab.report.frame import parquet
 
-    report, pictures = content.report, content.pictures
-    files: dict[str, str | bytes] = {f"{name}.svg": picture.svg for name, picture in pictures.items()}
-    for name, picture in pictures.items():
-        picture.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
-        files |= {f"{name}.png": png(picture.figure), f"{name}.pdf": pdf(picture.figure)}
+    report, drawings = content.report, {name: wide for name, (wide, _) in content.figures.items()}
+    files: dict[str, str | bytes] = {f"{name}.svg": drawing.svg for name, drawing in drawings.items()}
+    for name, drawing in drawings.items():
+        drawing.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
+        files |= {f"{name}.png": png(drawing.figure), f"{name}.pdf": pdf(drawing.figure)}
     files["summary.csv"] = csv(summary_frame(report.arms, report.analysis))
     files["history.parquet"] = parquet(content._findings.history)
     # report.json is the last, because its state marks the other files as current.
     files |= {form.file: form.render(content) for form in FORMATS.values() if form.file}
-    captions = {name: picture.caption for name, picture in pictures.items()}
+    captions = {name: drawing.caption for name, drawing in drawings.items()}
     files[FORMATS["md"].file] = markdown_report(report, captions)
     for name, data in files.items():
         write_bytes(folder / name, data if isinstance(data, bytes) else data.encode())
@@ -306,22 +260,13 @@ def state(plan: Plan, store: Store) -> str:
     tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)
     for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites, *tuned):
         folder = store.folder(trial)
-        files = [(folder.path / name) for name in ("result.json", "failure.json")]
-        endings.append([path.stat().st_mtime_ns if path.exists() else 0 for path in files] + [folder.is_locked()])
-    study = store.study(plan.study)
-    latest, own = study_folder.version(study), study_folder.version(study, plan.version)
-    # The time of the last run decides which trials it is said to have trained.
-    ran = own.time if own is not None else 0.0
+        files = [folder.path / name for name in ("result.json", "failure.json")]
+        endings.append([*(path.stat().st_mtime_ns if path.exists() else 0 for path in files), folder.is_locked()])
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in sections().items()]
-    content = [
-        __version__,
-        _code_digest(),
-        plan.to_json(),
-        endings,
-        inputs,
-        latest.name if latest is not None else "",
-        ran,
-    ]
+    # The time of the last run decides which trials it is said to have trained.
+    latest, own = (study_folder.version(store.study(plan.study), version) for version in ("", plan.version))
+    runs = latest and latest.name, own and own.time
+    content = [__version__, _code_digest(), plan.to_json(), endings, inputs, runs]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -339,6 +284,7 @@ def _folder(plan: Plan, store: Store) -> Path:
     return study_folder.folder_of(store.study(plan.study), plan.version) / "report"
 
 
-def _check_format(format: str) -> None:
-    if format not in FORMATS:
-        raise UserError(f"no report format '{format}'.{nearest(format, FORMATS)} Formats: {', '.join(FORMATS)}.")
+def _format(name: str) -> Format:
+    if name not in FORMATS:
+        raise UserError(f"no report format '{name}'.{nearest(name, FORMATS)} Formats: {', '.join(FORMATS)}.")
+    return FORMATS[name]

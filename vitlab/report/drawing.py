@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,15 @@ class Drawing:
     figure: Figure
     caption: str
 
+    @cached_property
+    def svg(self) -> str:
+        """The figure as an SVG file whose text is text; equal figures are equal files."""
+        from matplotlib import rc_context
+
+        with style(), rc_context({"svg.hashsalt": "vitlab"}), io.StringIO() as file:
+            self.figure.savefig(file, format="svg", metadata={"Date": None})
+            return file.getvalue()
+
 
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches; its axes have the style in which it is made, see :func:`style`."""
@@ -94,17 +104,8 @@ def pdf(figure: Figure) -> bytes:
         return file.getvalue()
 
 
-def svg(figure: Figure, name: str) -> str:
-    """Return the figure as an SVG file whose text is text; ``name`` makes its identifiers."""
-    from matplotlib import rc_context
-
-    with style(), rc_context({"svg.hashsalt": name}), io.StringIO() as file:
-        figure.savefig(file, format="svg", metadata={"Date": None})
-        return file.getvalue()
-
-
 def element(svg: str, name: str, alternative: str) -> str:
-    """Convert a file of :func:`svg` to an element of a page, in the page's colours (``var(--ink)``, ...).
+    """Convert the SVG of a :class:`Drawing` to an element of a page, in the page's colours (``var(--ink)``, ...).
 
     Args:
         svg: the file.

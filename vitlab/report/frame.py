@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -32,46 +33,50 @@ if TYPE_CHECKING:
 GROUPS = ("val", "test", "train")
 STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, "running", "missing")
 
-BEFORE = {
-    "study": ("string", "the study"),
-    "arm": ("string", "the arm"),
-    "baseline": ("string", "the arm it is compared with; missing where there is none"),
-    "seed": ("int64", "the replicate"),
-    "trial": ("string", "the key of the trial; seeds with one key are one training"),
-    "code": ("string", "a digest of the code it runs"),
-    "status": ("string", ", ".join(STATUSES[:-1]) + f" or {STATUSES[-1]}"),
-    "failure_kind": (
-        "string",
-        "why there is no value: diverged (the loss was not finite), error (it raised), oom (memory ran out), timeout, "
-        "preempted, lost (its worker died), prerequisite (a trial that it needs diverged or failed); missing where "
-        "nothing went wrong",
-    ),
-    "failure": ("string", "the same in a sentence; empty where nothing went wrong"),
-}
+
+def described(table: str) -> dict[str, tuple[str, str]]:
+    """Return name to type and meaning of the columns in a table of ``NAME | TYPE | MEANING``, one to a line."""
+    rows = (line.split(" | ") for line in re.sub(r"\n +", " ", table.strip()).splitlines())
+    return {name: (kind, meaning) for name, kind, meaning in rows}
+
+
+BEFORE = described(f"""
+study | string | the study
+arm | string | the arm
+baseline | string | the arm it is compared with; missing where there is none
+seed | int64 | the replicate
+trial | string | the key of the trial; seeds with one key are one training
+code | string | a digest of the code it runs
+status | string | {", ".join(STATUSES[:-1])} or {STATUSES[-1]}
+failure_kind | string | why there is no value: diverged (the loss was not finite), error (it raised), oom (memory ran
+    out), timeout, preempted, lost (its worker died), prerequisite (a trial that it needs diverged or failed); missing
+    where nothing went wrong
+failure | string | the same in a sentence; empty where nothing went wrong
+""")
 """First columns of :func:`results`, with their types and meanings."""
-AFTER = {
-    "params": ("Int64", "parameters of the model"),
-    "macs": ("Int64", "multiply-accumulates of one image, forward"),
-    "steps": ("Int64", "optimizer steps done"),
-    "images": ("Int64", "training images seen"),
-    "wall_s": ("float64", "seconds it took, all attempts together"),
-    "ended": ("datetime64[ms, UTC]", "when it ended; missing where it has no result"),
-    "engine": ("string", "how it was computed: the engine, or several joined by +"),
-    "threads": ("Int64", "threads it was computed with"),
-    "device": ("string", "cpu or cuda"),
-    "origins": ("string", "its components, each with the source and the version it came from"),
-}
+AFTER = described("""
+params | Int64 | parameters of the model
+macs | Int64 | multiply-accumulates of one image, forward
+steps | Int64 | optimizer steps done
+images | Int64 | training images seen
+wall_s | float64 | seconds it took, all attempts together
+ended | datetime64[ms, UTC] | when it ended; missing where it has no result
+engine | string | how it was computed: the engine, or several joined by +
+threads | Int64 | threads it was computed with
+device | string | cpu or cuda
+origins | string | its components, each with the source and the version it came from
+""")
 """Last columns of :func:`results`."""
-HISTORY = {
-    "trial": ("string", "the key of the trial"),
-    "arm": ("string", "the arm"),
-    "seed": ("int64", "the replicate"),
-    "step": ("int64", "optimizer steps done"),
-    "epoch": ("float64", "passes over the training images"),
-    "metric": ("string", "its name"),
-    "value": ("float64", "its value"),
-    "time": ("datetime64[ms, UTC]", "when it was journalled; missing where no journal is left"),
-}
+HISTORY = described("""
+trial | string | the key of the trial
+arm | string | the arm
+seed | int64 | the replicate
+step | int64 | optimizer steps done
+epoch | float64 | passes over the training images
+metric | string | its name
+value | float64 | its value
+time | datetime64[ms, UTC] | when it was journalled; missing where no journal is left
+""")
 """Columns of :func:`history`."""
 
 

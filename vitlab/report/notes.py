@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from vitlab.plan.registration import (
 )
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
-from vitlab.report.frame import STATUSES, StoredTrial, StudyResults, is_metric, metric_column
+from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
 from vitlab.report.phrasing import (
     Row,
     Scale,
@@ -115,10 +115,9 @@ def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
 
 
 def _progress(trials: Sequence[StoredTrial]) -> list[str]:
-    counts = {status: sum(item.status == status for item in trials) for status in STATUSES}
-    if not counts["running"] + counts["missing"]:
-        return []
-    return [f"Preliminary: of {count(len(trials), 'trial')}, {states(counts)}."]
+    counts = Counter(item.status for item in trials)
+    is_preliminary = counts["running"] + counts["missing"] > 0
+    return [f"Preliminary: of {count(len(trials), 'trial')}, {states(counts)}."] * is_preliminary
 
 
 def _early_stops(trials: Sequence[StoredTrial]) -> list[str]:
@@ -193,19 +192,16 @@ def _initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     """Return notes about comparisons whose arms were trained with different numerics."""
-    numerics: dict[str | None, set[tuple[str, str]]] = defaultdict(set)
+    numerics: dict[str | None, list[Mapping[str, object]]] = defaultdict(list)
     for item in trials:
         if item.result is not None:
-            values = item.result.circumstances.numerics
-            numerics[item.planned.arm] |= {(name, str(values.get(name))) for name in NUMERICS}
+            numerics[item.planned.arm].append(item.result.circumstances.numerics)
     arms: dict[str, list[str]] = defaultdict(list)
     for arm in plan.arms:
         if arm.name in numerics and arm.baseline in numerics:
-            distinct = defaultdict(list)
-            for name, value in sorted(numerics[arm.name] | numerics[arm.baseline]):
-                distinct[name].append(value)
-            mixed = [f"{name} {' and '.join(several)}" for name, several in distinct.items() if len(several) > 1]
-            if mixed:
+            both = [*numerics[arm.name], *numerics[arm.baseline]]
+            distinct = {name: sorted({str(values.get(name)) for values in both}) for name in sorted(NUMERICS)}
+            if mixed := [f"{name} {' and '.join(several)}" for name, several in distinct.items() if len(several) > 1]:
                 arms["; ".join(mixed)].append(arm.name)
     return [
         f"Numerics differ from the baseline's ({mixed}) in {_names(affected)}: equal seeds do not give equal bits "
@@ -215,13 +211,11 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def _best_of_training(plan: Plan) -> list[str]:
-    if plan.analysis.at == "last":
-        return []
     return [
         f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
         "more so the noisier the evaluation and the more of them there are. The test value beside it is the last "
         "step's."
-    ]
+    ] * (plan.analysis.at == "best")
 
 
 def _exploratory(plan: Plan) -> list[str]:
@@ -230,12 +224,12 @@ def _exploratory(plan: Plan) -> list[str]:
         f"Exploratory: since the study was first run, {change}; every verdict was reached after results were known."
         for change in changes(plan)
     ]
-    if changed := altered_arms(plan):
-        lines.append(f"Exploratory: changed after results were seen: {_names(changed)}.")
-    if later := sorted(added_comparisons(plan)):
-        lines.append(f"Exploratory: added after the first run, and corrected for all comparisons: {_names(later)}.")
-    if dropped := removed_comparisons(plan):
-        lines.append(f"Dropped after the first run, and still counted in the correction: {_names(dropped)}.")
+    for what, arms in (
+        ("Exploratory: changed after results were seen", altered_arms(plan)),
+        ("Exploratory: added after the first run, and corrected for all comparisons", sorted(added_comparisons(plan))),
+        ("Dropped after the first run, and still counted in the correction", removed_comparisons(plan)),
+    ):
+        lines += [f"{what}: {_names(arms)}."] * bool(arms)
     if plan.registered is not None and (known := plan.registered.known).comparisons:
         lines.append(
             f"Exploratory: {known.results:,} of {count(known.trials, 'trial')} had results before this plan was "
@@ -295,20 +289,15 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
         "to 7 % too large on average in simulated studies."
     ]
     compared = {row["arm"]: row for row in compared_rows(rows)}
-    added, given_up, blocked, waiting = defaultdict(list), [], [], []
+    added, undecided = defaultdict(list), defaultdict(list)
     failed = {row["arm"] for row in rows if row["failed"]}
     for arm, row in compared.items():
         look = looks.number(arm)
         if look:
             added[look].append(arm)
-        if row["verdict"] != Verdict.CANNOT_TELL or look == len(sizes) - 1 or row["awaited"]:
-            continue
-        if is_futile(row["decidable"], plan):
-            given_up.append(arm)
-        elif failed & {arm, row["baseline"]}:
-            blocked.append(arm)
-        else:
-            waiting.append(arm)
+        if row["verdict"] == Verdict.CANNOT_TELL and look < len(sizes) - 1 and not row["awaited"]:
+            is_blocked = not failed.isdisjoint((arm, row["baseline"]))
+            undecided["futile" if is_futile(row["decidable"], plan) else "failed" if is_blocked else "open"].append(arm)
     for look, arms in added.items():
         until = ""
         if any(compared[arm]["awaited"] for arm in arms):
@@ -316,18 +305,13 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
         sentences.append(
             f"Look {look} left {_names(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
         )
-    if given_up:
-        sentences.append(
-            f"{_names(given_up)} got no more seeds, because {sizes[-1]} seeds would decide the comparison with a "
-            f"probability below {percent(looks.futility)}."
-        )
-    if blocked:
-        sentences.append(
-            f"{_names(blocked)} can get further seeds: first run 'vitlab run --retry-failed' to train the failed "
-            "trials again."
-        )
-    if waiting:
-        sentences.append(f"{_names(waiting)} can get further seeds: run 'vitlab run' again.")
+    consequences = {
+        "futile": f"got no more seeds, because {sizes[-1]} seeds would decide the comparison with a probability below "
+        f"{percent(looks.futility)}.",
+        "failed": "can get further seeds: first run 'vitlab run --retry-failed' to train the failed trials again.",
+        "open": "can get further seeds: run 'vitlab run' again.",
+    }
+    sentences += [f"{_names(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]]
     if len(sentences) == 1 and not any(row["awaited"] for row in compared.values()):
         sentences.append("The first look decided every comparison that can be judged.")
     return [" ".join(sentences)]

@@ -79,14 +79,18 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
 
     # A stored report has no rows of sections that store none, such as the arms.
     rows = content.report.sections.get(name, ())
-    table, picture = content.report.table(name), content.pictures.get(name)
+    table, (wide, narrow) = content.report.table(name), content.figures.get(name, (None, None))
     columns = table.columns if table else ()
     more = [column for column in columns if column.rank >= SECONDARY]
-    figure = picture and {
-        "wide": Markup(element(picture.svg, name, picture.caption)),
-        "narrow": Markup(element(picture.narrow_svg, f"{name}-narrow", picture.caption)),
-        "caption": picture.caption,
-    }
+    figure = (
+        wide
+        and narrow
+        and {
+            "wide": Markup(element(wide.svg, name, wide.caption)),
+            "narrow": Markup(element(narrow.svg, f"{name}-narrow", wide.caption)),
+            "caption": wide.caption,
+        }
+    )
     return {
         "name": name,
         "heading": part.heading,
