@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from vitlab import statistics
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, contrast, judge
+from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, judge
 from vitlab.comparison.study import Sample, judge_study
 from vitlab.plan.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
@@ -30,6 +30,14 @@ from vitlab.spec import Analysis
 A = [0.951, 0.947, 0.958, 0.949, 0.955]
 B = [0.972, 0.969, 0.971, 0.975, 0.968]
 ONE = Design.with_one_baseline(1)
+
+
+def contrast(first: dict[int, float], second: dict[int, float], design: Design = ONE) -> Contrast:
+    """Return the contrast of an arm with its baseline, given the value of each at each seed."""
+    values_AN = statistics.as_array((second, first), sorted(first.keys() | second.keys()))
+    return judge(values_AN[None], design).contrasts.of(0, 0)
+
+
 BETTER = VERDICTS.index(Verdict.BETTER)
 
 

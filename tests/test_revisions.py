@@ -167,6 +167,18 @@ def test_worktree_leaves_the_index_and_other_worktrees_of_the_user_alone(
     assert len(git("worktree", "list").splitlines()) == 2
 
 
+def test_worktree_of_a_killed_process_is_removed_by_the_next_one(repository: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    left = out / "revisions" / "left"
+    git("worktree", "add", "--detach", str(left / "tree"), "HEAD")
+    (left / "lock").touch()
+    with checkout(commit_of("HEAD~"), "base", out, [Path("own.py")]) as first:
+        assert not left.exists() and len(git("worktree", "list").splitlines()) == 2
+        with checkout(commit_of("HEAD"), "head", out, [Path("own.py")]):
+            assert Path(first.plugins[0]).exists(), "its process lives"
+    assert len(git("worktree", "list").splitlines()) == 1
+
+
 def test_installed_wheel_of_the_repository_is_no_package_of_its_commits(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +281,7 @@ def test_check_limits_costs_beside_commit_of_baseline(repository: Path, monkeypa
         yield cost.CostRatio("baseline", "time", 1.4, 1.3, 1.5, 12)
         yield cost.CostRatio("baseline", "memory", 1.4, 1.3, 1.5, 12)
         yield cost.CostRatio("position=none", "time", 1.3, 1.1, 1.5, 12)
-        yield cost.CostRatio("position=none", "memory", 1.15, 1.1, 1.2, 12)
+        yield cost.CostRatio("position=none", "memory", 1.15, 1.1, 1.2, 12, 2.5)
 
     monkeypatch.setattr("vitlab.regression.gate.measure_costs", measured)
     words = ("check", "study.yaml", "--plugin", "own.py")
@@ -292,7 +304,8 @@ def test_check_limits_costs_beside_commit_of_baseline(repository: Path, monkeypa
     )
     assert ", which cannot tell; at most 1.2" in findings[2]["sentence"] and "at most" not in findings[1]["sentence"]
     assert done.exit_code == 1 and "fetch-depth: 0" in vitlab(*words, "--workflow").stdout
-    assert [case.get("name") for case in ElementTree.parse("cost.xml").getroot()] == ["time", "memory"] * 2
+    cases = [*ElementTree.parse("cost.xml").getroot()]
+    assert [case.get("name") for case in cases] == ["time", "memory"] * 2 and cases[-1].get("time") == "2.500"
 
 
 @pytest.mark.usefixtures("no_traces")
@@ -344,10 +357,11 @@ def test_ab_of_commits_that_differ_in_words_trains_nothing(repository: Path, mon
     Path("own.py").write_text(PART.format(value="0.5") + "# a comment\n")
     commit("words")
     Path("own.py").write_text(PART.format(value="0.9"))
-    for form in ("terminal", "md", "json"):
-        done = vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py", "--format", form)
+    for form in (["--format", "terminal"], ["--format", "md"], ["--json"]):
+        done = vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py", *form)
         assert done.exit_code == 0 and "the diff does not reach it" in done.stdout
         assert "Uncommitted changes of own.py are in neither commit" in done.stdout
+    assert json.loads(done.stdout)["report"]["answers"], "the verdicts and the report are one document"
     assert not Path("vitlab-runs/trials").exists()
 
 

@@ -37,7 +37,8 @@ from scipy import stats
 from sources import pool as pool_of
 from tables import markdown
 
-from vitlab.comparison.arrays import contrast
+from vitlab.comparison.arrays import Design
+from vitlab.comparison.arrays import judge as judge_contrasts
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import VERDICTS, Cell, Cells, Judged, Verdict, judge_arrays, overall, robust_sd
 from vitlab.regression.gate import statistical
@@ -268,7 +269,7 @@ def bug_rows(
     for bug in [code for code in pool if code != "sound"]:
         ((arm, values),) = pool[bug].items()
         sound = pool["sound"][arm][: len(values)]
-        effect = contrast(dict(enumerate(sound.tolist())), dict(enumerate(values.tolist())))
+        effect = judge_contrasts(np.array([[values, sound]]), Design.with_one_baseline(1)).contrasts.of(0, 0)
         for margin, seeds in itertools.product(MARGINS, BUGGED):
             (cell,), _ = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()

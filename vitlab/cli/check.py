@@ -20,6 +20,7 @@ from vitlab.regression import TIERS
 if TYPE_CHECKING:
     from vitlab.regression.baseline import Baseline
     from vitlab.regression.gate import CheckResult
+    from vitlab.report import Report
 
 CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", "--json")
 """Options that the command line in messages leaves out."""
@@ -105,7 +106,7 @@ def check_command(
 )
 @click.option("--workflow", is_flag=True, help="Print a workflow of GitHub Actions that compares each pull request.")
 @junit_option
-@click.option("--format", "form", type=click.Choice(["terminal", "md", "json"]), default="terminal")
+@click.option("--format", "form", type=click.Choice(["terminal", "md"]), default="terminal")
 @click.pass_context
 def ab_command(
     context: click.Context,
@@ -134,15 +135,15 @@ def ab_command(
 
     request = CheckRequest(study_file(file), Path(), out, parse_changes(changes), plugins)
     content, result = compare_revisions(revisions, request, install)
-    _finish(result, str(content.render(form)), str(content.render("md")), junit)
+    _finish(result, str(content.render(form)), str(content.render("md")), junit, content.report)
 
 
-def _finish(checked: CheckResult, shown: str, page: str, junit: Path | None) -> None:
+def _finish(checked: CheckResult, shown: str, page: str, junit: Path | None, report: Report | None = None) -> None:
     """Print a result, write JUnit and the summary of a GitHub job, and exit with the code of a check."""
     from vitlab.regression import check, phrasing
 
     if wants_json():
-        print_json(phrasing.as_json(checked))
+        print_json(phrasing.as_json(checked, report))
     else:
         click.echo(shown)
     if junit is not None:

@@ -7,19 +7,15 @@ comparisons, N seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Generic, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from vitlab import statistics
 from vitlab.comparison import Verdict
-from vitlab.statistics.replicates import Floats, rounding_of
+from vitlab.statistics.replicates import Floats, Ints, Mask, moments, rounding_of
 
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Variance = Literal["shared", "own"]
 Correction = Literal["bonferroni", "none"]
 Number = TypeVar("Number")
@@ -96,7 +92,7 @@ class Contrasts(Generic[Number, Count, Name]):
     collapsed: Count  #: collapsed seeds of both sides
 
     def of(self, study: int, place: int) -> Contrast:
-        """Return a single contrast."""
+        """Return a single one."""
         numbers = {column.name: getattr(self, column.name)[study, place].item() for column in fields(self)}
         return Contrasts(**{**numbers, "test": TESTS[numbers["test"]]})
 
@@ -124,12 +120,6 @@ class Choices:
 
     variance: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
     df: Floats = field(default_factory=lambda: np.ones((1, 1, 1)))
-
-
-def contrast(first: Mapping[int, float], second: Mapping[int, float], design: Design | None = None) -> Contrast:
-    """Return the contrast of an arm with its baseline, given the value of each at each seed."""
-    values_AN = statistics.as_array((second, first), sorted(first.keys() | second.keys()))
-    return judge(values_AN[None], design or Design.with_one_baseline(1)).contrasts.of(0, 0)
 
 
 def judge(
@@ -299,16 +289,6 @@ def verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
         Verdict.EQUIVALENT: contrasts.p_equal_corrected < design.alpha,
     }
     return np.select([*conditions.values()], [VERDICTS.index(verdict) for verdict in conditions], 0)
-
-
-def moments(values: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return number, mean and sample standard deviation of the finite values along the last axis."""
-    is_finite = np.isfinite(values)
-    n = is_finite.sum(axis=-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.where(is_finite, values, 0.0).sum(axis=-1) / n
-        squares = (np.where(is_finite, values - mean[..., None], 0.0) ** 2).sum(axis=-1)
-        return n, mean, np.sqrt(squares / (n - 1))
 
 
 def _interval(

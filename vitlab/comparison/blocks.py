@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitlab.comparison.arrays import ContrastArrays, Design, Ints, contrasts, verdicts
-from vitlab.statistics.replicates import Floats
+from vitlab.comparison.arrays import ContrastArrays, Design, contrasts, verdicts
+from vitlab.statistics.replicates import Floats, Ints
 
 
 @dataclass(frozen=True)

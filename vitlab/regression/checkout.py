@@ -11,17 +11,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from filelock import FileLock, Timeout
 
 from vitlab.errors import TrialFailed, UserError
 from vitlab.plan.study_folder import rev_parse
@@ -148,7 +151,11 @@ def checkout(
             "package, or name a file of components by --plugin"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{commit[:12]}-", dir=folder) as scratch:
+    for lock in folder.glob("*/lock"):  # nobody holds the lock of a process that was killed
+        with suppress(Timeout, UserError), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+            _git("worktree", "remove", "--force", str(lock.parent / "tree"))
+    with tempfile.TemporaryDirectory(prefix=f"{commit[:12]}-", dir=folder) as scratch, FileLock(Path(scratch) / "lock"):
         tree, site, environment = (Path(scratch) / part for part in ("tree", "site", "environment"))
 
         def moved(path: str | Path) -> Path:

@@ -34,9 +34,18 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from vitlab import statistics
-from vitlab.comparison.arrays import MIN_SEEDS, Ints, Mask, moments
+from vitlab.comparison.arrays import MIN_SEEDS
 from vitlab.spec.choice import Goal
-from vitlab.statistics.replicates import NAN, NORMAL_MAD, Floats, finite_median, rounding_of
+from vitlab.statistics.replicates import (
+    NAN,
+    NORMAL_MAD,
+    Floats,
+    Ints,
+    Mask,
+    finite_median,
+    moments,
+    rounding_of,
+)
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("pass", "inconclusive", "regressed")

@@ -278,7 +278,7 @@ def costs(
         if limit is not None:
             verdict = "regressed" if cost.low > limit else "pass" if cost.high <= limit else "inconclusive"
             sentence += f"{', which cannot tell' * (verdict == 'inconclusive')}; at most {limit:g} times is allowed"
-        findings.append(Finding(cost.arm, cost.quantity, verdict, sentence))
+        findings.append(Finding(cost.arm, cost.quantity, verdict, sentence, cost.seconds))
     return findings
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from vitlab.regression.decide import MAX_SEEDS, Cell
 from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
-from vitlab.report import formats
+from vitlab.report import Report, formats
 
 
 def markdown(result: CheckResult) -> str:
@@ -37,9 +37,10 @@ def markdown(result: CheckResult) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def as_json(result: CheckResult) -> str:
-    """Return the whole result as JSON; numbers that are not finite are null."""
-    return json.dumps(json.loads(json.dumps(asdict(result)), parse_constant=lambda _: None), indent=1)
+def as_json(result: CheckResult, report: Report | None = None) -> str:
+    """Return the whole result, and a report beside it, as JSON; numbers that are not finite are null."""
+    document = asdict(result) | ({} if report is None else {"report": report.to_json()})
+    return json.dumps(json.loads(json.dumps(document), parse_constant=lambda _: None), indent=1)
 
 
 def junit(result: CheckResult) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 NAN = math.nan
 
@@ -27,6 +28,16 @@ def finite(values: Sequence[float] | Floats) -> Floats:
             f"{int((~np.isfinite(x)).sum())} of {x.size} values are not finite; leave them out, and report their number"
         )
     return x
+
+
+def moments(values: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return number, mean and sample standard deviation of the finite values along the last axis."""
+    is_finite = np.isfinite(values)
+    n = is_finite.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(is_finite, values, 0.0).sum(axis=-1) / n
+        squares = (np.where(is_finite, values - mean[..., None], 0.0) ** 2).sum(axis=-1)
+        return n, mean, np.sqrt(squares / (n - 1))
 
 
 def t_quantile(q: float, df: float) -> float:

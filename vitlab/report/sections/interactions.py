@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.comparison.arrays import Design, contrast
+from vitlab import statistics
+from vitlab.comparison.arrays import Design, judge
 from vitlab.plan.values import Arm
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
@@ -112,11 +113,11 @@ def interactions(results: StudyResults) -> list[Interaction]:
     for first, second, against, (both, one, other, neither) in effects:
         seeds = both.keys() & one.keys() & other.keys() & neither.keys()
         # For two factors of two levels, t is that of a repeated-measures analysis of variance with the seed as subject.
-        result = contrast(
-            {seed: both[seed] - one[seed] for seed in seeds},
+        effects_of_first = (
             {seed: other[seed] - neither[seed] for seed in seeds},
-            design,
+            {seed: both[seed] - one[seed] for seed in seeds},
         )
+        result = judge(statistics.as_array(effects_of_first, sorted(seeds))[None], design).contrasts.of(0, 0)
         numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
         rows.append(Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers)))
     return rows
