@@ -28,7 +28,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -77,7 +77,7 @@ class Pair:
     margin: float
     min_abs: float
     quantum: float = 0.0  #: the smallest step of the metric, 0 where it has none
-    lost: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+    lost: Sequence[frozenset[int]] = (frozenset(), frozenset())
     """Seeds without a finite value, of the baseline and of the candidate."""
     refused: str = ""  #: the reason why the cell is not judged
     no_sample: str = ""  #: the reason why its seeds are no sample; identical values pass nevertheless
@@ -159,17 +159,18 @@ def warnings(cells: Iterable[Cell]) -> list[str]:
 
 def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
     """Return a cell with its verdict and the reason for it."""
-    names = ("identical", "means", "se", "worst", "p", "p_adjusted", "verdict", "broken", "seeds", "collapsed")
+    names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
     of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
-    n, identical = int(judged.pairs[0, place]), of_cell["identical"]
+    n, identical = of_cell["pairs"], of_cell["identical"]
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
     by_t = is_judged and not identical and of_cell["se"] > 0
     # A refused cell has no means, such as of two data sets, which nobody should subtract.
     old, new = (NAN if pair.refused else pair.sign * mean for mean in of_cell["means"])
+    same: dict[str, Any] = {name: getattr(pair, name) for name in ("arm", "metric", "margin", "min_abs", "seconds")}
+    same |= {name: of_cell[name] if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
+    same |= {name: tuple(of_cell[name]) for name in ("broken", "seeds", "collapsed")}
     cell = Cell(
-        arm=pair.arm,
-        metric=pair.metric,
-        verdict=VERDICTS[of_cell["verdict"]] if is_judged else "inconclusive",
+        verdict=VERDICTS[judged.verdict[0, place]] if is_judged else "inconclusive",
         reason="",
         n=n,
         test="none" if not is_judged else "identical" if identical else "paired t" if by_t else "sign flip",
@@ -177,17 +178,9 @@ def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
         new=new,
         drop=pair.sign * (old - new),
         se=of_cell["se"] if by_t else NAN,
-        worst=of_cell["worst"] if is_judged else NAN,
-        p=of_cell["p"] if is_judged else NAN,
-        p_adjusted=of_cell["p_adjusted"] if is_judged else NAN,
-        margin=pair.margin,
-        min_abs=pair.min_abs,
         alpha=alpha,
         family=int(judged.family[0]),
-        broken=tuple(of_cell["broken"]),
-        seeds=tuple(of_cell["seeds"]),
-        collapsed=tuple(of_cell["collapsed"]),
-        seconds=pair.seconds,
+        **same,
     )
     more = _broken_trainings(cell) if judged.has_more[0, place] else ""
     return replace(cell, reason=_reason(cell, pair, more))

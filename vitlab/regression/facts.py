@@ -159,14 +159,10 @@ def _difference(old: Trace, new: Trace, tolerance: float) -> str:
     pairs |= {f"of step {step}": pair for step, pair in enumerate(steps, start=1)}
     pairs["on validation images after the last step"] = old.after, new.after
     for where, (before, after) in pairs.items():
-        if not _close(before, after, tolerance):
+        both_nan = math.isnan(before) and math.isnan(after)
+        if not both_nan and not math.isclose(before, after, rel_tol=tolerance, abs_tol=tolerance):
             return f"the loss {where}: {before:#.9g} -> {after:#.9g}"
     return ""
-
-
-def _close(before: float, after: float, tolerance: float) -> bool:
-    both_nan = math.isnan(before) and math.isnan(after)
-    return both_nan or math.isclose(before, after, rel_tol=tolerance, abs_tol=tolerance)
 
 
 def _finding(arm: str, check: str, changes: Sequence[str]) -> Finding:

@@ -95,11 +95,11 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         analysis = study.analysis.model_copy(update=changes)
         quanta[metric] = frame.metric_quantum(replace(plan, analysis=analysis), outcomes)
         metrics[metric] = frame.usable(table, analysis, quanta[metric])
-    diverged: dict[str, tuple[int, ...]] = {}
+    diverged = defaultdict[str, tuple[int, ...]](tuple)
     for item in outcomes:
         final = item.result.outcome.metrics if item.result is not None else {}
         if item.status == Ending.DIVERGED or not all(math.isfinite(final.get(metric, 0.0)) for metric in metrics):
-            diverged[item.planned.arm] = (*diverged.get(item.planned.arm, ()), item.planned.seed)
+            diverged[item.planned.arm] += (item.planned.seed,)
     return Values(
         device=", ".join(sorted({str(device) for device in table["device"].dropna()})),
         data={planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)},
@@ -163,23 +163,21 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
             refused = "" if before == after else f"its data was {before} and is {after}"
             if seeds is None:
                 refused = f"the baseline has no {metric} of this arm; re-run with --accept"
+            sides = (seeds or {}, values.diverged), (candidate, new.diverged)
             pairs.append(
                 Pair(
-                    arm=arm,
-                    metric=metric,
-                    goal=goal,
-                    old=seeds or {},
-                    new=candidate,
-                    margin=margin,
-                    min_abs=min_abs,
+                    arm,
+                    metric,
+                    goal,
+                    seeds or {},
+                    candidate,
+                    margin,
+                    min_abs,
                     quantum=values.quanta.get(metric, 0.0),
-                    lost=(
-                        frozenset(values.diverged.get(arm, ())).difference(seeds or ()),
-                        frozenset(new.diverged.get(arm, ())).difference(candidate),
-                    ),
+                    lost=[frozenset(diverged.get(arm, ())).difference(has_value) for has_value, diverged in sides],
                     refused=refused,
-                    seconds=new.seconds.get(arm, NAN),
                     no_sample=no_sample(new.behind[arm]) if arm in new.behind else "",
+                    seconds=new.seconds.get(arm, NAN),
                 )
             )
     notes += [f"arm '{arm}' of the baseline is no longer in the study" for arm in values.data if arm not in new.data]
@@ -290,18 +288,19 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
     alpha, values = _level(study), _values(baseline)
     cells = []
     for metric, goal in goals(study).items():
-        by_arm = _sound(values.metrics.get(metric, {}), goal)
-        sd = float(pooled_sd(as_array(by_arm))[0])
+        sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
+        collapsed = statistics.collapsed_seeds(by_arm, sign)
+        sound = {arm: {seed: by_arm[arm][seed] for seed in by_arm[arm] if seed not in collapsed[arm]} for arm in by_arm}
+        sd = float(pooled_sd(as_array(sound))[0])
         margin, _ = _margins(study, values, metric)
-        for arm, seeds in by_arm.items():
+        for arm, seeds in sound.items():
             if not seeds:
                 continue
             arm_sd = float(pooled_sd(as_array({arm: seeds}))[0]) or sd
             n = len(seeds.keys() & {*(more_seeds(study) or study.seeds.values)})
             chance, needs = 0.0, None
             if margin > 0:
-                chance = chance_to_pass(n, arm_sd, margin, alpha)
-                needs = seeds_to_pass(arm_sd, margin, alpha)
+                chance, needs = chance_to_pass(n, arm_sd, margin, alpha), seeds_to_pass(arm_sd, margin, alpha)
             cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs))
     return cells
 
@@ -309,16 +308,6 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
 def _level(study: Study) -> float:
     """Return the alpha of one look: half of the study's if there may be two looks."""
     return settings(study).alpha / (1 if more_seeds(study) is None else 2)
-
-
-def _sound(arms: Mapping[str, Mapping[int, float]], goal: Goal) -> dict[str, dict[int, float]]:
-    """Return the values of each arm's seeds without those that collapsed."""
-    collapsed = statistics.collapsed_seeds(arms, _sign(goal))
-    return {arm: {seed: x for seed, x in by.items() if seed not in collapsed[arm]} for arm, by in arms.items()}
-
-
-def _sign(goal: Goal) -> int:
-    return 1 if goal == "max" else -1
 
 
 def _values(baseline: Baseline) -> Values:
@@ -329,7 +318,7 @@ def _values(baseline: Baseline) -> Values:
 
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
-    sd = float(robust_sd(as_array(values.metrics.get(metric, {})), _sign(goals(study)[metric]))[0])
+    sd = float(robust_sd(as_array(values.metrics.get(metric, {})), 1 if goals(study)[metric] == "max" else -1)[0])
     check, steps = settings(study), 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

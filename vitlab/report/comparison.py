@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -276,10 +276,12 @@ def with_open_arms(plan: Plan, store: Store) -> Looks | None:
 
 
 def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the arms whose comparison is inconclusive at the latest of the plan's looks.
+    """Return the arms whose comparison is inconclusive at the latest of the plan's looks, and may become conclusive.
 
-    Registered comparisons are judged together, so none is opened before all of them have ended.  An arm that was open
-    stays open once its seeds have all ended: each look is valid on its own.
+    It may not if it is refused, if a trial of one of its arms failed, which must be retried first, or if all seeds that
+    it may get would decide it with too little probability.  Registered comparisons are judged together, so none is
+    opened before all of them have ended.  An arm that was open stays open once its seeds have all ended: each look is
+    valid on its own.
 
     Args:
         plan: the plan with the seeds of that look alone, and with its registration.
@@ -294,16 +296,10 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     pending = {row["arm"] for row in rows if row["awaited"]}
     open_arms = set(before)
     if not pending - added_comparisons(plan):
-        open_arms |= {row["arm"] for row in rows if _may_become_conclusive(row, plan, failed)}
+        open_arms |= {
+            row["arm"]
+            for row in rows
+            if row["verdict"] == Verdict.CANNOT_TELL and row["difference"] is not None
+            if failed.isdisjoint((row["arm"], row["baseline"])) and not is_futile(row["decidable"], plan)
+        }
     return tuple(row["arm"] for row in rows if row["arm"] in open_arms - pending)
-
-
-def _may_become_conclusive(row: Row, plan: Plan, failed: Collection[str]) -> bool:
-    """Return whether a comparison is inconclusive and more seeds may decide it.
-
-    False if it is refused, if a trial of one of its arms failed, which must be retried first, or if all seeds that it
-    may get would decide it with too little probability.
-    """
-    if row["difference"] is None or row["arm"] in failed or row["baseline"] in failed:
-        return False
-    return bool(row["verdict"] == Verdict.CANNOT_TELL) and not is_futile(row["decidable"], plan)

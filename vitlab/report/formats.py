@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vitlab.report.frame import parquet
 from vitlab.report.page import page
 from vitlab.report.phrasing import DASH, MINUS, PLUS_MINUS, Column
 from vitlab.report.sections import Table, sections
@@ -202,21 +203,13 @@ def _tex_column(column: Column) -> str:
 
 def _every_table(report: Report) -> dict[str, Table]:
     """Return the tables of all sections, each with its heading in the caption."""
-    tables = {}
-    for name, part in sections().items():
-        if table := report.table(name):
-            tables[part.heading.lower()] = Table(table.columns, f"{part.heading}. {table.caption}")
-    return tables
+    headings = {name: part.heading for name, part in sections().items()}
+    tables = {headings[name]: table for name in headings if (table := report.table(name))}
+    return {name.lower(): Table(table.columns, f"{name}. {table.caption}") for name, table in tables.items()}
 
 
 def _json(content: Content) -> str:
     return json.dumps(content.report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _parquet(content: Content) -> bytes:
-    from vitlab.report.frame import parquet
-
-    return parquet(content.table)
 
 
 FORMATS = {
@@ -224,7 +217,7 @@ FORMATS = {
     "md": Format(lambda content: markdown_report(content.report), "report.md"),
     "html": Format(page, "report.html", of_results=True),
     "csv": Format(lambda content: csv(content.table), "results.csv", of_results=True),
-    "parquet": Format(_parquet, "results.parquet", of_results=True),
+    "parquet": Format(lambda content: parquet(content.table), "results.parquet", of_results=True),
     "latex": Format(lambda content: latex_tables(content.report, {"arms": paper_table(content.report)}), "report.tex"),
     "latex-all": Format(lambda content: latex_tables(content.report, _every_table(content.report))),
     "json": Format(_json, "report.json"),

@@ -351,20 +351,15 @@ def _column(values: list[Any]) -> pd.Series[Any]:
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
-    names = [str(name) for name in frame.columns]
-    rows = zip(*(_plain_values(column) for _, column in frame.items()), strict=True)  # by column: pandas' rows are slow
-    return [dict(zip(names, row, strict=True)) for row in rows]
 
+    def plain_value(value: Any, is_missing: bool) -> Any:
+        if is_missing or (isinstance(value, float) and math.isinf(value)):
+            return None
+        return value.isoformat() if isinstance(value, datetime) else value
 
-def _plain_values(column: pd.Series[Any]) -> list[Any]:
-    """Return the values of a column as JSON values, see :func:`plain`."""
-    values = []
-    for value, is_missing in zip(column.tolist(), column.isna().tolist(), strict=True):
-        is_infinite = isinstance(value, float) and not math.isfinite(value)
-        values.append(
-            None if is_missing or is_infinite else value.isoformat() if isinstance(value, datetime) else value
-        )
-    return values
+    # By column, because pandas' rows are slow.
+    columns = (map(plain_value, column.tolist(), column.isna().tolist()) for _, column in frame.items())
+    return [dict(zip(map(str, frame), row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 ImageValues = Mapping[str, Mapping[int, "NDArray[np.float64]"]]

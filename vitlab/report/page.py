@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison import Verdict
@@ -80,7 +81,12 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
     # A stored report has no rows of sections that store none, such as the arms.
     rows = content.report.sections.get(name, ())
     table, (wide, narrow) = content.report.table(name), content.figures.get(name, (None, None))
-    columns = table.columns if table else ()
+    columns, images = table.columns if table else (), []
+    store = content.findings and content.findings.store
+    for image in part.images(rows, store) if store else ():
+        with suppress(OSError):  # deleted since; the page omits it
+            data = base64.b64encode(image.file.read_bytes()).decode()
+            images.append((f"data:image/png;base64,{data}", image.alternative, image.caption))
     more = [column for column in columns if column.rank >= SECONDARY]
     figure = (
         wide
@@ -98,20 +104,8 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
         "table": _table([column for column in columns if column.rank < SECONDARY]) if table else None,
         "more": _table([columns[0], *more]) if more else None,
         "figure": figure,
-        "images": list(_images(content, rows, part)),
+        "images": images,
     }
-
-
-def _images(content: Content, rows: Sequence[Any], part: Section[Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield data URL, alternative text and caption of each stored picture of a section."""
-    if content.findings is None or content.findings.store is None:
-        return
-    for image in part.images(rows, content.findings.store):
-        try:
-            data = image.file.read_bytes()
-        except OSError:
-            continue  # deleted since; the page omits it
-        yield f"data:image/png;base64,{base64.b64encode(data).decode()}", image.alternative, image.caption
 
 
 def _table(columns: Sequence[Column]) -> Mapping[str, object]:

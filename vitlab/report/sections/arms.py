@@ -57,7 +57,55 @@ class Arms(Section[Row]):
 
     def figure(self, rows: Sequence[Row], findings: Findings, width: float) -> Drawing | None:
         """Draw every arm with its seeds and interval, and beside it (below it, if narrow) its difference."""
-        return _figure(findings, width)
+        plan, values = findings.plan, findings.results.values
+        rows = [row for row in findings.arms if values.get(row["arm"])]
+        if not rows:
+            return None
+        compared = [row for row in rows if row["difference"] is not None]
+        scale, wide = Scale.of(plan.analysis.metric, plan.units), width >= WIDE
+        labels = wrapped_labels([row["arm"] for row in rows], 30 if wide else 20)
+        places = {name: place for place, name in enumerate(labels)}
+        height = 0.95 + len(rows) * max(0.34, 0.26 + 0.14 * max(label.count("\n") for label in labels.values()))
+        panels = 2 if compared else 1
+        with style():
+            figure = new_figure(width, height if wide else panels * height)
+            of_means, *of_differences = figure.subplots(
+                *((1, panels) if wide else (panels, 1)), sharey=True, squeeze=False
+            ).ravel()
+            for name, place in places.items():
+                dots(of_means, place, [scale.factor * value for value in values[name].values()])
+            means = [Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]
+            draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
+            title = scale.title + ", best" * (plan.analysis.at == "best")
+            of_means.set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
+            for axes in of_differences:
+                axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
+                marks = [
+                    difference_mark(
+                        places[row["arm"]],
+                        row["difference"],
+                        row["difference_low"],
+                        row["difference_high"],
+                        row["verdict"],
+                    )
+                    for row in compared
+                ]
+                draw_marks(axes, marks, scale, [0.0])
+                baselines = {row["baseline"] for row in compared}
+                against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
+                unit = f" ({scale.points})" if scale.points else ""
+                axes.set_xlabel(wrapped_line(f"difference from {against}{unit}", 38))
+            for axes in (of_means, *of_differences):
+                axes.set_yticks(range(len(rows)), list(labels.values()))
+                axes.set_ylim(len(rows) - 0.4, -0.6)
+                axes.tick_params(axis="y", length=0, pad=7)
+                axes.locator_params(axis="x", nbins=FEW_TICKS)
+                axes.ticklabel_format(axis="x", useOffset=False, style="plain")
+                axes.grid(axis="x")
+                low, high = axes.get_xlim()
+                if high - low <= ROUNDING * abs(high):  # of equal values, ticks would be as long as their rounding
+                    axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
+            return Drawing(figure, _caption(plan, rows))
 
 
 @section.register("comparisons")
@@ -190,58 +238,6 @@ def _verdict_cell(row: Row) -> str:
         return f"{verdict} ({count(row['broken'], 'broken seed')})"
     claimed = verdict not in ("", Verdict.CANNOT_TELL, Verdict.REFUSED)
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
-
-
-def _figure(findings: Findings, width: float) -> Drawing | None:
-    plan, values = findings.plan, findings.results.values
-    rows = [row for row in findings.arms if values.get(row["arm"])]
-    if not rows:
-        return None
-    compared = [row for row in rows if row["difference"] is not None]
-    scale, wide = Scale.of(plan.analysis.metric, plan.units), width >= WIDE
-    labels = wrapped_labels([row["arm"] for row in rows], 30 if wide else 20)
-    places = {name: place for place, name in enumerate(labels)}
-    height = 0.95 + len(rows) * max(0.34, 0.26 + 0.14 * max(label.count("\n") for label in labels.values()))
-    panels = 2 if compared else 1
-    with style():
-        figure = new_figure(width, height if wide else panels * height)
-        of_means, *of_differences = figure.subplots(
-            *((1, panels) if wide else (panels, 1)), sharey=True, squeeze=False
-        ).ravel()
-        for name, place in places.items():
-            dots(of_means, place, [scale.factor * value for value in values[name].values()])
-        means = [Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]
-        draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
-        title = scale.title + ", best" * (plan.analysis.at == "best")
-        of_means.set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
-        for axes in of_differences:
-            axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
-            marks = [
-                difference_mark(
-                    places[row["arm"]],
-                    row["difference"],
-                    row["difference_low"],
-                    row["difference_high"],
-                    row["verdict"],
-                )
-                for row in compared
-            ]
-            draw_marks(axes, marks, scale, [0.0])
-            baselines = {row["baseline"] for row in compared}
-            against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
-            unit = f" ({scale.points})" if scale.points else ""
-            axes.set_xlabel(wrapped_line(f"difference from {against}{unit}", 38))
-        for axes in (of_means, *of_differences):
-            axes.set_yticks(range(len(rows)), list(labels.values()))
-            axes.set_ylim(len(rows) - 0.4, -0.6)
-            axes.tick_params(axis="y", length=0, pad=7)
-            axes.locator_params(axis="x", nbins=FEW_TICKS)
-            axes.ticklabel_format(axis="x", useOffset=False, style="plain")
-            axes.grid(axis="x")
-            low, high = axes.get_xlim()
-            if high - low <= ROUNDING * abs(high):  # of equal values, ticks would be as long as their rounding
-                axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
-        return Drawing(figure, _caption(plan, rows))
 
 
 def _caption(plan: Plan, rows: Sequence[Row]) -> str:

@@ -81,7 +81,47 @@ class Fronts(Section[Front]):
 
     def figure(self, rows: Sequence[Front], findings: Findings, width: float) -> Drawing | None:
         """Draw a panel per cost."""
-        return _figure(rows, findings, width) if rows else None
+        if not rows:
+            return None
+        costs, scale = costs_of(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)
+        means = {row["arm"]: row["mean"] for row in findings.arms}
+        across = min(len(rows), PANELS_PER_ROW if width >= WIDE else 1)
+        down = math.ceil(len(rows) / across)
+        arms = list(dict.fromkeys(arm for row in rows for arm in row.arms))
+        if len(arms) > MAX_NAMED:
+            arms = [arm for arm in arms if any(row.arms.get(arm) for row in rows)]
+        # Colours begin anew with another marker, so that each arm has a sign of its own.
+        signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
+        labels = wrapped_labels(arms, 30)
+        with style():
+            figure = new_figure(width, 3.2 * down + 0.2 * len(arms) / across)
+            panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+            for axes, row in zip(panels, rows, strict=False):
+                at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in row.arms}
+                front = sorted(at[arm] for arm, on in row.arms.items() if on)
+                axes.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, zorder=1)
+                for arm, on in row.arms.items():
+                    marker, colour = signs.get(arm, ("o", GREY))
+                    fill = colour if on else PAPER
+                    axes.plot(*at[arm], marker, color=colour, markerfacecolor=fill, label=labels.get(arm))
+                (lowest, _), (highest, _) = min(at.values()), max(at.values())
+                if highest > 10 * lowest:
+                    axes.set_xscale("log")
+                plain_ticks(axes)
+                axes.set_xlabel(COSTS[row.cost])
+                axes.grid()
+            for axes in panels[len(rows) :]:
+                axes.remove()
+            for axes in panels[::across]:
+                axes.set_ylabel(scale.title)
+            legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
+            named = {text: sign for legend in legends for sign, text in legend}
+            figure.legend(named.values(), named, loc="outside lower center", ncols=across)
+            caption = (
+                "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: "
+                "arms that no other one beats in both."
+            )
+            return Drawing(figure, caption + " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows))
 
 
 def costs_of(findings: Findings) -> dict[str, dict[str, float]]:
@@ -93,44 +133,3 @@ def costs_of(findings: Findings) -> dict[str, dict[str, float]]:
         if row["arm"] in rows:
             costs[row["arm"]] |= {name: float(getattr(rows[row["arm"]], name)) for name in cost.COSTS}
     return costs
-
-
-def _figure(rows: Sequence[Front], findings: Findings, width: float) -> Drawing:
-    costs, scale = costs_of(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)
-    means = {row["arm"]: row["mean"] for row in findings.arms}
-    across = min(len(rows), PANELS_PER_ROW if width >= WIDE else 1)
-    down = math.ceil(len(rows) / across)
-    arms = list(dict.fromkeys(arm for row in rows for arm in row.arms))
-    if len(arms) > MAX_NAMED:
-        arms = [arm for arm in arms if any(row.arms.get(arm) for row in rows)]
-    # Colours begin anew with another marker, so that each arm has a sign of its own.
-    signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
-    labels = wrapped_labels(arms, 30)
-    with style():
-        figure = new_figure(width, 3.2 * down + 0.2 * len(arms) / across)
-        panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-        for axes, row in zip(panels, rows, strict=False):
-            at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in row.arms}
-            front = sorted(at[arm] for arm, on in row.arms.items() if on)
-            axes.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, zorder=1)
-            for arm, on in row.arms.items():
-                marker, colour = signs.get(arm, ("o", GREY))
-                fill = colour if on else PAPER
-                axes.plot(*at[arm], marker, color=colour, markerfacecolor=fill, label=labels.get(arm))
-            (lowest, _), (highest, _) = min(at.values()), max(at.values())
-            if highest > 10 * lowest:
-                axes.set_xscale("log")
-            plain_ticks(axes)
-            axes.set_xlabel(COSTS[row.cost])
-            axes.grid()
-        for axes in panels[len(rows) :]:
-            axes.remove()
-        for axes in panels[::across]:
-            axes.set_ylabel(scale.title)
-        named = {text: sign for axes in panels for sign, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(named.values(), named, loc="outside lower center", ncols=across)
-        caption = (
-            "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: arms "
-            "that no other one beats in both."
-        )
-        return Drawing(figure, caption + " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows))

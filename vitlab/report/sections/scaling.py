@@ -18,7 +18,7 @@ from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec.design import text
-from vitlab.statistics import Estimate, Law
+from vitlab.statistics import Estimate
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
@@ -49,23 +49,6 @@ class Scaling:
     exponent_high: float | None
     steepens: bool = False  #: whether the error falls the faster, the larger the size
 
-    @classmethod
-    def of(cls, size: str, series: str, arms: Sequence[Arm], seeds: int, law: Law) -> Scaling:
-        """Return the row of a law."""
-        names, (_, low, high) = tuple(arm.name for arm in arms), _ends(law.slope)
-        return cls(
-            size,
-            series,
-            names,
-            seeds,
-            law.slope.value,
-            low,
-            high,
-            *_ends(law.offset),
-            *_ends(law.exponent),
-            law.steepens,
-        )
-
     @property
     def levels_off(self) -> bool:
         """True if the sizes show an offset."""
@@ -90,7 +73,9 @@ class ScalingLaws(Section[Scaling]):
             overlap = findings.results.overlap_of(arm.name for arm in arms)
             if law := statistics.fit_law(points, findings.plan.analysis.alpha, overlap):
                 seeds = len(set.intersection(*(set(by_seed) for by_seed in points.values())))
-                rows.append(Scaling.of(str(findings.plan.analysis.power_law), label, arms, seeds, law))
+                size, names = str(findings.plan.analysis.power_law), tuple(arm.name for arm in arms)
+                ends = *_ends(law.slope)[1:], *_ends(law.offset), *_ends(law.exponent)
+                rows.append(Scaling(size, label, names, seeds, law.slope.value, *ends, law.steepens))
         return rows
 
     def notes(self, rows: Sequence[Scaling], findings: Findings) -> list[str]:
@@ -156,7 +141,42 @@ class ScalingLaws(Section[Scaling]):
 
     def figure(self, rows: Sequence[Scaling], findings: Findings, width: float) -> Drawing | None:
         """Draw the errors of single seeds over size, with the law of each series."""
-        return _figure(rows, findings, width) if rows else None
+        if not rows:
+            return None
+        plan, scale = findings.plan, Scale.of(findings.plan.analysis.metric, findings.plan.units)
+        with style():
+            figure = new_figure(min(width, 0.75 * WIDE), 3.4)
+            axes = figure.subplots()
+            for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
+                points = _points(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
+                law = statistics.fit_law(points, plan.analysis.alpha, findings.results.overlap_of(row.arms))
+                assert law is not None
+                for size, by_seed in points.items():
+                    errors = scale.factor * np.array(list(by_seed.values()))
+                    axes.plot(
+                        np.full(len(errors), size), errors, "o", markersize=3, color=colour, markerfacecolor="none"
+                    )
+                    axes.plot(size, math.exp(np.log(errors).mean()), "o", markersize=5.5, color=colour)
+                label = f"{wrapped_line(row.series, 30)}\n" if row.series else ""
+                label += f"exponent {_number(row.exponent)}" if row.levels_off else f"slope {_number(row.slope)}"
+                y, low, high = (scale.factor * np.array(part) for part in (law.curve.y, law.curve.low, law.curve.high))
+                axes.plot(law.curve.x, y, color=colour, linewidth=1.4, label=label)
+                axes.fill_between(law.curve.x, low, high, color=colour, alpha=0.14, linewidth=0)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            plain_ticks(axes)
+            axes.set_xlabel(SIZES[rows[0].size])
+            less = "" if plan.analysis.goal == "min" else (f"100 % {MINUS} " if scale.is_share else f"1 {MINUS} ")
+            axes.set_ylabel(less + scale.title)
+            axes.grid()
+            axes.legend()
+            error = f"1 {MINUS} {plan.analysis.metric}" if less else plan.analysis.metric
+            level = percent(1 - plan.analysis.alpha)
+            caption = (
+                f"{error} over size, both on logarithmic axes: each seed (small), the geometric mean of each size, and "
+                f"the fitted law with its {level} band, which holds at each size by itself."
+            )
+            return Drawing(figure, caption)
 
 
 def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
@@ -178,11 +198,6 @@ def _interval(low: float | None, high: float | None) -> str:
     return f"at least {_number(low)}" if high is None else f"[{_number(low)}, {_number(high)}]"
 
 
-def _error(plan: Plan, value: float) -> float:
-    """Return a value as an error: a loss unchanged, an accuracy as one minus it."""
-    return value if plan.analysis.goal == "min" else 1 - value
-
-
 def _size_of(results: StudyResults, arm: str) -> float | None:
     """Return the size of an arm that the study names; None if no trial has it."""
     sizes = results.frame.loc[results.frame["arm"] == arm, str(results.plan.analysis.power_law)].dropna()
@@ -197,7 +212,8 @@ def _points(results: StudyResults, arms: Sequence[Arm]) -> dict[float, dict[int,
         if size is not None:
             by_seed = logs.setdefault(size, {})
             for seed, value in results.values.get(arm.name, {}).items():
-                by_seed.setdefault(seed, []).append(_error(results.plan, value))
+                error = value if results.plan.analysis.goal == "min" else 1 - value
+                by_seed.setdefault(seed, []).append(error)
     return {
         size: {seed: math.prod(errors) ** (1 / len(errors)) for seed, errors in by_seed.items() if min(errors) >= 0}
         for size, by_seed in logs.items()
@@ -249,37 +265,3 @@ def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float]) -
         if len(differing) == 1 and sized[first.name] == sized[second.name]:
             selected.add(differing[0])
     return [path for path in plan.paths if path in selected]
-
-
-def _figure(rows: Sequence[Scaling], findings: Findings, width: float) -> Drawing:
-    plan, scale = findings.plan, Scale.of(findings.plan.analysis.metric, findings.plan.units)
-    with style():
-        figure = new_figure(min(width, 0.75 * WIDE), 3.4)
-        axes = figure.subplots()
-        for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
-            points = _points(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
-            law = statistics.fit_law(points, plan.analysis.alpha, findings.results.overlap_of(row.arms))
-            assert law is not None
-            for size, by_seed in points.items():
-                errors = scale.factor * np.array(list(by_seed.values()))
-                axes.plot(np.full(len(errors), size), errors, "o", markersize=3, color=colour, markerfacecolor="none")
-                axes.plot(size, math.exp(np.log(errors).mean()), "o", markersize=5.5, color=colour)
-            label = f"{wrapped_line(row.series, 30)}\n" if row.series else ""
-            label += f"exponent {_number(row.exponent)}" if row.levels_off else f"slope {_number(row.slope)}"
-            y, low, high = (scale.factor * np.array(part) for part in (law.curve.y, law.curve.low, law.curve.high))
-            axes.plot(law.curve.x, y, color=colour, linewidth=1.4, label=label)
-            axes.fill_between(law.curve.x, low, high, color=colour, alpha=0.14, linewidth=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        plain_ticks(axes)
-        axes.set_xlabel(SIZES[rows[0].size])
-        less = "" if plan.analysis.goal == "min" else (f"100 % {MINUS} " if scale.is_share else f"1 {MINUS} ")
-        axes.set_ylabel(less + scale.title)
-        axes.grid()
-        axes.legend()
-        error = f"1 {MINUS} {plan.analysis.metric}" if less else plan.analysis.metric
-        level = percent(1 - plan.analysis.alpha)
-        caption = (
-            f"{error} over size, both on logarithmic axes: each seed (small), the geometric mean of each size, and "
-        )
-        return Drawing(figure, f"{caption}the fitted law with its {level} band, which holds at each size by itself.")
