@@ -76,11 +76,8 @@ def goal_of(metric: str) -> Goal | None:
         if goals := [QUALIFIERS[word] for word in name_words if word in QUALIFIERS]:
             return goals[-1]
     group, _, name = metric.partition("/")
-    return _registered_goal(name) if group in GROUPS else None
-
-
-def _registered_goal(name: str) -> Goal | None:
-    """Return the goal of a metric of vitlab or of a plugin."""
+    if group not in GROUPS:
+        return None
     from vitlab.registry import slot  # imports torch
 
     own = own_metric(name, slot("metric").names())

@@ -57,7 +57,7 @@ def read_experiment(uri: str, columns: Columns) -> Table:
         UserError: if the store cannot be read, the URI names none of its experiments, or no run has a column.
     """
     address, _, place = uri.partition("#")
-    label = _label(address)
+    label = public(address).replace(f"{MASK}@", "").removesuffix("/")  # without user and password
     selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0] if _PAGE.fullmatch(place) else ""
     with _open(address, label) as client:
         entry = _select(client, place, label)
@@ -68,11 +68,6 @@ def read_experiment(uri: str, columns: Columns) -> Table:
 
 
 # -- stores -----------------------------------------------------------------------------------------------------------
-
-
-def _label(address: str) -> str:
-    """Return an address without user and password."""
-    return public(address).replace(f"{MASK}@", "").removesuffix("/")
 
 
 @contextmanager

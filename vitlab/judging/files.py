@@ -191,7 +191,12 @@ def _json(path: Path, notes: list[str]) -> pd.DataFrame:
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise
-        value = [_json_line(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        value = []
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                value += [json.loads(line)] if line.strip() else []
+            except ValueError as wrong:
+                raise ValueError(f"line {number}: {wrong}") from None
     if isinstance(value, dict) and all(isinstance(cells, dict | list) for cells in value.values()):
         try:
             return _with_index(pd.DataFrame(value))
@@ -202,13 +207,6 @@ def _json(path: Path, notes: list[str]) -> pd.DataFrame:
         raise ValueError(f"a table is {RECORDS}")
     frame = pd.json_normalize(rows)
     return _with_names(frame, frame)
-
-
-def _json_line(number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"line {number}: {error}") from None
 
 
 def _parquet(path: Path, _: list[str]) -> pd.DataFrame:

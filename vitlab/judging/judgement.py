@@ -204,8 +204,7 @@ def judge(
     notes = (
         *remarks.notes,
         *content.report.notes,
-        *_lost_seeds(trainings),
-        *_single_values(trainings, metric),
+        *_notes(trainings, metric),
         UNREGISTERED,
     )
     return Judgement(replace(content, report=replace(content.report, notes=notes)))
@@ -280,22 +279,16 @@ def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> p
     )
 
 
-def _lost_seeds(trainings: Trainings) -> list[str]:
-    """Return a note that names the trainings without a value."""
+def _notes(trainings: Trainings, metric: str) -> list[str]:
+    """Return notes about trainings without a value, arms with one value, and values that are the best of several."""
+    counts, lines = trainings.frame["arm"].value_counts(sort=False), []
     lost = trainings.frame[trainings.frame["status"] != Ending.DONE]
-    if lost.empty:
-        return []
     labels = [
         f"{arm}, {f'seed {name}' if trainings.is_paired else trainings.table.place(row)}"
         for row, arm, name in lost[["arm", "name"]].itertuples()
     ]
-    return [f"Warning: {count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}."]
-
-
-def _single_values(trainings: Trainings, metric: str) -> list[str]:
-    """Return notes about arms with one value, and about values that are the best of several."""
-    counts = trainings.frame["arm"].value_counts(sort=False)
-    lines = []
+    if labels:
+        lines.append(f"Warning: {count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}.")
     if single := [*counts[counts == 1].index]:
         arms = shortlist(single)
         lines.append(f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged.")
