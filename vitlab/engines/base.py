@@ -51,21 +51,13 @@ class Engine(ABC):
         return None
 
     def train_step(self) -> None:
-        """Take one optimizer step of every training.  Nothing is read back from the device.
-
-        Raises:
-            EngineFailed: If the first computation fails and there is a fallback.
-        """
+        """Take one optimizer step of every training; raise EngineFailed if the first one fails."""
         with self._falling_back():
             self.compute_step()
         self._completed = True
 
     def evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
-        """Return for each training its evaluations, possibly computed only when they are iterated over.
-
-        Raises:
-            EngineFailed: See :meth:`train_step`.
-        """
+        """Return for each training its evaluations, possibly computed only when they are iterated over."""
         with self._falling_back():
             evaluations = self.compute_evaluations(splits)
         self._completed = True
@@ -73,7 +65,7 @@ class Engine(ABC):
 
     @abstractmethod
     def compute_step(self) -> None:
-        """Take one optimizer step of every training."""
+        """Take one optimizer step of every training.  Nothing is read back from the device."""
 
     @abstractmethod
     def compute_evaluations(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:

@@ -133,11 +133,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
 
 @contextmanager
 def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterator[Training]:
-    """Yield the training of a trial before its first step, under the trial's torch settings, for inspection.
-
-    Raises:
-        Busy: If another process holds the trial.
-    """
+    """Yield the training of a trial before its first step, under the trial's torch settings, for inspection."""
     _load_plugins(settings)
     require_planned_code([trial])
     device = device_of(settings.device)
@@ -146,11 +142,7 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``mps``.
-
-    Raises:
-        UserError: If it does not exist on this machine.
-    """
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``mps``; raise UserError if it does not exist here."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("run.device is cuda, and torch finds no CUDA device; set run.device: cpu")
     if name == "mps" and not torch.backends.mps.is_available():
@@ -197,10 +189,7 @@ def _load_plugins(settings: Settings) -> None:
 
 
 def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
-    """Train attempts by an engine: together, or one after another if it trains one trial at a time.
-
-    Those at which an engine fails in its first step are trained by its fallback.
-    """
+    """Train attempts by an engine, or by its fallback if it fails in the first step."""
     rounds: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
     for some, name, note in rounds:  # grows by fallbacks
         started = _begin(some, name, note)

@@ -80,7 +80,7 @@ class Training:
     Args:
         model: Initialised model on the device of ``feed``; it is trained in place.
         feed: The batches.
-        spec: Length, optimizer and number of evaluations.  The last evaluation follows the last step and includes test.
+        spec: Length, optimizer and number of evaluations.
         seeds: Seeds of the streams ``dropout``, ``drop_path`` and ``mixup``.
         task: The task of the labels.
         distillation: The teacher of the objective, if any.
@@ -279,12 +279,10 @@ class Training:
         return self.parts.peers.any_rank(lambda: without_gain >= rule.patience)()
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
-        """Close the interval since the last measurement and return its metrics.
-
-        A second measurement of a step adds further splits to the first one.
+        """Close the interval since the last measurement and return its metrics; a second one of a step adds splits.
 
         Args:
-            evaluations: The evaluations of this step.  It is consumed after the training time of the interval is taken.
+            evaluations: The evaluations of this step, computed after the training time of the interval is taken.
 
         Raises:
             Diverged: If a training or evaluation loss is not finite.
@@ -294,7 +292,10 @@ class Training:
         # Nothing was trained before the first measurement of a training of 0 steps.
         if self.losses:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
-            self._check(losses["loss"])
+            if len(infinite := (~losses["loss"].isfinite()).nonzero()):
+                step = self.step - len(losses["loss"]) + int(infinite[0]) + 1
+                rate = f"learning rate {self.rate(step - 1):g}"
+                raise Diverged(f"the loss is not finite at step {step} of {self.steps} ({rate})")
             metrics = {f"train/{name}": mean(values) for name, values in losses.items()}
             metrics["train/lr"] = self.rate(self.step - 1)
             self.losses.clear()
@@ -329,11 +330,8 @@ class Training:
         return self.average.applied() if self.average is not None else nullcontext()
 
     def save(self) -> None:
-        """Write a checkpoint, unless a loss since the last measurement is not finite.
-
-        Divergence is reported by the next measurement alone, so that the step at which a training ends does not depend
-        on when it was saved.
-        """
+        """Write a checkpoint, unless a loss is not finite, which the next measurement reports."""
+        # By the measurement alone, so that the step at which a training ends does not depend on when it was saved.
         if self.losses and not torch.stack(self.losses["loss"]).isfinite().all():
             return
         began = time.perf_counter()
@@ -379,11 +377,3 @@ class Training:
         """Return the outcome of a diverged training, which has no metrics and no weights."""
         self.failure = str(why)
         return Outcome({}, tuple(self.history), "", self.step, self.images)
-
-    def _check(self, losses: Tensor) -> None:
-        infinite = (~losses.isfinite()).nonzero()
-        if len(infinite):
-            step = self.step - len(losses) + int(infinite[0]) + 1
-            raise Diverged(
-                f"the loss is not finite at step {step} of {self.steps} (learning rate {self.rate(step - 1):g})"
-            )
