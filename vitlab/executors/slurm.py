@@ -381,7 +381,7 @@ class SlurmBatch:
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
         local.runner = self.runner  # type: ignore[misc]
-        finished = {name for name, _, _ in self._recorded()}
+        finished = {json.loads(line)[0] for line in read_lines(self.folder / "ends.jsonl")[0]}
         waiting = [job for job in self.jobs if str(job.folder) not in finished]
         running = 0
         while waiting or running:
@@ -407,9 +407,6 @@ class SlurmBatch:
     def _say(self, ends: Sequence[JobEnd]) -> None:
         for end in ends if os.environ.get(NODE, "0") == "0" else ():
             append_json(self.folder / "ends.jsonl", [str(end.job.folder), end.ending, end.detail])
-
-    def _recorded(self) -> list[list[str]]:
-        return [json.loads(line) for line in read_lines(self.folder / "ends.jsonl")[0]]
 
 
 def _name(folder: Path) -> str:

@@ -68,15 +68,12 @@ class Attempt:
         self.device = device
         self.peers = peers if peers is not None else SingleProcess()
         self.outcome: TrialResult | Exception | None = None  #: its result, or the error that ended it
-        self.began, self._since = (
-            time.time(),
-            time.monotonic(),
-        )  # wall-clock time may be adjusted; monotonic time may not
+        self._since = time.monotonic()  # wall-clock time may be adjusted
         events, _ = folder.events()
         starts = [event for event in events if event.kind == "start"]
         numbers = [number for event in starts if isinstance(number := event.body.get("attempt"), int)]
         self.number = max(numbers, default=0) + 1  # an attempt that falls back to the loop starts twice
-        self.first_began = starts[0].t / 1000 if starts else self.began
+        self.first_began = starts[0].t / 1000 if starts else time.time()
         self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.weights: Sequence[str] = ()  #: notes on the weights that the trial starts from
         self.size = 0, 0  #: parameters and multiply-accumulates

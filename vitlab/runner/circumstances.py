@@ -147,13 +147,8 @@ def matrix_rate(device: torch.device, precision: str) -> float:
     It is measured once per process.  The memory used is freed.  The rate is NaN if it cannot be measured, which must
     not prevent training.
     """
-    return _measure(device, precision, _threads())
-
-
-def _threads() -> int:
-    """Return the number of threads that run in parallel: at most the cores of this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(torch.get_num_threads(), cores)
+    return _measure(device, precision, min(torch.get_num_threads(), cores))  # no more threads run in parallel
 
 
 @cache
