@@ -1,5 +1,7 @@
 """The MedMNIST family: eleven sets of small medical images, each published as one ``.npz`` file.
 
+Two more sets of this form, ``textures`` and ``photographs``, are made by the program ``tiles.py``.
+
 N images, C channels, H rows, W columns.
 """
 
@@ -22,12 +24,15 @@ PUBLISHED = "https://zenodo.org/records/6496656"
 
 
 class Facts(NamedTuple):
-    """Published facts of a set."""
+    """Facts of a set."""
 
-    md5: str  #: checksum of the file of version 2; the file of another version has another identity
+    md5: str  #: checksum of the published file of version 2, or of the made file; another file has another identity
     channels: int
     labels: tuple[str, ...]
+    source: str = f"is published at {PUBLISHED}"
 
+
+MADE = "is made by plugins/vitlab-medmnist/tiles.py"
 
 ORGANS = (
     *("bladder", "femur, left", "femur, right", "heart", "kidney, left", "kidney, right"),
@@ -79,8 +84,13 @@ SETS: Mapping[str, Facts] = {
     "organamnist": Facts("866b832ed4eeba67bfb9edee1d5544e6", 1, ORGANS),
     "organcmnist": Facts("0afa5834fb105f7705a7d93372119a21", 1, ORGANS),
     "organsmnist": Facts("e5c39f1af030238290b9557d9503af9d", 1, ORGANS),
+    "textures": Facts("bb8702485e1ed39fa071b1af8a96d2d3", 1, ("brick", "grass", "gravel"), MADE),
+    "photographs": Facts(
+        "b4beb9405c8e5d8c001804903ef44386", 3, ("astronaut", "chelsea", "coffee", "ihc", "motorcycle_left"), MADE
+    ),
 }
-"""The sets whose images have one label each; the facts are those of ``info.py`` in ``medmnist`` 2.1."""
+"""The sets whose images have one label each.  Published facts are those of ``info.py`` in ``medmnist`` 2.1; labels of
+tiles are the pictures from which they are cut."""
 
 Name = Literal[
     "pathmnist",
@@ -94,11 +104,13 @@ Name = Literal[
     "organamnist",
     "organcmnist",
     "organsmnist",
+    "textures",
+    "photographs",
 ]
 
 
 class MedMNIST(Dataset):
-    """Small medical images of one of eleven kinds, 28x28, grey or colour, with the authors' training and test split.
+    """Small medical images of one of eleven kinds, or tiles of pictures, 28x28, with their training and test split.
 
     The training split has the authors' training images, then their validation images.  The latter are held out for
     validation, unless the study sets ``validation`` to a share, which is then drawn from both.
@@ -127,7 +139,7 @@ class MedMNIST(Dataset):
         searched = ", ".join(map(str, files.roots(self.root)))
         return (
             f"{self.name} is not here: looked in {searched} (there directly, or in medmnist) for {self.name}.npz, "
-            f"which is published at {PUBLISHED}; give the folder that has it as 'root'."
+            f"which {self.facts.source}; give the folder that has it as 'root'."
         )
 
     def info(self) -> DataInfo:
@@ -182,7 +194,7 @@ class MedMNIST(Dataset):
             with open(path, "rb") as file:  # np.load would leave it open if it is no archive
                 arrays = np.load(file, allow_pickle=False)
                 if not isinstance(arrays, np.lib.npyio.NpzFile) or key not in arrays:
-                    raise DataError(f"{path} has no array '{key}'; is it {self.name}.npz as published at {PUBLISHED}?")
+                    raise DataError(f"{path} has no array '{key}'; is it the file that {self.facts.source}?")
                 with arrays:
                     array: np.ndarray = arrays[key]
                     return array

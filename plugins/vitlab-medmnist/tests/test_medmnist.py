@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import runpy
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ pytest.importorskip("vitlab_medmnist", reason="pip install -e plugins/vitlab-med
 import numpy as np
 import torch
 import vitlab_medmnist
+from PIL import Image
 from vitlab_medmnist import SETS
 
 from vitlab import lab
@@ -91,6 +93,23 @@ def test_file_is_found_in_usual_folders(tmp_path: Path, monkeypatch: pytest.Monk
     assert built(None).missing() is None
     monkeypatch.setenv("VITLAB_DATA", str(write(tmp_path / "named", "breastmnist")))
     assert built(None, "breastmnist").missing() is None and built(None, "octmnist").missing()
+
+
+def test_tiles_of_different_splits_do_not_overlap(tmp_path: Path) -> None:
+    """The two colours of a pixel are its row and column, which say where a tile was."""
+    row_H, column_W = np.arange(200, dtype=np.uint8), np.arange(240, dtype=np.uint8)
+    picture = np.stack([*np.meshgrid(row_H, column_W, indexing="ij"), np.zeros((200, 240), np.uint8)], axis=-1)
+    for name in ("left", "right"):
+        Image.fromarray(picture).save(tmp_path / f"{name}.png")
+    made = runpy.run_path(str(STUDY.parent / "tiles.py"))["arrays"](("left", "right"), tmp_path)
+    for label in (0, 1):
+        covered = {}
+        for part in COUNTS:
+            own = made[f"{part}_images"][made[f"{part}_labels"][:, 0] == label]
+            assert own.shape[1:] == (28, 28, 3)
+            covered[part] = {(row, column) for tile in own for row, column in tile[..., :2].reshape(-1, 2).tolist()}
+        assert len(covered["train"]) == 8 * 56**2 and len(covered["val"]) == len(covered["test"]) == 2 * 56**2
+        assert len(set.union(*covered.values())) == 12 * 56**2
 
 
 # -- splits -----------------------------------------------------------------------------------------------------------
