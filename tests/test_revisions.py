@@ -331,7 +331,8 @@ def test_ab_trains_and_compares_by_both_commits(repository: Path, monkeypatch: p
     monkeypatch.setattr(Revision, "run", run_in_fork)
     monkeypatch.setattr("vitlab.regression.gate.measure_costs", measured)
     words = ("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py")
-    done = vitlab(*words, "--json", "--junit", "ab.xml")
+    with_costs = (*words, "--set", "check={cost: {memory: 1.1}}")
+    done = vitlab(*with_costs, "--json", "--junit", "ab.xml")
     result = json.loads(done.stdout)
     assert {(item["arm"], item["check"]) for item in result["findings"]} == {
         ("baseline", "val/accuracy"), ("baseline", "time"), ("position=none", "val/accuracy")
@@ -344,8 +345,9 @@ def test_ab_trains_and_compares_by_both_commits(repository: Path, monkeypatch: p
     store = Store(Path("vitlab-runs"))
     trained = {*Path("vitlab-runs").glob("trials/*/*/result.json")}
     assert len(trained) == 12, "three seeds of two arms, by two commits"
-    page = vitlab(*words, "--format", "md").stdout
+    page = vitlab(*with_costs, "--format", "md").stdout
     assert "baseline: time 1.100 times as before" in page
+    assert "times as before" not in vitlab(*words, "--format", "md").stdout, "costs are measured where they are limited"
     assert "exploratory" not in page
     assert {*Path("vitlab-runs").glob("trials/*/*/result.json")} == trained, "trained twice"
     assert store.study("own-" + git("rev-parse", "HEAD").strip()[:7]).is_dir()

@@ -107,7 +107,7 @@ def compare_revisions(
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
             what = {"file": request.file, "changes": request.changes, "out": request.out}
-            costs = gate.costs(study, old, new, reached, what)
+            costs = [] if gate.settings(study).cost is None else gate.costs(study, old, new, reached, what)
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
         content.report,
