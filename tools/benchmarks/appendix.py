@@ -23,7 +23,19 @@ import numpy as np
 import splits
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from sources import METRICS, SYNTHETIC, Source, collapses, patterns, pool, real, two_valued
+from sources import (
+    METRICS,
+    STABLE,
+    SYNTHETIC,
+    Source,
+    centred,
+    collapses,
+    patterns,
+    pool,
+    real,
+    resampled,
+    two_valued,
+)
 from tables import ALPHA, markdown, percent, standard_error
 
 from vitlab import statistics
@@ -44,6 +56,7 @@ BLOCK = 2_000  #: studies that are drawn at once
 TUNED_AGAIN = 5  #: new studies of tuned arms, in those of a row
 LOOKS = (((5, 10), 1), ((5, 10), 10), (tuple(range(3, 13)), 1), (tuple(range(3, 13)), 5))
 LOOKS += (((3, 5, 8, 12), 6), (tuple(range(3, 31, 3)), 10))
+REAL = 0.0  #: in place of a spread of seeds: values of real trainings
 """Seeds at each look, and comparisons."""
 TWO_NEAR, ONE_NEAR = (-10.0, -10.0, -1.5, 0.0), (-10.0, 0.0, -1.0, -10.0, -10.0, -10.0)
 TUNED = ((TWO_NEAR, 2, (15,)), (ONE_NEAR, 1, (15,)), ((*TWO_NEAR, -10.0), 2, (5,)), ((-1.0, 0.0, -1.0), 2, (10,)))
@@ -372,25 +385,28 @@ def of_blocks(studies: int, seed: int) -> tuple[str, bool]:
     """Return false alarms, intervals and predictions over blocks whose differences and spreads vary."""
     rows, valid = [], True
     for blocks, n, m in ((3, 3, 1), (3, 3, 4), (5, 3, 1), (5, 3, 4), (5, 8, 4), (10, 3, 4)):
-        for between, apart in itertools.product((0.0, 0.5, 2.0), (1.0, 10.0)):
+        for between, apart in itertools.product((0.0, 0.5, 2.0), (1.0, 10.0, REAL)):
+            if apart == REAL and blocks >= len(STABLE):
+                continue  # every block, and the new one, is another setting
             draws = np.random.default_rng([seed, 23, blocks, n, m, int(10 * between), int(apart)])
-            outcome, effects = over_blocks(draws, (studies, m, blocks, n), between, apart)
+            outcome, effects, noise = over_blocks(draws, (studies, m, blocks, n), between, apart)
             contrasts = outcome.contrasts
             alarms = (outcome.verdict >= VERDICTS.index(Verdict.BETTER)).any(axis=1).mean()
             holds = ((contrasts.low <= 0) & (contrasts.high >= 0)).all(axis=1)[np.isfinite(contrasts.low).all(axis=1)]
-            noise = draws.standard_normal(studies) * apart ** draws.random(studies) * math.sqrt(2 / n)
             new = effects[:, 0, blocks]
             measured = [(outcome.new_low[:, 0] <= one) & (one <= outcome.new_high[:, 0]) for one in (new + noise, new)]
             shares = [alarms, holds.mean(), *(one.mean() for one in measured)]
-            spread = "equal" if apart == 1 else f"1 to {apart:g}"
+            spread = {1.0: "equal", REAL: "real"}.get(apart, f"1 to {apart:g}")
             rows.append([str(blocks), str(n), str(m), f"{between:g}", spread, *map(percent, shares)])
             valid &= alarms <= ALPHA + 3 * standard_error(studies)
             print(" | ".join(rows[-1]), flush=True)
     text = (
         f"Studies over blocks in which no arm differs on average, in percent ({studies:,} studies a row, standard error of "
-        f"5 %: {100 * standard_error(studies):.1f}; Gaussian seeds). *Between* is the standard deviation of the true "
-        "differences between blocks, in standard deviations of a seed; seeds of the blocks scatter equally, or by 1 to 10 "
-        "times as much (uniform on a logarithmic scale). *Intervals* are studies in which all of them hold, *new block* those "
+        f"5 %: {100 * standard_error(studies):.1f}). *Between* is the standard deviation of the true "
+        "differences between blocks, in standard deviations of a seed. Seeds are Gaussian, and scatter equally in all blocks or "
+        "by 1 to 10 times as much (uniform on a logarithmic scale); or they are *real*: final validation accuracies of the "
+        "[real trainings](#the-real-trainings), each block of another setting, baseline and arms being the same code. "
+        "*Intervals* are studies in which all of them hold, *new block* those "
         "in which the measured difference in a new block lies in its prediction interval, and *its truth* those in which the "
         "true one does.\n\n"
     )
@@ -400,25 +416,35 @@ def of_blocks(studies: int, seed: int) -> tuple[str, bool]:
 
 def over_blocks(
     draws: np.random.Generator, shape: tuple[int, int, int, int], between: float, apart: float
-) -> tuple[OverBlocks, Floats]:
-    """Return studies judged over blocks, and the true differences in the blocks and in a new one (S, C, B + 1).
+) -> tuple[OverBlocks, Floats, Floats]:
+    """Return studies judged over blocks, the true differences in the blocks and in a new one (S, C, B + 1), and the error
+    with which the first of the latter is measured (S,).
 
     Args:
         draws: the random numbers.
         shape: studies, comparisons, blocks and seeds.
         between: standard deviation of the true differences between blocks.
-        apart: largest standard deviation of the seeds of a block; the smallest is 1.
+        apart: largest standard deviation of the seeds of a block; the smallest is 1.  Or ``REAL``, for real trainings.
     """
     studies, m, blocks, n = shape
     effects = between * draws.standard_normal((studies, m, blocks + 1))
-    values = draws.standard_normal((studies, blocks, m + 1, n)) * apart ** draws.random((studies, blocks, 1, 1))
+    if apart == REAL:
+        settings = [centred(METRICS[0], [name])[0] for name in STABLE]
+        drawn = np.stack([resampled(setting, draws, (studies, m + 1, n)) for setting in settings], axis=1)
+        order = draws.permuted(np.tile(np.arange(len(STABLE)), (studies, 1)), axis=1)[:, : blocks + 1]
+        drawn = drawn[np.arange(studies)[:, None], order] / np.mean([np.std(setting) for setting in settings])
+        values, (baseline, arm) = drawn[:, :blocks], np.moveaxis(drawn[:, blocks, :2].mean(axis=-1), 1, 0)
+        noise = arm - baseline
+    else:
+        values = draws.standard_normal((studies, blocks, m + 1, n)) * apart ** draws.random((studies, blocks, 1, 1))
+        noise = draws.standard_normal(studies) * apart ** draws.random(studies) * math.sqrt(2 / n)
     values[:, :, 1:] += np.moveaxis(effects[:, :, :blocks], 1, 2)[..., None]
     single = replace(Design.with_one_baseline(m), family=np.full(m, m * blocks))
     contrasts = judge(values.reshape(-1, m + 1, n), single).contrasts
     difference, se = (
         np.moveaxis(one.reshape(studies, blocks, m), 1, 2) for one in (contrasts.difference, contrasts.se)
     )
-    return judge_blocks(difference, se, Design.with_one_baseline(m)), effects
+    return judge_blocks(difference, se, Design.with_one_baseline(m)), effects, noise
 
 
 def of_pool(studies: int, seed: int) -> tuple[str, bool]:
