@@ -16,24 +16,19 @@ from torch.nn import functional as F
 
 from vitlab import noise
 from vitlab.data.augment import Augment, Boxes, Probability, Side, Stationary, augment, pixels
+from vitlab.data.datasets.base import ordered
 from vitlab.data.pixels import VOID, mirrored, nearest
 
 ATTEMPTS = 10
 """Rectangles drawn before the fallback, as in torchvision."""
 
 
-def _ordered(value: tuple[float, float]) -> tuple[float, float]:
-    if value[0] > value[1]:
-        raise ValueError(f"write the smaller number first; found {list(value)}")
-    return value
-
-
 Area = Annotated[
-    tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]], AfterValidator(_ordered)
+    tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]], AfterValidator(ordered)
 ]
 """Smallest and largest share of the image."""
 
-Ratio = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]], AfterValidator(_ordered)]
+Ratio = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]], AfterValidator(ordered)]
 """Smallest and largest ratio of width to height."""
 
 

@@ -116,6 +116,13 @@ def _distinct(value: Sequence[Any]) -> Sequence[Any]:
     return value
 
 
+def ordered(value: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return a range whose smaller number stands first."""
+    if value[0] > value[1]:
+        raise ValueError(f"write the smaller number first; found {list(value)}")
+    return value
+
+
 def _in_order(allowed: Sequence[Any]) -> AfterValidator:
     """Return a validator that sorts a list in the order of ``allowed``, so that equal lists have equal keys."""
     return AfterValidator(lambda value: tuple(sorted(_distinct(value), key=allowed.index)))

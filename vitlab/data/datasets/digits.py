@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset
+from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset, ordered
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 
@@ -41,13 +41,7 @@ CHUNK = 2048
 """Scenes drawn per batch."""
 
 
-def _ordered(value: tuple[int, int]) -> tuple[int, int]:
-    if value[0] > value[1]:
-        raise ValueError(f"write the smaller number first; found {list(value)}")
-    return value
-
-
-Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], AfterValidator(_ordered)]
+Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], AfterValidator(ordered)]
 """Minimum and maximum, both included."""
 
 
