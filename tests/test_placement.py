@@ -8,21 +8,16 @@ from fractions import Fraction
 
 from vitlab.executors.machine import GpuRequest, Placement
 
-GIB = 1 << 30
 GPUS = ("GPU-a", "GPU-b", "7")
-MEMORY = {"GPU-a": 40 * GIB, "GPU-b": 80 * GIB}
 
 
 def test_two_hundred_requests_never_exceed_a_gpu() -> None:
     for seed in range(10):
         rng = random.Random(seed)
-        placement = Placement(GPUS, MEMORY)
+        placement = Placement(GPUS)
         there: dict[str, dict[int, GpuRequest]] = defaultdict(dict)
         new: dict[str, set[int]] = defaultdict(set)
-        waiting = [
-            (name, GpuRequest(rng.choice([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.75, 1.0]), rng.choice([0, 6, 20, 60]) * GIB))
-            for name in range(200)
-        ]
+        waiting = [(name, GpuRequest(rng.choice([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.75, 1.0]))) for name in range(200)]
         count = 0
         while waiting or any(there.values()):
             if waiting and rng.random() < 0.6:
@@ -35,8 +30,6 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
                     and sum(Fraction(r.share).limit_denominator(60) for r in there[candidate].values())
                     + Fraction(request.share).limit_denominator(60)
                     <= 1
-                    and sum(r.memory for r in there[candidate].values()) + request.memory
-                    <= MEMORY.get(candidate, 10**15)
                 ]
                 assert (gpu is None) == (not fits) and (gpu is None or gpu in fits)
                 if gpu is not None:
@@ -56,7 +49,6 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
                 new[gpu].discard(name)
             for gpu in GPUS:
                 assert float(placement.used_share(gpu)) <= 1.0
-                assert sum(r.memory for r in there[gpu].values()) <= MEMORY.get(gpu, 10**15)
                 assert len(new[gpu]) <= 1
         assert count == 200
 
@@ -82,13 +74,3 @@ def test_next_trial_waits_for_first_step_of_previous() -> None:
     assert placement.place("d", quarter) is None
     placement.leave("a")  # it died before its first step
     assert placement.place("d", quarter) == "0"
-
-
-def test_known_memory_is_counted() -> None:
-    placement = Placement(["GPU-a", "GPU-b"], MEMORY)
-    assert placement.capacity(GpuRequest(0.01, 20 * GIB)) == 2 + 4
-    assert not placement.capacity(GpuRequest(0.01, 100 * GIB))
-    assert placement.place("x", GpuRequest(0.01, 50 * GIB)) == "GPU-b"
-    placement.mark_started("x")
-    assert placement.place("y", GpuRequest(0.01, 50 * GIB)) is None
-    assert Placement(["MIG-1"], MEMORY).capacity(GpuRequest(0.5, 100 * GIB))  # the memory of a slice is unknown

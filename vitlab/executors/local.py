@@ -5,8 +5,8 @@ every trial is a fork of it: nothing of one trial (CUDA context, memory, random 
 and the death of one worker affects no other.  A worker killed by a signal or by the kernel's OOM killer is ``lost``;
 one whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the trial's folder.
 
-**Placement.**  A worker sees only its GPU.  A trial takes a whole GPU, or what ``run.resources`` requests: a share, an
-amount of memory, or several GPUs with one process on each; with more ``run.workers`` than GPUs, the GPUs are shared
+**Placement.**  A worker sees only its GPU.  A trial takes a whole GPU, or what ``run.resources`` requests: a share,
+or several GPUs with one process on each; with more ``run.workers`` than GPUs, the GPUs are shared
 evenly.  A GPU accepts the next trial after the previous one has done its first step
 (:mod:`vitlab.executors.machine`).  On the CPU, the number of slots is the number of usable cores (within a
 container's limit) divided by ``run.threads`` per process, or by ``run.resources.cpu``; if all workers fit, each is
@@ -71,14 +71,14 @@ class Local(PollingExecutor):
 
     It has no options of its own.  ``run.workers`` is the number of trials at a time: by default one per GPU, or on a
     CPU the usable cores, within a container's limit, divided by ``run.threads``.  ``run.threads`` is the number of
-    threads of each.  ``run.resources`` sets a trial's share of a GPU (``gpu: 0.5``), its memory (``gpu_mem: 6GiB``),
-    several GPUs (``gpu: 2``), or its cores (``cpu: 4``).  A trial's output goes to ``log.txt`` in its folder.
+    threads of each.  ``run.resources`` sets a trial's share of a GPU (``gpu: 0.5``), several GPUs
+    (``gpu: 2``), or its cores (``cpu: 4``).  A trial's output goes to ``log.txt`` in its folder.
 
     Args:
         run: where and how trials run.
 
     Raises:
-        UserError: if ``run.device`` is cuda and there is no GPU, or none with the requested memory.
+        UserError: if ``run.device`` is cuda and there is no GPU, or there are fewer than it requests.
     """
 
     def __init__(self, run: RunSpec) -> None:
@@ -92,7 +92,7 @@ class Local(PollingExecutor):
             )
         cores, budget = machine.cores(), machine.budget()
         cores_per_trial = run.resources.cores(run.threads)
-        self._placement = Placement(self._gpus, machine.gpu_memory() if run.resources.gpu_mem else {})
+        self._placement = Placement(self._gpus)
         self._request = self._gpu_request()
         if self._gpus:
             places = self._placement.capacity(self._request)
@@ -143,9 +143,7 @@ class Local(PollingExecutor):
 
     def _gpu_request(self) -> GpuRequest:
         """Return the GPU request of one trial of this study."""
-        resources = self.run.resources
-        memory, gpu_memory = resources.gpu_mem or 0, self._placement.memory
-        share, count = resources.gpu, 1
+        share, count = self.run.resources.gpu, 1
         if share is not None and share > 1:
             share, count = 1.0, int(share)
             if len(self._gpus) < count:
@@ -153,18 +151,9 @@ class Local(PollingExecutor):
                     f"run.resources.gpu is {count}, and this machine has {len(self._gpus)} that torch could use; set a "
                     "smaller number"
                 )
-        elif share is None and memory and gpu_memory:
-            share = min(1.0, memory / max(gpu_memory.values()))
         elif share is None:
             share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
-        request = GpuRequest(share, memory, count)
-        if self._gpus and not self._placement.capacity(request):
-            largest = max(gpu_memory[gpu] for gpu in self._gpus) / (1 << 30)
-            raise UserError(
-                f"run.resources.gpu_mem is {memory / (1 << 30):.3g} GiB, and no GPU of this machine has as much; "
-                f"the largest has {largest:.3g} GiB. Set a smaller number."
-            )
-        return request
+        return GpuRequest(share, count)
 
     def _admit(self) -> None:
         """Start waiting jobs in order as far as GPUs have room for them."""

@@ -2,10 +2,9 @@
 
 A process that has initialised CUDA cannot fork workers that use it, so the driver never calls CUDA.
 
-Trials are placed on GPUs by pure arithmetic.  A trial requests a share of a GPU, an amount of its memory, or both; or
-several whole GPUs.  The shares on a GPU never sum to more than 1, nor the memory to more than it has.  A trial's actual
-memory use is known after its first step, so a GPU accepts no other trial before that: two trials that do not fit
-together would otherwise both fail in their first step.
+Trials are placed on GPUs by pure arithmetic.  A trial requests a share of a GPU, or several whole GPUs.  The shares on
+a GPU never sum to more than 1.  A trial's memory use is known after its first step, so a GPU accepts no other trial
+before that: two trials that do not fit together would otherwise both fail in their first step.
 """
 
 from __future__ import annotations
@@ -77,17 +76,6 @@ def device_of(run: RunSpec) -> str:
     return "cuda" if gpus() else "cpu"
 
 
-def gpu_memory() -> dict[str, int]:
-    """Return the bytes of each GPU by UUID and by index; empty without nvidia-smi, and without MIG slices."""
-    table = _nvidia_smi("--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits")
-    memory: dict[str, int] = {}
-    for line in table.splitlines():
-        match = re.fullmatch(r"\s*(\d+), *(GPU-[0-9A-Za-z-]+), *(\d+)\s*", line)
-        if match is not None:
-            memory[match[1]] = memory[match[2]] = int(match[3]) << 20  # nvidia-smi counts in MiB
-    return memory
-
-
 def _nvidia_smi(*options: str) -> str:
     """Return what nvidia-smi prints; empty if it is missing or fails."""
     command = ["nvidia-smi", *options]
@@ -136,7 +124,6 @@ class GpuRequest:
     """GPU request of a trial."""
 
     share: float = 1.0  #: from 0, exclusive, to 1
-    memory: int = 0  #: bytes; 0 if unspecified
     count: int = 1  #: number of GPUs
 
 
@@ -152,12 +139,10 @@ class Placement:
 
     Args:
         gpus: names of the GPUs.
-        memory: bytes of each GPU; the memory of GPUs not named is unknown and not counted.
     """
 
-    def __init__(self, gpus: Sequence[str], memory: Mapping[str, int] = {}) -> None:
+    def __init__(self, gpus: Sequence[str]) -> None:
         self.gpus = tuple(gpus)
-        self.memory = dict(memory)
         self._tenants: dict[Hashable, _Tenant] = {}
 
     def place(self, name: Hashable, request: GpuRequest) -> str | None:
@@ -167,7 +152,8 @@ class Placement:
             The GPU, or as many as requested, separated by commas; None if there is no room yet.
         """
         assert name not in self._tenants
-        available = [gpu for gpu in self.gpus if self._has_room(gpu, request) and not self._waits(gpu)]
+        share = _exact(request.share)
+        available = [gpu for gpu in self.gpus if self.used_share(gpu) + share <= 1 and not self._waits(gpu)]
         if len(available) < request.count:
             return None
         selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[: request.count]
@@ -188,18 +174,8 @@ class Placement:
         return sum((_exact(tenant.request.share) for tenant in self._on(gpu)), Fraction(0))
 
     def capacity(self, request: GpuRequest) -> int:
-        """Return the number of equal trials that the GPUs hold together; 0 if they are too small for one."""
-        return sum(self._holds(gpu, request) for gpu in self.gpus) // request.count
-
-    def _holds(self, gpu: str, request: GpuRequest) -> int:
-        by_share = int(1 / _exact(request.share))
-        if request.memory and gpu in self.memory:
-            return min(by_share, self.memory[gpu] // request.memory)
-        return by_share
-
-    def _has_room(self, gpu: str, request: GpuRequest) -> bool:
-        memory = request.memory + sum(tenant.request.memory for tenant in self._on(gpu))
-        return self.used_share(gpu) + _exact(request.share) <= 1 and memory <= self.memory.get(gpu, memory)
+        """Return the number of equal trials that the GPUs hold together."""
+        return len(self.gpus) * int(1 / _exact(request.share)) // request.count
 
     def _waits(self, gpu: str) -> bool:
         return any(not tenant.started for tenant in self._on(gpu))

@@ -122,8 +122,6 @@ class Ray(PollingExecutor):
         runtime_env: Mapping[str, Any] = {},
     ) -> None:
         super().__init__(run)
-        if run.resources.gpu_mem is not None:
-            raise UserError("run.resources.gpu_mem: Ray does not know the memory of a GPU; use run.resources.gpu")
         self._ray = connect(address)
         self._daemon, self._looked = daemon_address(self._ray), time.monotonic()
         self._files = files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -15,36 +14,12 @@ from vitlab.spec.trial import STREAMS, Stream
 
 RetryCount = Annotated[int, Field(ge=0)]
 
-UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def _in_bytes(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", value)
-    if match is None:
-        raise ValueError(f"found '{value}'; allowed: a number of bytes, or text such as 6GiB or 512MiB")
-    return int(float(match[1]) * UNITS[match[2]])
-
-
-Bytes = Annotated[
-    int,
-    Field(gt=0),
-    BeforeValidator(
-        _in_bytes,
-        json_schema_input_type=Annotated[int, Field(gt=0)] | Annotated[str, Field(pattern=r"^\d+(\.\d+)? *[KMG]i?B$")],
-    ),
-]
-"""Bytes, as a number or with a unit."""
-
 
 class Resources(Frozen):
     """Resources of one trial."""
 
     gpu: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Share of a GPU, or a number of GPUs, each of which then trains with a process of its own; by default 1."""
-    gpu_mem: Bytes | None = None
-    """GPU memory, in bytes or with a unit such as 6GiB."""
     cpu: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Cores; by default ``run.threads`` for each process."""
     processes: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -72,18 +47,11 @@ class Resources(Frozen):
 
     @model_validator(mode="after")
     def _whole_gpus(self) -> Resources:
-        if self.gpu is not None and self.gpu > 1:
-            if self.gpu != int(self.gpu):
-                raise conflict(
-                    f"found gpu: {self.gpu}; allowed: a share of one GPU, such as 0.25, or whole GPUs, such as 1 or 8",
-                    "gpu",
-                )
-            if self.gpu_mem is not None:
-                raise conflict(
-                    "gpu_mem needs a GPU that trials share, and each trial has several GPUs; remove one of the two",
-                    "gpu_mem",
-                    "gpu",
-                )
+        if self.gpu is not None and self.gpu > 1 and self.gpu != int(self.gpu):
+            raise conflict(
+                f"found gpu: {self.gpu}; allowed: a share of one GPU, such as 0.25, or whole GPUs, such as 1 or 8",
+                "gpu",
+            )
         if self.together % self.nodes:
             raise conflict(
                 f"{self.together} processes cannot be divided equally among {self.nodes} machines; set gpu, or "
