@@ -20,7 +20,7 @@ from vitlab.plan import study_folder
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.formats import FORMATS, Format, csv, markdown_report
-from vitlab.report.frame import StudyResults, prerequisites, rivals
+from vitlab.report.frame import StudyResults, parquet, plain, prerequisites, rivals
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
 from vitlab.report.sections import Findings, Table, section, sections
@@ -175,7 +175,6 @@ def collect(plan: Plan, store: Store) -> Content:
     """Return the content of a study's report."""
     # Imported here, because a stored report is read without pandas.
     from vitlab.report.comparison import summary
-    from vitlab.report.frame import plain
     from vitlab.report.notes import notes
 
     at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
@@ -200,7 +199,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
     folder, form = _folder(plan, store), _format(format)
     try:
         doc = read_json(folder / FORMATS["json"].file)
-        if not isinstance(doc, dict) or doc.get("state") != state(plan, store):
+        if doc["state"] != state(plan, store):
             return None
         if not form.of_results:  # report.md refers to pictures that lie beside that file only
             return form.render(Content(Report.from_json(doc)))
@@ -232,7 +231,6 @@ def write(content: Content, folder: Path) -> list[Path]:
     """
     from vitlab.report.comparison import summary_frame
     from vitlab.report.drawing import pdf, png
-    from vitlab.report.frame import parquet
 
     report, drawings = content.report, {name: wide for name, (wide, _) in content.figures.items()}
     files: dict[str, str | bytes] = {f"{name}.svg": drawing.svg for name, drawing in drawings.items()}

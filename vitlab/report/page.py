@@ -88,15 +88,13 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
             data = base64.b64encode(image.file.read_bytes()).decode()
             images.append((f"data:image/png;base64,{data}", image.alternative, image.caption))
     more = [column for column in columns if column.rank >= SECONDARY]
-    figure = (
-        wide
-        and narrow
-        and {
-            "wide": Markup(element(wide.svg, name, wide.caption)),
-            "narrow": Markup(element(narrow.svg, f"{name}-narrow", wide.caption)),
-            "caption": wide.caption,
+    figure = None
+    if wide is not None and narrow is not None:
+        svgs = {
+            "wide": element(wide.svg, name, wide.caption),
+            "narrow": element(narrow.svg, f"{name}-narrow", wide.caption),
         }
-    )
+        figure = {"caption": wide.caption, **{kind: Markup(svg) for kind, svg in svgs.items()}}
     return {
         "name": name,
         "heading": part.heading,
