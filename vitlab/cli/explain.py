@@ -58,18 +58,6 @@ def _to_option(default: str, each: str) -> Callable[[Callback], Callback]:
 @_to_option("explained", each="each for study, image and arm")
 @_arms_option
 @click.option("--seed", type=int, default=0, help="Seed of the study.")
-@click.option(
-    "--fusion",
-    type=click.Choice(["mean", "max", "min"]),
-    default="mean",
-    help="How the heads are combined in the rollout.",
-)
-@click.option(
-    "--discard",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.0,
-    help="Share of the smallest attention weights the rollout leaves out.",
-)
 @click.option("--heads", type=click.IntRange(min=1), help="Heads of a file of weights that does not state them.")
 @click.option("--grid", metavar="HxW", help="Grid of patches that the positions in a file of weights are for.")
 @click.option(
@@ -84,8 +72,6 @@ def explain_command(
     target: Path,
     arms: tuple[str, ...],
     seed: int,
-    fusion: Any,
-    discard: float,
     heads: int | None,
     grid: str | None,
     normalize: str | None,
@@ -128,9 +114,7 @@ def explain_command(
             say(f"drawing {name}, {image}")
             picture, caption, label = _image(image, trial)
             subject, folder = Subject(title, caption, label), folders[image] / place
-            explained[image][name] = explanation = draw_image(
-                model, transform, trial, picture, subject, folder, fusion=fusion, discard=discard
-            )
+            explained[image][name] = explanation = draw_image(model, transform, trial, picture, subject, folder)
             lines += map(str, explanation.files)
     for image, explanations in explained.items():
         if not explanations:

@@ -12,7 +12,6 @@ from vitlab.cli.options import PATH
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
-    from vitlab.spec import Choice
     from vitlab.weights import Inspection, ModelFacts
     from vitlab.weights.architecture import Architecture
 
@@ -144,7 +143,7 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
     """Return the lines to print, by label."""
     checkpoint, model = inspected.checkpoint, inspected.architecture
     contents, anatomy = checkpoint.contents, model.anatomy
-    g, block = anatomy.geometry, anatomy.blocks[0]
+    g = anatomy.geometry
     dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in contents.tensors.values()})
     has_head = "head.weight" in checkpoint.state
     rows: dict[str, Any] = {
@@ -158,14 +157,7 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
         "patch": f"{_by(g.patch)} of {g.channels} channels, {anatomy.patch.type}",
         "grid": f"{_by(g.grid)} (images of {_by(g.image)})",
         "prefix": ", ".join(g.prefix) or "none",
-        "position": _position(model),
-        "block": _detail(block.block, "number"),
-        "attention": _detail(block.attention, "qkv_bias", "qk_norm"),
-        "mlp": _detail(block.mlp, "ratio", "approximate"),
-        "norm": _detail(block.norm, "eps"),
-        "final norm": f"{anatomy.final_norm.type} of {anatomy.final_norm_at}",
-        "layer scale": "no" if model.options.get("layer_scale") is None else "yes",
-        "head": _detail(anatomy.head, "pool", "representation_size") if has_head else "none in the file",
+        "head": anatomy.head.type if has_head else "none in the file",
         "classes": model.info.classes if has_head else 0,
         "normalised by": f"mean {_numbers(model.mean)}, std {_numbers(model.std)}",
         "model": _yaml(model),
@@ -190,29 +182,6 @@ def _yaml(model: Architecture) -> str:
     options = slot("model").resolve({"type": "vit", **model.options}).hashed()
     text: str = yaml.safe_dump(options, default_flow_style=True, sort_keys=False, width=10**6)
     return text.strip()
-
-
-def _detail(choice: Choice, *names: str) -> str:
-    """Return a choice and some of its options as text."""
-    details = [f"{name} {_value(choice.options[name])}" for name in names if choice.options.get(name) is not None]
-    return f"{choice.type} ({', '.join(details)})" if details else choice.type
-
-
-def _value(value: Any) -> str:
-    from vitlab.spec import Choice
-
-    if isinstance(value, Choice):
-        return value.type
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _position(model: Architecture) -> str:
-    kinds = "+".join(model.encodings)
-    if "learned" not in model.encodings or not model.geometry.prefix:
-        return kinds
-    return f"{kinds}, {'with' if model.prefix_rows == 'own' else 'without'} rows for the tokens before the patches"
 
 
 def _by(pair: tuple[int, ...]) -> str:

@@ -111,9 +111,6 @@ def draw_image(
     picture: Any,
     subject: Subject,
     out: Path,
-    *,
-    fusion: Fusion = "mean",
-    discard: float = 0.0,
 ) -> Explanation:
     """Write the explanation of one image by :func:`~vitlab.explain.one_image.explain`.
 
@@ -124,15 +121,13 @@ def draw_image(
         picture: an image, as the transform takes it.
         subject: the model and the image, as its pictures name them.
         out: a folder; created if it does not exist.
-        fusion: how heads become one map in the rollout.
-        discard: share of the smallest attention weights that the rollout sets to 0.
     """
     info, x_BCHW = transform.input_spec.info, transform(picture)
     image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
     if objective_without_labels(trial):
         head = "untrained"
-    return explain(model, x_BCHW, image_HWC, info.labels, out, subject, head=head, fusion=fusion, discard=discard)
+    return explain(model, x_BCHW, image_HWC, info.labels, out, subject, head=head)
 
 
 def objective_without_labels(trial: Mapping[str, Any] | None) -> str | None:

@@ -20,7 +20,7 @@ K components; in CKA, N images of a batch, X features, R sets of features.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,28 +30,23 @@ from vitlab.geometry import Geometry
 from vitlab.models.contract import evaluating
 from vitlab.models.vit import ViT
 
-Fusion = Literal["mean", "max", "min"]
 MIN_BATCH = 4  #: images that the unbiased estimator of CKA needs
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
-def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """Return the rollout over all blocks, float64 (B, T, T); every row sums to 1.
+def rollout(maps_LBHTT: Sequence[Tensor]) -> Tensor:
+    """Return the rollout over all blocks, float64 (B, T, T), of the mean over heads; every row sums to 1.
 
     Args:
         maps_LBHTT: one (B, H, T, T) per block, first block first.
-        fusion: reduction over the heads of a block.
-        discard: share of the smallest weights of each image's map that is set to 0, in [0, 1).  An empty row keeps its
-            residual connection.
     """
-    fuse: Any = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion]
     eye_TT = torch.eye(maps_LBHTT[0].shape[-1], dtype=torch.float64, device=maps_LBHTT[0].device)
     rolled_BTT = eye_TT
     for maps_BHTT in maps_LBHTT:
         # In float64: a product of many maps loses digits, and rows are to sum to 1.
-        step_BTT = _without_smallest(fuse(maps_BHTT.double(), dim=1), discard) + eye_TT
+        step_BTT = maps_BHTT.double().mean(1) + eye_TT
         rolled_BTT = step_BTT / step_BTT.sum(-1, keepdim=True) @ rolled_BTT
     return rolled_BTT
 
@@ -72,16 +67,6 @@ def to_patches(rolled_BTT: Tensor, geometry: Geometry, reads: Collection[str] | 
     if not rows_BN:
         rows_BN = {"mean": rolled_BTT[:, prefix:, prefix:].mean(1)}
     return {name: map_BN.reshape(-1, *geometry.grid) for name, map_BN in rows_BN.items()}
-
-
-def _without_smallest(fused_BTT: Tensor, share: float) -> Tensor:
-    """Set the smallest weights of each image to 0; each image has its own threshold."""
-    flat_BX = fused_BTT.flatten(1)
-    count = int(flat_BX.shape[1] * share)
-    if not count:
-        return fused_BTT
-    smallest_BK = flat_BX.topk(count, dim=1, largest=False).indices
-    return flat_BX.scatter(1, smallest_BK, 0.0).view_as(fused_BTT)
 
 
 def patch_distances(geometry: Geometry) -> Tensor:

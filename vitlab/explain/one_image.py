@@ -21,7 +21,6 @@ from vitlab.components.position import encodings
 from vitlab.components.position.additive import Additive
 from vitlab.explain import measures, pictures
 from vitlab.explain.capture import capture
-from vitlab.explain.measures import Fusion
 from vitlab.models.vit import ViT
 
 if TYPE_CHECKING:
@@ -84,8 +83,6 @@ def explain(
     subject: Subject,
     *,
     head: Head = "trained",
-    fusion: Fusion = "mean",
-    discard: float = 0.0,
 ) -> Explanation:
     """Write pictures (PNG) and numbers (CSV) about one image into ``out``.
 
@@ -97,8 +94,6 @@ def explain(
         out: a folder; created if it does not exist.
         subject: written under every picture.
         head: ``untrained`` if the model's head was not trained; its predictions are then not shown.
-        fusion: how heads become one map in the rollout.
-        discard: share of the smallest attention weights that the rollout sets to 0.
     """
     captured = capture(model, x_BCHW)
     geometry, logits_BC = captured.geometry, captured.logits_by_head[""]
@@ -111,7 +106,7 @@ def explain(
     image = image_HWC.double().numpy()
 
     rollouts: dict[str, NDArray[np.float64]] = {}
-    rolled_BTT = measures.rollout(captured.maps_LBHTT, fusion=fusion, discard=discard)
+    rolled_BTT = measures.rollout(captured.maps_LBHTT)
     reads = model.head.reads
     by_block = [measures.to_patches(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT]
     for token, map_BYX in measures.to_patches(rolled_BTT, geometry, reads).items():
