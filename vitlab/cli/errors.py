@@ -125,12 +125,12 @@ def _is_of_machine(error: OSError) -> bool:
     return False
 
 
-def wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int, indent: str = "  ") -> str:
     """Return text in lines of at most ``width`` columns, broken between words; 0 leaves it as it is."""
     if not width:
         return text
     return "\n".join(
-        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         for line in text.split("\n")
     )
 

@@ -89,19 +89,18 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         UserError: if a change is not such a pair.
     """
-    return dict(map(_parse_change, changes))
-
-
-def _parse_change(change: str) -> tuple[str, Any]:
     from vitlab.spec.yaml import read_value
 
-    path, equals, text = change.partition("=")
-    if not equals or not all(path.split(".")):
-        raise UserError(f"--set {change}: write PATH=VALUE, such as data.root=/data")
-    try:
-        return path, read_value(text)
-    except ValueError as error:
-        raise UserError(f"--set {change}: {error}") from None
+    values = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        if not equals or not all(path.split(".")):
+            raise UserError(f"--set {change}: write PATH=VALUE, such as data.root=/data")
+        try:
+            values[path] = read_value(text)
+        except ValueError as error:
+            raise UserError(f"--set {change}: {error}") from None
+    return values
 
 
 def study_file(file: Path) -> Path:

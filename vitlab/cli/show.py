@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import shutil
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from vitlab import registry
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
+from vitlab.cli.errors import wrapped
 from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent, UserError
 from vitlab.plan import packaged
@@ -160,12 +160,8 @@ def _list_studies() -> None:
 
 def _print(head: str, text: str) -> None:
     """Print a text behind a head; on a terminal, break lines between words and indent them below the text."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    indent = " " * (len(head) if len(head) < width // 2 else 4)
-    lines = textwrap.fill(
-        text, width, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    click.echo(lines)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    click.echo(wrapped(head + text, width, " " * (len(head) if len(head) < width // 2 else 4)))
 
 
 def _show(slot: str, name: str) -> None:

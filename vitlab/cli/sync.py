@@ -23,8 +23,7 @@ def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) ->
     """Deliver the journals of all studies in FOLDER to their tracker.  What is there already is not delivered twice."""
     from vitlab.trackers.delivery import sync
 
-    options = {} if tracking_uri is None else {"uri": tracking_uri}
-    choice = {**options, **({} if tracker is None else {"type": tracker})}
+    choice = {name: value for name, value in (("type", tracker), ("uri", tracking_uri)) if value is not None}
     deliveries = sync(folder, tracker=choice or None)
     if not deliveries:
         say(f"no study in {folder} has a tracker to deliver to")

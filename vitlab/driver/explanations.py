@@ -23,7 +23,7 @@ from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import Feed, prepare
 from vitlab.errors import UserError, VitlabError, count
 from vitlab.explain import pictures
-from vitlab.explain.measures import MIN_BATCH, Fusion, grams_of_blocks, linear_cka
+from vitlab.explain.measures import MIN_BATCH, grams_of_blocks, linear_cka
 from vitlab.explain.one_image import Explanation, Head, Label, Subject, explain
 from vitlab.identity.trial import Trial
 from vitlab.models.vit import ViT

@@ -146,9 +146,9 @@ class Norms(NamedTuple):
     """Norms of the patch tokens of one depth."""
 
     median: float
-    outliers: float  #: share of patch tokens beyond the threshold
-    threshold: float
     ratio: float  #: largest norm over the median
+    threshold: float
+    outliers: float  #: share of patch tokens beyond the threshold
 
 
 def token_norms(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
@@ -164,7 +164,7 @@ def token_norms(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
     spread = torch.where(away_BN.median() > 1e-6 * median, away_BN.median(), away_BN.mean())
     threshold = float(median + 10.0 * spread)
     outliers = float((norms_BN > threshold).double().mean())
-    return Norms(float(median), outliers, threshold, float(norms_BN.max() / median))
+    return Norms(float(median), float(norms_BN.max() / median), threshold, outliers)
 
 
 # -- similarity of features ------------------------------------------------------------------------------------------

@@ -125,8 +125,7 @@ def explain(
 
     norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
     depth = range(len(norms))
-    columns = ("median", "ratio", "threshold", "outliers")
-    tables["norms"] = {"depth": depth, **{name: [getattr(norm, name) for norm in norms] for name in columns}}
+    tables["norms"] = {"depth": depth, **dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True))}
     figures["norms"] = pictures.curve(
         np.array(tables["norms"]["ratio"]), ylabel="norm of patch tokens, largest over median"
     )
