@@ -129,19 +129,6 @@ def position_similarity(table_ND: Tensor, geometry: Geometry) -> Tensor:
     return (unit_ND @ unit_ND.T).view(*geometry.grid, *geometry.grid)
 
 
-def token_cosine(tokens_LBTD: Sequence[Tensor], geometry: Geometry) -> Tensor:
-    """Return the cosine of the class and the distillation token at each depth, averaged over images, (L,).
-
-    Reference: Touvron et al., arXiv:2012.12877, section 4: 0.06 at the input, 0.93 after the last block.
-    """
-    first, second = geometry.prefix.index("class"), geometry.prefix.index("distillation")
-    cosines = [
-        torch.nn.functional.cosine_similarity(tokens_BTD[:, first].double(), tokens_BTD[:, second].double(), dim=-1)
-        for tokens_BTD in tokens_LBTD
-    ]
-    return torch.stack([cosine_B.mean() for cosine_B in cosines])
-
-
 class Norms(NamedTuple):
     """Norms of the patch tokens of one depth."""
 

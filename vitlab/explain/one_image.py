@@ -124,15 +124,13 @@ def explain(
     tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten().numpy()}
 
     norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
-    depth = range(len(norms))
-    tables["norms"] = {"depth": depth, **dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True))}
+    tables["norms"] = {
+        "depth": range(len(norms)),
+        **dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True)),
+    }
     figures["norms"] = pictures.curve(
         np.array(tables["norms"]["ratio"]), ylabel="norm of patch tokens, largest over median"
     )
-    if {"class", "distillation"} <= set(geometry.prefix):
-        cosine_L = measures.token_cosine(captured.tokens_LBTD, geometry).numpy()
-        figures["cosine"] = pictures.curve(cosine_L, ylabel="cosine of class and distillation token")
-        tables["cosine"] = {"depth": depth, "cosine": cosine_L}
     _add_parameters(model, figures, tables)
     predicted_HW = None
     if head == "trained" and logits_BC.ndim == 4:
