@@ -159,18 +159,15 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     first = next(iter(explanations.values()))
     figures: dict[str, Figure] = {}
     for token in dict.fromkeys(token for explanation in explanations.values() for token in explanation.rollouts):
-        having = {name: each for name, each in explanations.items() if token in each.rollouts}
-        if len(having) > 1:
+        models = {
+            # Of a segmentation, no class of the image is predicted.
+            name: (each.image_HWC, each.rollouts[token], each.predictions if each.predicted_HW is None else ())
+            for name, each in explanations.items()
+            if token in each.rollouts
+        }
+        if len(models) > 1:
             figures[f"side_by_side_{token}"] = pictures.side_by_side(
-                {name: each.image_HWC for name, each in having.items()},
-                {name: each.rollouts[token] for name, each in having.items()},
-                {
-                    name: each.predictions[0]
-                    for name, each in having.items()
-                    if each.predictions and each.predicted_HW is None  # it predicts one class of an image
-                },
-                title=f"attention rollout, {_token(token)}",
-                truth=first.subject.class_name,
+                models, title=f"attention rollout, {_token(token)}", truth=first.subject.class_name
             )
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:

@@ -68,30 +68,22 @@ def _draw_predictions(bars: Any, predictions: Sequence[tuple[str, float]], truth
 
 
 def side_by_side(
-    images: Mapping[str, Array],
-    heats: Mapping[str, Array],
-    predictions: Mapping[str, tuple[str, float]],
-    *,
-    title: str,
-    truth: str | None,
+    models: Mapping[str, tuple[Array, Array, Sequence[tuple[str, float]]]], *, title: str, truth: str | None
 ) -> Figure:
     """Draw the image, and beside it the heatmap of each model over it, with the model's name and best prediction.
 
     Args:
-        images: model to the image as that model reads it, (H, W, C) in [0, 1].
-        heats: model to its heatmap over the grid of patches; each is scaled to its own maximum.
-        predictions: model to its most probable label, and the probability; not of models that predict none, or one for
-            each pixel.
+        models: name to the image as that model reads it, (H, W, C) in [0, 1]; its heatmap over the grid of patches,
+            scaled to its own maximum; and labels with their probabilities, best first, empty if it predicts none.
         title: of the figure.
         truth: the true label; a wrong prediction is named in red.
     """
-    figure, (first, *others) = _panels(len(heats) + 1, COLUMNS, 2.3, 2.8)
-    _show(first, next(iter(images.values())), "image" if truth is None else f"image: {truth}")
-    for axis, (name, heat_YX) in zip(others, heats.items(), strict=True):
-        _show(axis, images[name], name)
-        heatmap = _overlay(axis, images[name], _relative(heat_YX))
-        if name in predictions:
-            label, share = predictions[name]
+    figure, (first, *others) = _panels(len(models) + 1, COLUMNS, 2.3, 2.8)
+    _show(first, next(iter(models.values()))[0], "image" if truth is None else f"image: {truth}")
+    for axis, (name, (image_HWC, heat_YX, predictions)) in zip(others, models.items(), strict=True):
+        _show(axis, image_HWC, name)
+        heatmap = _overlay(axis, image_HWC, _relative(heat_YX))
+        for label, share in predictions[:1]:
             right = truth is None or label == truth
             axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color=INK if right else ALARM)
     figure.colorbar(heatmap, ax=[first, *others], shrink=0.7, label="attention relative to its maximum")
