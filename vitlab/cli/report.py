@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from vitlab.cli import print_json, say
 from vitlab.cli.completion import complete_study
@@ -74,11 +73,6 @@ def compare_command(first: Path, second: Path, out: Path, form: str) -> None:
     _print(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)
 
 
-def _complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the path of a table."""
-    return [CompletionItem(incomplete, type="file")]
-
-
 EXAMPLES = """\b
 Examples:
   vitlab judge results.csv --arm model --seed seed --metric acc
@@ -88,7 +82,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("results", shell_complete=_complete_file)
+@click.argument("results", type=click.Path(readable=False))  # or an address
 @click.option("--metric", required=True, help="Column of the metric; of a table with a column per arm, its name.")
 @click.option("--arm", help="Column of the arms. Without it, every column is an arm and every row a seed.")
 @click.option("--seed", help="Column of the seeds, which pair the arms; by default the one that is called so.")
