@@ -25,7 +25,6 @@ from vitlab.explain.measures import (
     position_similarity,
     rollout,
     to_patches,
-    token_cosine,
     token_norms,
 )
 from vitlab.explain.one_image import Subject, compare, explain
@@ -134,14 +133,6 @@ def test_position_similarity_is_cosine() -> None:
     similarity = position_similarity(table, g)
     assert similarity.shape == (2, 2, 2, 2)
     assert similarity[0, 0].flatten().tolist() == pytest.approx([1, 0, -1, 2**-0.5])
-
-
-def test_token_cosine_by_depth() -> None:
-    g = geometry(16, 8, ("class", "distillation"))
-    tokens = torch.zeros(2, g.tokens, 2)
-    tokens[:, 0, 0] = 1
-    tokens[0, 1, 0], tokens[1, 1, 1] = 1, 1
-    assert token_cosine([tokens, tokens], g).tolist() == [0.5, 0.5]
 
 
 def test_token_norm_outliers_scale_with_model() -> None:
