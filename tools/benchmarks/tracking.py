@@ -33,7 +33,7 @@ from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
-from vitlab.trackers.delivery import BackgroundTracker
+from vitlab.trackers.delivery import BackgroundDelivery
 from vitlab.trackers.replay import TrialUpdate
 from vitlab.trackers.trials import RunMark, TrialRuns
 
@@ -183,7 +183,7 @@ def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: in
     context = multiprocessing.get_context("spawn")
     shares = [range(first, trials, workers) for first in range(workers)]
     crew = [context.Process(target=work, args=(out, share, points, step_s)) for share in shares]
-    tracker = BackgroundTracker(slot("tracker").build({"type": "mlflow", "uri": uri}, plan, store, RunSpec()))
+    tracker = BackgroundDelivery(slot("tracker").build({"type": "mlflow", "uri": uri}, plan, store, RunSpec()))
     for worker in crew:
         worker.start()
     longest = 0.0
@@ -194,7 +194,7 @@ def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: in
         time.sleep(UPDATE_S)
     assert not any(worker.exitcode for worker in crew)
     print(f"workers ended; the longest update took {longest * 1000:.0f} ms of the driver", flush=True)
-    assert tracker.close() is not None
+    assert tracker.close([]) is not None
     return store, plan
 
 
