@@ -166,7 +166,7 @@ def _page(study: str) -> Iterator[str]:
     for name, title in (("Expect", "Expected"), ("Found", "Findings in full")):
         if name in head:
             yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
-    for name in ("scaling", "heads", "tuning"):
+    for name in ("blocks", "scaling", "heads", "tuning"):
         part = sections()[name]
         if table := report.table(name):
             lines = [f"## {part.heading}\n", f"{markdown(table.caption)}\n", *markdown_table(table.columns), ""]

@@ -58,7 +58,8 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
             if isinstance(expected, float):
                 expected = pytest.approx(expected, rel=1e-9, abs=1e-12)
             assert reported[name] == expected, (row["arm"], name)
-    assert doc["answers"] == phrasing.answers(rows, plan.analysis, plan.units)
+    if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
+        assert doc["answers"] == phrasing.answers(rows, plan.analysis, plan.units)
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):
         assert " ".join(text.split()) in page
@@ -95,7 +96,7 @@ def test_findings_in_header_are_on_page(study: str) -> None:
     """A number is one of the arms that its clause names, or of the literature in the same header."""
     plan, _, _, doc = stored(study)
     head = header(packaged_studies()[study])
-    laws = [cell for column in section_columns("scaling", doc) for cell in column.cells]
+    laws = [cell for name in ("scaling", "blocks") for column in section_columns(name, doc) for cell in column.cells]
     everywhere = numbers(head["Expect"], "\n".join(doc["notes"]), *laws, *baseline_texts(plan, doc))
     texts = {row["arm"]: list(arm_texts(row["arm"], plan, doc)) for row in doc["arms"]}
     for clause in re.split(r"[.;](?:\s|$)", head["Found"]):
