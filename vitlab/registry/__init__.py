@@ -18,10 +18,10 @@ They are listed without being imported, imported on first use, and never replace
 :mod:`vitlab.registry.plugins`.  A single file of components can be loaded for one run with :func:`load_file`.
 
 The modules, lowest layer first: :mod:`~vitlab.registry.slot_modules` maps slots and built-in components to modules,
-:mod:`~vitlab.registry.plugins` reads what installed packages offer and records the files that were run,
-:mod:`~vitlab.registry.plugins` finds plugins in failures, :mod:`~vitlab.registry.options` derives schemas from
-signatures and holds validated choices, :mod:`~vitlab.registry.slots` holds the slot class
-and lists components without importing them, and :mod:`~vitlab.registry.file_loader` runs files.
+:mod:`~vitlab.registry.plugins` reads what installed packages offer, records the files that were run and finds plugins
+in failures, :mod:`~vitlab.registry.options` derives schemas from signatures and holds validated choices,
+:mod:`~vitlab.registry.slots` holds the slot class and lists components without importing them, and
+:mod:`~vitlab.registry.file_loader` runs files.
 """
 
 from vitlab.registry.file_loader import load_file
