@@ -113,12 +113,7 @@ def engine_of(
 
 def trains_alone(engine: str) -> bool:
     """Return whether an engine trains one trial at a time."""
-    if engine in (
-        "loop",
-        "vmap",
-        "batch_last",
-        "compiled_vmap",
-    ):  # the results of the rule, known without importing torch
+    if engine in ("loop", "vmap", "batch_last", "compiled_vmap"):  # results of the rule, known without importing torch
         return engine == "loop"
     component: Any = slot("engine").get(engine)
     return bool(component.one_at_a_time)

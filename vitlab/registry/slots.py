@@ -208,7 +208,7 @@ class Slot(Generic[T]):
         options = dict(getattr(component, "complete", dict)(choice.options))
         # The default of a built-in stays what it is after a plugin with a component of that name is installed.
         if origin.source == BUILT_IN:
-            options = {**_clashing_defaults(model), **options}
+            options = {**_default_components(model), **options}
         collected = collect(model, options, who=f"{self.name} '{choice.type}'")
         result = None
         if collected.value is not None:
@@ -293,16 +293,14 @@ def _has_pick(annotation: Any) -> bool:
     return any(isinstance(part, Pick) or _has_pick(part) for part in typing.get_args(annotation))
 
 
-def _clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
-    """Return the default of each option whose default names a built-in that a plugin offers too, as ``vitlab:NAME``."""
-    defaults = {}
-    for name, info in model.model_fields.items():
-        for mark in info.metadata:
-            if isinstance(mark, Pick) and isinstance(info.default, str):
-                qualified = slot(mark.slot).qualify_builtin(info.default)
-                if qualified != info.default:
-                    defaults[name] = qualified
-    return defaults
+def _default_components(model: type[BaseModel]) -> dict[str, str]:
+    """Return the default of each option that is a component, as ``vitlab:NAME`` where a plugin offers the name too."""
+    return {
+        name: slot(mark.slot).qualify_builtin(info.default)
+        for name, info in model.model_fields.items()
+        for mark in info.metadata
+        if isinstance(mark, Pick) and isinstance(info.default, str)
+    }
 
 
 def _origin_of(component: type[Any]) -> Origin:
