@@ -134,8 +134,7 @@ def judged_rows(
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
     samples = {arm: Sample(by_seed) for arm, by_seed in values.items()}
     counts = dict.fromkeys(compared, awaited) if isinstance(awaited, int) else awaited
-    judged = judge_study(plan, compared, samples, awaited=counts)
-    return {arm: comparison.comparison_columns(one, plan) for arm, one in judged.items()}
+    return judge_study(plan, compared, samples, awaited=counts)
 
 
 def document(plan: Plan, store: Store) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,31 +107,6 @@ class Family:
         return cls(sizes, frozenset(later), frozenset(controls), exploratory)
 
 
-@dataclass(frozen=True)
-class ArmComparison:
-    """The comparison of an arm with its baseline; NaN marks what was not computed."""
-
-    arm: str
-    baseline: str
-    contrast: Contrast
-    with_chance: Contrast | None  #: with chance in the place of lost seeds; None if none is lost
-    verdict: Verdict
-    complete_verdict: Verdict  #: of the complete pairs alone
-    refused: str | None  #: why it is not judged
-    exploratory: str | None  #: what of it was decided after the first run
-    registered: bool  #: whether it is corrected for registered comparisons alone
-    family: int  #: comparisons that it is corrected for
-    look: int  #: from 1
-    awaited: int  #: trials that have not ended
-    lost: int  #: lost seeds of both sides
-    chance: float  #: value of guesses of the arm
-    collapsed: tuple[int, ...]  #: collapsed seeds of the arm
-    sound_difference: float  #: without collapsed seeds; NaN where there are none
-    choice_sd: float  #: what the choice of tuned knobs adds to the difference
-    decidable: float  #: probability that all seeds that it may get decide it
-    new_images: tuple[float, float]  #: its interval for trainings that are evaluated on new images
-
-
 def judge_study(
     plan: Plan,
     compared: Mapping[str, str],
@@ -140,8 +115,11 @@ def judge_study(
     quantum: float = 0.0,
     refused: Mapping[str, str] = {},
     awaited: Mapping[str, int] = {},
-) -> dict[str, ArmComparison]:
-    """Return the comparison of every arm that has a baseline.
+) -> dict[str, dict[str, Any]]:
+    """Return the comparison of every arm that has a baseline: its columns in a summary, by name.
+
+    NaN marks what was not computed.  Beside the columns stand the attributes of a contrast and the collapsed seeds of
+    the arm.
 
     Args:
         plan: the plan with the analysis and the registration.
@@ -157,7 +135,7 @@ def judge_study(
     numbers = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
     study = _Study(plan, compared, samples, quantum, Family.of(plan, compared))
-    comparisons: dict[str, ArmComparison] = {}
+    comparisons: dict[str, dict[str, Any]] = {}
     for look in sorted(set(looks.values())):
         of_look = study.judge(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
         comparisons |= {arm: comparison for arm, comparison in of_look.items() if looks[arm] == look}
@@ -201,7 +179,7 @@ class _Study:
 
     def judge(
         self, look: int, waiting: set[str], refused: Mapping[str, str], awaited: Mapping[str, int]
-    ) -> dict[str, ArmComparison]:
+    ) -> dict[str, dict[str, Any]]:
         """Return the comparisons of a look, tested for the arms that wait at it."""
         looks, shares = self.plan.looks, self.plan.alpha_shares
         seen_N = np.isin(self.seeds, self.seeds if looks is None else looks.seeds[look])
@@ -219,30 +197,39 @@ class _Study:
             chance_A=np.array([chance.get(arm, NAN) for arm in self.samples]),
             choices=choice,
         )
-        return {
-            arm: ArmComparison(
-                arm=arm,
-                baseline=baseline,
-                contrast=(contrast := result.contrasts.of(0, place)),
-                with_chance=result.with_chance.of(0, place) if result.lost[0, place] else None,
-                verdict=Verdict.REFUSED if arm in reasons else VERDICTS[result.verdict[0, place]],
-                complete_verdict=Verdict.REFUSED if arm in reasons else VERDICTS[result.complete_verdict[0, place]],
-                refused=reasons.get(arm),
-                exploratory=self.family.exploratory[arm] or None,
-                registered=arm not in self.family.later,
-                family=self.family.sizes[arm],
-                look=look + 1,
-                awaited=awaited.get(arm, 0),
-                lost=int(result.lost[0, place]),
-                chance=chance.get(arm, NAN),
-                collapsed=tuple(self.seeds[result.collapsed_arms[0, place]].tolist()),
-                sound_difference=float(result.sound_difference[0, place]),
-                choice_sd=sd_of_choice[place],
-                decidable=self._decidable(contrast, place),
-                new_images=self._interval_for_new_images(arm, baseline, contrast, float(design.levels[place])),
-            )
-            for place, (arm, baseline) in enumerate(self.compared.items())
-        }
+        rows = {}
+        for place, (arm, baseline) in enumerate(self.compared.items()):
+            contrast, reason, lost = result.contrasts.of(0, place), reasons.get(arm), int(result.lost[0, place])
+            found = [VERDICTS[some[0, place]] for some in (result.verdict, result.complete_verdict)]
+            low, high = self._interval_for_new_images(arm, baseline, contrast, float(design.levels[place]))
+            rows[arm] = {
+                **vars(contrast),
+                **{f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")},
+                "baseline": baseline,
+                "verdict": Verdict.REFUSED if reason else found[0],
+                "complete_verdict": Verdict.REFUSED if reason else found[1],
+                "refused": reason,
+                "exploratory": self.family.exploratory[arm] or None,
+                "registered": arm not in self.family.later,
+                "family": self.family.sizes[arm],
+                "look": look + 1,
+                "looks": len(shares),
+                "awaited": awaited.get(arm, 0),
+                "broken": lost,
+                "collapsed_pairs": contrast.collapsed,
+                "collapsed_seeds": self.seeds[result.collapsed_arms[0, place]].tolist(),
+                "sound_difference": float(result.sound_difference[0, place]),
+                "choice_sd": sd_of_choice[place],
+                "decidable": self._decidable(contrast, place),
+                "new_images_low": low,
+                "new_images_high": high,
+            }
+            if lost:
+                filled = result.with_chance.of(0, place)
+                rows[arm] |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
+                of_chance = {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
+                rows[arm] |= {"chance": chance.get(arm, NAN), **of_chance}
+        return rows
 
     def _choices(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
         """Return what the choice of knobs adds to each comparison, and its standard deviation.

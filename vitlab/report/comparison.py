@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.comparison import Verdict
-from vitlab.comparison.study import ArmComparison, Sample, is_futile, judge_study
+from vitlab.comparison.study import Sample, is_futile, judge_study
 from vitlab.plan.registration import added_comparisons
 from vitlab.plan.values import Looks, Plan
 from vitlab.report.frame import GROUPS, STATUSES, StudyResults, described
@@ -180,7 +180,7 @@ def _row(
     trials: Sequence[_Trial],
     costs: Mapping[Any, float],
     results: StudyResults,
-    comparisons: Mapping[str, ArmComparison],
+    comparisons: Mapping[str, Row],
 ) -> Row:
     """Return the row of an arm."""
     plan, comparison = results.plan, comparisons.get(arm)
@@ -191,15 +191,15 @@ def _row(
     statuses = [trial.status for trial in trials]
     of_images = [images[seed] for seed in values if seed in images]
     if comparison is not None:
-        collapsed = set(comparison.collapsed)
+        collapsed = set(comparison["collapsed_seeds"])
     else:
         # Seeds of a baseline are judged beside those of the arms that are compared with it.
-        beside = [name for name, other in comparisons.items() if other.baseline == arm]
+        beside = [name for name, other in comparisons.items() if other["baseline"] == arm]
         group = {name: results.values.get(name, {}) for name in (arm, *beside)}
         collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[arm])
     sound = [value for seed, value in values.items() if seed not in collapsed]
     row = {
-        **({} if comparison is None else comparison_columns(comparison, plan)),
+        **(comparison or {}),
         **vars(mean),
         "arm": arm,
         "planned": len(trials),
@@ -217,19 +217,6 @@ def _row(
             row[test] = float(np.mean(tested or math.nan))
             row[f"{test}_sd"] = float(np.std(tested, ddof=1)) if len(tested) > 1 else math.nan
     return {name: _json_value(row.get(name), _type(name)) for name in column_names(analysis)}
-
-
-def comparison_columns(comparison: ArmComparison, plan: Plan) -> Row:
-    """Return the columns of a comparison, and its other attributes, which are no columns."""
-    contrast, filled = comparison.contrast, comparison.with_chance
-    row = {**vars(contrast), **vars(comparison), "chance": None}
-    row |= {f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")}
-    row |= {"looks": len(plan.alpha_shares), "broken": comparison.lost, "collapsed_pairs": contrast.collapsed}
-    row["new_images_low"], row["new_images_high"] = comparison.new_images
-    if filled is not None:
-        row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
-        row |= {"chance": comparison.chance, "chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
-    return row
 
 
 def _test_column(analysis: Analysis) -> str | None:
