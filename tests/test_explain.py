@@ -78,7 +78,7 @@ def test_attention_to_prefix_tokens_is_no_distance() -> None:
 
 
 def test_distances_on_oblong_grid() -> None:
-    g = replace(geometry(32, 8), image=(16, 32), grid=(2, 4), patch=(8, 8))
+    g = replace(geometry(32, 8), image=(16, 32), patch=(8, 8))
     assert float(patch_distances(g)[0, 7]) == pytest.approx(np.hypot(8, 24))
 
 
