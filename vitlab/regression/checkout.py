@@ -113,8 +113,9 @@ def commit_of(name: str) -> str:
 
 def uncommitted(but: Path) -> list[str]:
     """Return the tracked files, other than one, that differ from the checked-out commit."""
+    root = repository()  # first, as outside of a repository git prints its help
     names = _git("diff", "--no-ext-diff", "--name-only", "-z", "HEAD").split("\0")
-    return [name for name in names if name and repository() / name != but.resolve()]
+    return [name for name in names if name and root / name != but.resolve()]
 
 
 def commits_of(revisions: str) -> list[tuple[str, str]]:
