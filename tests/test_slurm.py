@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,13 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def light(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the packs of the cluster start without torch."""
     monkeypatch.setenv("PYTHONPATH", str(LIGHT), prepend=os.pathsep)
+
+
+def signal_jobs(fake: Path) -> None:
+    """Signal every process of the jobs, as Slurm does before their time is up."""
+    for pid in of_jobs(fake):
+        with suppress(ProcessLookupError):  # it has ended upon the signal to another one
+            os.kill(pid, signal.SIGUSR2)
 
 
 def of_jobs(fake: Path) -> list[int]:
@@ -247,8 +255,7 @@ def test_time_limit_that_is_reached_twice(cluster: Path, tmp_path: Path) -> None
         executor.poll(0.0)
         pid = until(lambda: read_json(work.folder / "pid.json"))
         (work.folder / "pid.json").unlink()
-        for each in of_jobs(cluster):
-            os.kill(each, signal.SIGUSR2)
+        signal_jobs(cluster)
         until(lambda process=Path(f"/proc/{pid}"): not process.exists())  # type: ignore[misc]
         until(lambda time=time: read_text(cluster / "requeued").count("requeue") == time)  # type: ignore[misc]
         assert (work.folder / "checkpoint").is_dir() and executor.poll(0.0) == []
@@ -337,8 +344,7 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
     job_found = ends(driver, 2)
     assert (job_found["finish"].ending, job_found["raise"].ending) == ("done", "error")
     assert job_found["raise"].detail == "RuntimeError: no such layer"
-    for pid in of_jobs(cluster):  # as Slurm does: every process of the step gets the signal
-        os.kill(pid, signal.SIGUSR2)
+    signal_jobs(cluster)
     job_found = ends(driver, 1)
     assert job_found["resume"].ending == "done"
     assert (cluster / "requeued").read_text() == "requeue 4711\n"
