@@ -146,7 +146,7 @@ class Bench:
 
     def restore(self) -> None:
         """Make the copy whole again: remove what is new, and copy what has changed."""
-        from vitlab.store import damage, files
+        from vitlab.store import files
 
         self.out.mkdir(exist_ok=True)
         for path in sorted(self.out.rglob("*"), reverse=True):
@@ -159,8 +159,8 @@ class Bench:
             elif not path.exists() or self.copies[name] != _state(path):
                 shutil.copy2(self.whole / name, path)
                 self.copies[name] = _state(path)
-        damage._damaged.clear()
-        damage._reported.clear()
+        files._damaged.clear()
+        files._reported.clear()
 
     def call(self, words: Sequence[str]) -> None:
         """Run a command in this process."""
