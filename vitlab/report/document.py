@@ -20,7 +20,7 @@ from vitlab.plan import study_folder
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.formats import FORMATS, Format, csv, markdown_report
-from vitlab.report.frame import StudyResults, parquet, plain, prerequisites, rivals
+from vitlab.report.frame import StudyResults, gather, parquet, plain, prerequisites
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
 from vitlab.report.sections import Findings, Table, section, sections
@@ -180,10 +180,10 @@ def collect(plan: Plan, store: Store) -> Content:
     at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
-    needed = prerequisites(plan, store)
+    needed, rivals = prerequisites(plan, store), [planned for tuning in plan.tuning for planned in tuning.trials]
     report = replace(
         Report.of(findings, [*of_version(plan, store), *notes(results, needed, findings.arms)]),
-        made=provenance(plan, store, [*needed, *rivals(plan, store), *results.trials]),
+        made=provenance(plan, store, [*needed, *gather(plan, store, rivals), *results.trials]),
         trials=plain(results.frame),
         state=at,
     )

@@ -92,9 +92,11 @@ class StoredTrial:
     kind: str | None = None  #: ``failure_kind`` of :func:`results`; None where nothing went wrong
 
 
-def gather(plan: Plan, store: Store) -> list[StoredTrial]:
-    """Return every planned trial with its status and result, in the order of the plan."""
-    return _stored_trials(plan, store, plan.trials)
+def gather(plan: Plan, store: Store, trials: Sequence[Planned] | None = None) -> list[StoredTrial]:
+    """Return trials with their status and result, by default all of a plan's arms in its order."""
+    specs = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
+    specs |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
+    return [_stored_trial(planned, store, specs) for planned in (plan.trials if trials is None else trials)]
 
 
 def prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
@@ -102,12 +104,7 @@ def prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
     planned = [
         Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
     ]
-    return _stored_trials(plan, store, planned)
-
-
-def rivals(plan: Plan, store: Store) -> list[StoredTrial]:
-    """Return the trials of tunings, with their status and result."""
-    return _stored_trials(plan, store, [planned for tuning in plan.tuning for planned in tuning.trials])
+    return gather(plan, store, planned)
 
 
 def metric_column(analysis: Analysis) -> str:
@@ -299,12 +296,6 @@ def parquet(frame: pd.DataFrame) -> bytes:
     with io.BytesIO() as file:
         frame.to_parquet(file, index=False)
         return file.getvalue()
-
-
-def _stored_trials(plan: Plan, store: Store, trials: Sequence[Planned]) -> list[StoredTrial]:
-    specs = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
-    specs |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
-    return [_stored_trial(planned, store, specs) for planned in trials]
 
 
 def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:

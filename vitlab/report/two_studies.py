@@ -144,19 +144,13 @@ def _refusals(old: _Side, new: _Side) -> dict[str, str]:
 def _notes(old: _Side, new: _Side) -> Iterator[str]:
     """Yield the caveats: how arms differ between the studies, and which are in one alone."""
     for arm in new.common:
-        if difference := _differences(old.first_trial(arm), new.first_trial(arm)):
-            yield f"From its counterpart, {new.name(arm)} differs by {difference}."
+        before, after = old.first_trial(arm), new.first_trial(arm)
+        if before is not None and after is not None:
+            clauses = [differences(before.spec.plain(), after.spec.plain())]
+            clauses += [f"code {before.code[:8]} -> {after.code[:8]}"] * (before.code != after.code)
+            if difference := "; ".join(filter(None, clauses)):
+                yield f"From its counterpart, {new.name(arm)} differs by {difference}."
     for side in (old, new):
         alone = [name for name in side.names if name not in side.common]
         if alone:
             yield f"In {side.label} alone, and not compared: {'; '.join(alone)}."
-
-
-def _differences(old: Trial | None, new: Trial | None) -> str:
-    """Return how spec and code differ between two trials."""
-    if old is None or new is None:
-        return ""
-    clauses = [differences(old.spec.plain(), new.spec.plain())]
-    if old.code != new.code:
-        clauses.append(f"code {old.code[:8]} -> {new.code[:8]}")
-    return "; ".join(filter(None, clauses))

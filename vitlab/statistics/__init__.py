@@ -7,7 +7,6 @@ ValueError: the caller leaves out diverged trials and reports them.
 
 from vitlab.statistics.power import power, predictive_power, sequential_levels
 from vitlab.statistics.replicates import (
-    Mean,
     MeanSquares,
     as_array,
     boschloo,
@@ -24,13 +23,11 @@ from vitlab.statistics.replicates import (
     split_sd,
     t_quantile,
 )
-from vitlab.statistics.scaling import Curve, Estimate, Law, fit_law, pareto
+from vitlab.statistics.scaling import Estimate, Law, fit_law, pareto
 
 __all__ = [
-    "Curve",
     "Estimate",
     "Law",
-    "Mean",
     "MeanSquares",
     "as_array",
     "boschloo",
