@@ -153,9 +153,10 @@ def _is_study(checkpoint: Path, out: Path) -> bool:
     """Return whether a path is a study's file or folder, or can only be the name of a study."""
     if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
         return True
-    name = study_name(str(checkpoint).partition("@")[0])
+    if checkpoint.exists():
+        return False
     is_name = len(checkpoint.parts) == 1 and not checkpoint.suffix
-    return not checkpoint.exists() and (is_name or (out / "studies" / name / "plan.json").exists())
+    return is_name or (out / "studies" / study_name(str(checkpoint).partition("@")[0]) / "plan.json").exists()
 
 
 def _folder_of(image: str) -> str:
