@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
 import shutil
 import threading
@@ -420,6 +421,21 @@ def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monk
     assert not (cache / "identities").exists()
     ImageFolder(root=str(root)).info()
     assert len(list((cache / "identities").iterdir())) == 1, "they have settled"
+
+
+def test_identity_that_an_earlier_version_remembered_in_another_form_is_not_read(root: Path, cache: Path) -> None:
+    identity, remember = ImageFolder(root=str(root)).info().identity, files.remember
+
+    def earlier(entries: list[tuple[str, Path]], compute: object) -> str:
+        same_files = [(name.replace(" notes ", " "), path) for name, path in entries]
+        return remember(same_files, lambda: json.dumps({"identity": identity, "copies": {}}))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(files, "time", SimpleNamespace(time=lambda: time.time() + 60))  # when the files have settled
+        patched.setattr(files, "remember", earlier)
+        ImageFolder(root=str(root)).info()
+    assert list((cache / "identities").iterdir())
+    assert ImageFolder(root=str(root)).info().identity == identity
 
 
 def test_file_that_nobody_has_read_is_deleted_when_another_is_written(root: Path, cache: Path) -> None:

@@ -449,7 +449,8 @@ def content_of(kind: str, listing: Listing) -> list[str]:
         for row in row_M.tolist()
     ]
     digest = hashlib.blake2b("\n".join(key for key, _ in rows).encode(), digest_size=16)
-    entries = [(f"{kind} {listing.column} {digest.hexdigest()}", file) for file in listing.files]
+    # The word "notes" keeps this list apart from what earlier versions remembered of the same files in another form.
+    entries = [(f"{kind} {listing.column} notes {digest.hexdigest()}", file) for file in listing.files]
 
     def compute() -> str:
         digest, checksums = hashlib.blake2b(digest_size=16), []
