@@ -63,7 +63,7 @@ def make_room(folder: Path) -> None:
     """Create a folder of the cache, and delete the files in it that nobody has read for :data:`MAX_UNUSED_S`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process deletes it, too
+        with suppress(OSError):  # another process deletes it, too, or reads it (on Windows), or another user owns it
             if time.time() - max(file.stat().st_atime, file.stat().st_mtime) > MAX_UNUSED_S:
                 file.unlink()
 
