@@ -37,10 +37,10 @@ def tensor_of(keys: Sequence[Key], device: torch.device) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; not waiting for the copy, as one from unpinned memory would."""
+    """Copy a tensor to a device; to a GPU of CUDA without waiting, as a copy from unpinned memory would."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)  # without waiting, the tensor could be read, or freed, before it has arrived
 
 
 def fold(k: Key, number: int) -> Key:
