@@ -265,9 +265,8 @@ def _stored_record(folder: Path) -> RunRecord:
 def record_run(study: Path, record: RunRecord) -> None:
     """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one."""
     write_json(study / "run.json", vars(record))
-    (study / EARLIER / record.version / "plan.json").unlink(
-        missing_ok=True
-    )  # study.yaml there may be the file being run
+    # Only the plan: study.yaml there may be the file being run.
+    (study / EARLIER / record.version / "plan.json").unlink(missing_ok=True)
 
 
 def stored_run_spec(folder: Path) -> RunSpec:
