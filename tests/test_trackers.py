@@ -17,6 +17,7 @@ import pytest
 import slot_fixtures
 
 from vitlab import lab, testing, trackers
+from vitlab.driver.session import Session
 from vitlab.errors import SpecError, UserError
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
@@ -303,6 +304,23 @@ def test_update_reads_no_journal_of_a_trial_that_has_not_begun(tmp_path: Path, m
     begun.mkdir(parents=True)
     waiting.update()
     assert read == [begun]
+
+
+def test_report_of_a_run_without_the_tracker_is_delivered_by_the_next(no_figures: None, tmp_path: Path) -> None:
+    reports = list[str]()
+
+    class Titles(Lines):
+        def finish(self, report: Sequence[Path]) -> str:
+            [file] = [file for file in report if file.name == "report.json"]
+            reports.append(json.loads(file.read_text())["question"])
+            return "somewhere"
+
+    store, plan = Store(tmp_path), results.small_plan()
+    results.write_trials(store, plan)
+    other = replace(plan, question="Another one?")
+    for asked, cls in [(plan, Titles), (plan, Titles), (other, trackers.Untracked), (other, Titles), (other, Titles)]:
+        lab._report_and_deliver(asked, Session(store, RunSpec(), tracker=cls(asked, store, RunSpec())), None)
+    assert reports == [plan.question, other.question]
 
 
 # -- in a study file and on the command line --------------------------------------------------------------------------

@@ -111,6 +111,11 @@ def _confirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
     return Choice(choice.type, stored)
 
 
+def forget(study: Path) -> None:
+    """Record in a study's folder that trackers lack something, also those that this run does not deliver to."""
+    (study / DELIVERED).unlink(missing_ok=True)
+
+
 class BackgroundDelivery:
     """Delivery beside a run: updates return at once; updates during a delivery are combined into the next one.
 
@@ -134,11 +139,6 @@ class BackgroundDelivery:
         link = record.get("link")
         is_complete = record.get("place") == tracker.place() and tracker.undelivered() == 0
         return link if is_complete and isinstance(link, str) else None
-
-    def forget(self) -> None:
-        """Record that the tracker lacks something."""
-        if self._tracker.title:
-            (self._tracker.folder / DELIVERED).unlink(missing_ok=True)
 
     def update(self) -> None:
         """Start a delivery; if one is in progress, another one follows it."""
