@@ -584,7 +584,7 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         (b"study: \xff\xfe\n", ":1:8: byte 0xff is not UTF-8 text; save the file as UTF-8"),
         (b"study: a\nquestion: caf\xe9\n", ":2:14: byte 0xe9 is not UTF-8 text; save the file as UTF-8"),
         ("study: small\n".encode("utf-16"), ":1:1: byte 0xff is not UTF-8 text; save the file as UTF-8"),
-        (b"study: " + b"[" * 5_000, ": nested too deeply"),
+        (b"study: " + b"[" * 5_000, ":1:58: nested too deeply"),
         (b'study: small\nquestion: "C:\\Users\\x"\n', ":2:16: in double quotes a backslash begins an escape"),
         (b'study: small\nquestion: "C:\\temp\\x"\n', ":2:21: in double quotes a backslash begins an escape"),
         (b'study: small\nquestion: "C:\\temp"\n', ":2:11: in double quotes a backslash begins an escape"),

@@ -36,6 +36,17 @@ Place = tuple[int, int]
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the numbers described above, of which only nodes are used."""
 
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node, unless it is nested too deeply."""
+        if self._depth > DEEPEST:
+            raise _NotAllowed(problem=TOO_DEEP, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in pairs if tag not in (f"{TAG}int", f"{TAG}float", f"{TAG}timestamp")]
@@ -133,8 +144,6 @@ def parse_document(text: str, name: str) -> Document:
         if root is None:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
         data = reader.read(root)
-    except RecursionError:
-        raise refuse(TOO_DEEP) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -207,7 +216,7 @@ class _Reader:
     def read(self, node: yaml.Node, path: Path = (), key: yaml.Node | None = None) -> Any:
         """Return the plain value of a node, which has a key if it is in a mapping."""
         key = key or node
-        if len(path) > DEEPEST:
+        if len(path) > DEEPEST:  # of an alias that contains itself; others are counted when they are composed
             raise _fault(key, TOO_DEEP)
         if len(self.places) > MOST_NODES:
             raise _fault(key, f"more than {MOST_NODES:,} values; a study file is a page or two")
