@@ -68,12 +68,14 @@ class Report:
         for name in sorted(rows.keys() & {"vitlab", *(field.name for field in fields(cls))}):
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
         more = [part.notes(rows.get(name, ()), findings) for name, part in sections().items() if name in made]
+        # A control that is told apart is a false alarm, which a note says, and no finding.
+        counted = [row for row in arms if not plan.arm(row["arm"]).is_control]
         return cls(
             plan.study,
             plan.question,
             plan.analysis,
             plan.units,
-            phrasing.overview(arms),
+            phrasing.overview(counted, "In single blocks, of" if rows["blocks"] else "Of"),
             answers(rows["blocks"], plan.analysis, plan.units) or phrasing.answers(arms, plan.analysis, plan.units),
             arms,
             rows,

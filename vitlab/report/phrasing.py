@@ -323,13 +323,18 @@ def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
     ]
 
 
-def overview(rows: Sequence[Row]) -> str:
-    """Return the number of comparisons per verdict; empty if there are few."""
+def overview(rows: Sequence[Row], among: str = "Of") -> str:
+    """Return the number of comparisons per verdict; empty if there are few.
+
+    Args:
+        rows: of the arms that are counted.
+        among: the words before the number of comparisons.
+    """
     counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
         return ""
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
-    return f"Of {count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
+    return f"{among} {count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
 
 
 def _no_values(row: Row) -> str:

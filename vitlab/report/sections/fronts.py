@@ -42,10 +42,12 @@ class Fronts(Section[Front]):
     row = Front
 
     def rows(self, findings: Findings) -> list[Front]:
-        """Return the front of each cost in which arms differ.
+        """Return the front of each cost in which arms differ; none over blocks, whose results are on unlike data.
 
         A cost is left out if fewer than two arms have it, or if its largest value is below ``APART`` times the least.
         """
+        if any(arm.block for arm in findings.plan.arms):
+            return []
         costs, goal, rows = costs_of(findings), findings.plan.analysis.goal, list[Front]()
         means = {row["arm"]: row["mean"] for row in findings.arms if row["mean"] is not None}
         for name in COSTS:
