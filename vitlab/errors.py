@@ -271,6 +271,6 @@ def letters(text: str) -> str:
         is_foreign = name.startswith(("CYRILLIC", "GREEK")) or "QUOTATION" in name
         is_invisible = character.isspace() or unicodedata.category(character) in ("Cf", "Zs")
         if not character.isascii() and (is_foreign or is_invisible):
-            shown = "an invisible character" if is_invisible else f"'{character}', which is not what it looks like"
-            return f" It has {shown} (U+{ord(character):04X}, {name}); type it anew."
+            kind = "an invisible character" if is_invisible else f"'{character}', which is not what it looks like"
+            return f" It has {kind} (U+{ord(character):04X}, {name}); type it anew."
     return ""

@@ -310,8 +310,8 @@ def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) ->
             alike.setdefault(f"To be tuned first, by {tuning.select}, among {'; '.join(names)},", []).append(tuning)
     for sentence, some in alike.items():
         arms = [tuning.arm for tuning in some if tuning.arm is not None]
-        shown = "; ".join(arms) if arms and (len(some) < len(tunings) or len(some) == 1) else "all arms"
+        which = "; ".join(arms) if arms and (len(some) < len(tunings) or len(some) == 1) else "all arms"
         trials = [planned for tuning in some for planned in tuning.trials if tuning.open]
         done = sum((planned.arm, planned.seed) in cached for planned in trials)
         counts = f": {count(len(trials), 'trial')}, {done} of them trained already" if trials else ""
-        yield f"{sentence} for {shown}{counts}."
+        yield f"{sentence} for {which}{counts}."

@@ -213,9 +213,9 @@ class PlainLines(_Display):
         super().close()
 
     def _flush(self) -> None:
-        ended, self._ended = self._ended, []
-        if ended:
-            self._print(f"{_names(ended)} {Ending.DONE}")
+        trials, self._ended = self._ended, []
+        if trials:
+            self._print(f"{_names(trials)} {Ending.DONE}")
 
     def _print(self, text: str) -> None:
         self._update()

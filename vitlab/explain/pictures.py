@@ -162,9 +162,9 @@ def filters(filters_KCHW: Array, share_K: Array) -> Figure:
     """Draw the principal components of the patch filters, as RGB for three channels; each on its own scale."""
     figure, axes = _panels(len(filters_KCHW), 7, 1.1, 1.25)
     for axis, filter_CHW, share in zip(axes, filters_KCHW, share_K, strict=True):
-        shown = _colours(filter_CHW.transpose(1, 2, 0))
-        low, high = shown.min(), shown.max()
-        axis.imshow((shown - low) / max(high - low, 1e-12), cmap="gray", vmin=0, vmax=1)
+        image = _colours(filter_CHW.transpose(1, 2, 0))
+        low, high = image.min(), image.max()
+        axis.imshow((image - low) / max(high - low, 1e-12), cmap="gray", vmin=0, vmax=1)
         axis.set_title(f"{share:.1%}", fontsize=7)
     figure.suptitle("principal components of the patch filters", fontsize=10)
     return figure

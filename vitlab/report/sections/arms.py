@@ -140,8 +140,8 @@ class Comparisons(Section[Row]):
         ]
         several = len(compared_rows(report.arms)) > 1
         what = " p is of one comparison alone; columns with new images and with chance hold for all at once."
-        shown = [one for one in table if not set(one.cells) <= {DASH, "0"}]
-        return Table(shown, f"Statistics of each verdict.{what * several}")
+        informative = [one for one in table if not set(one.cells) <= {DASH, "0"}]
+        return Table(informative, f"Statistics of each verdict.{what * several}")
 
 
 def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
