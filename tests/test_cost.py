@@ -87,7 +87,7 @@ def test_sizes_equal_published(size: str, patch: int, pixels: int, distilled: bo
         classes=1000,
     )
     assert cost.params == params
-    assert cost == formula(g, hidden=int(preset.dim * preset.ratio), classifiers=len(prefix))
+    assert cost == formula(g, hidden=preset.hidden, classifiers=len(prefix))
     assert round(cost.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
 
 

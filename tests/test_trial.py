@@ -405,10 +405,10 @@ def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch)
 
 def test_threads_count_up_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circumstances.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
-    monkeypatch.setattr(circumstances.sys, "platform", "linux")
+    monkeypatch.setattr(circumstances, "_measure", lambda device, precision, threads: float(threads))
     for threads, cores in ((1, 1), (2, 2), (7, 2)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert circumstances._threads() == cores
+        assert circumstances.matrix_rate(torch.device("cpu"), "fp32") == cores
 
 
 def test_failing_matmul_benchmark_does_not_prevent_training(
