@@ -31,6 +31,7 @@ from vitlab.cli import run as cli_run
 from vitlab.cli.schema import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.datasets.base import NORMALIZATIONS
+from vitlab.data.prepare import DataSource
 from vitlab.errors import Interrupted
 from vitlab.plan.packaged import packaged_studies
 from vitlab.store.files import write_json
@@ -394,7 +395,10 @@ def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    counted = mock.Mock(side_effect=DataSource.training_images)
+    monkeypatch.setattr(DataSource, "training_images", lambda *arguments: counted(*arguments))
     code, printed, err = call("plan", ROOT / "pipelines" / "quickstart.yaml", "--cost", "--out", ran[1])
+    assert counted.call_count == 1, "the arms have the same data"
     assert (code, err) == (0, "") and max(map(len, printed.splitlines())) <= 80
     for word in ("position=sinusoidal", "against", "params", "GPU-h", "13.8 k", "230 k"):
         assert word in printed

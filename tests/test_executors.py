@@ -325,6 +325,17 @@ def test_shares_of_gpus_and_cores_limit_places(monkeypatch: pytest.MonkeyPatch) 
     assert Local(RunSpec(resources={"gpu": 0.1, "cpu": 2})).slots == 3
 
 
+def test_only_a_share_of_a_gpu_grows_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    work = with_settings(job(tmp_path, "finish"), device="auto")
+    for gpus, larger in (([], []), (["GPU-a"], [0.5, 1.0])):
+        monkeypatch.setattr(machine, "gpus", lambda gpus=gpus: gpus)
+        executor, shares, each = Local(RunSpec(resources={"gpu": 0.25})), list[float | None](), work
+        while (more := executor.with_more_memory(each)) is not None:
+            shares.append(more.gpu)
+            each = more
+        assert shares == larger
+
+
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
     assert machine.gpus({"CUDA_VISIBLE_DEVICES": ""}) == []

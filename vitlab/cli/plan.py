@@ -146,12 +146,15 @@ def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
 
     # Reversed, so that the first seed of an arm stays.
     trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
+    examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
     for arm, cost in costs(plan).items():
         spec, seeds = trials[arm].spec, trials[arm].seeds
+        data = str(spec.data), seeds["split"], seeds["subset"]
         # Only epochs depend on the number of examples, for which data may have to be read.
-        examples = None if spec.train.epochs is None else DataSource(spec.data).training_images(seeds)
-        images = spec.train.images_seen(examples)
+        if spec.train.epochs is not None and data not in examples_by_data:
+            examples_by_data[data] = DataSource(spec.data).training_images(seeds)
+        images = spec.train.images_seen(examples_by_data.get(data))
         work = None if images is None else train_macs(cost["macs"], images)
         hours = None if work is None else gpu_hours(work, tflops)
         by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours)

@@ -141,6 +141,10 @@ class Local(PollingExecutor):
             running.process.kill()
         self._wait_for_all(self._running, TERMINATE_S)
 
+    def with_more_memory(self, job: Job) -> Job | None:
+        """Return the job with twice its share of a GPU; None on a machine without any, or for a whole one."""
+        return super().with_more_memory(job) if self._gpus else None
+
     def _gpu_request(self) -> GpuRequest:
         """Return the GPU request of one trial of this study."""
         share, count = self.run.resources.gpu, 1
