@@ -461,7 +461,7 @@ def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("which", ["file", "folder", "name"])
-def test_status(ran: tuple[Path, Path], which: str) -> None:
+def test_status(ran: tuple[Path, Path], which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = ran
     study = {"file": file, "folder": out / "studies" / "tiny", "name": "tiny"}[which]
     code, printed, err = call("status", study, "--out", out, "--json")
@@ -470,6 +470,8 @@ def test_status(ran: tuple[Path, Path], which: str) -> None:
     code, printed, err = call("status", study, "--out", out)
     assert (code, err) == (0, "") and "position=none" in printed
     assert call("status", "--out", out) == (0, printed, ""), "the study that was run last"
+    monkeypatch.setenv("COLUMNS", "45")
+    assert re.search("position=none +2", call("status", study, "--out", out)[1])
 
 
 def test_report_in_every_format(ran: tuple[Path, Path], tmp_path: Path) -> None:

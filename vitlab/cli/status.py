@@ -69,8 +69,10 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     reasons = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
     columns = [Column(plan.study, tuple(rows), right=False)]
     for state in [*STATES, "pending"] if plan.pending else STATES:
-        columns.append(Column(state, tuple(str(row[state] or "") for row in rows.values())))
-    columns.append(Column("", tuple(reasons.get(name, "") for name in rows), right=False))
+        cells = tuple(str(row[state] or "") for row in rows.values())
+        columns.append(Column(state, cells, rank=0 if any(cells) else 1))  # narrow terminals leave out empty columns
+    if reasons:
+        columns.append(Column("", tuple(reasons.get(name, "") for name in rows), right=False))
     console = Console()
     console.print(fitted_table(columns, console))
     if driver:
