@@ -95,9 +95,9 @@ def convert(
     ``preprocessor_config.json`` that ``from_pretrained`` reads, unless they exist.
 
     Args:
-        source: in any of :data:`~vitlab.weights.formats.FORMATS`, or the weights of a trial.
+        source: in any of :data:`~vitlab.weights.FORMATS`, or the weights of a trial.
         target: the file to write; its suffix decides the container.
-        to: one of :data:`~vitlab.weights.formats.FORMATS`.
+        to: one of :data:`~vitlab.weights.FORMATS`.
         form: the format of ``source``; by default it is recognised.
         facts: facts about ``source`` that the file may not state.
         grid: rows and columns of patches to resample positions for.
