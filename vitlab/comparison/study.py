@@ -200,14 +200,14 @@ class _Study:
         rows = {}
         for place, (arm, baseline) in enumerate(self.compared.items()):
             contrast, reason, lost = result.contrasts.of(0, place), reasons.get(arm), int(result.lost[0, place])
-            found = [VERDICTS[some[0, place]] for some in (result.verdict, result.complete_verdict)]
+            verdict, of_complete = (VERDICTS[each[0, place]] for each in (result.verdict, result.complete_verdict))
             low, high = self._interval_for_new_images(arm, baseline, contrast, float(design.levels[place]))
             rows[arm] = {
                 **vars(contrast),
                 **{f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")},
                 "baseline": baseline,
-                "verdict": Verdict.REFUSED if reason else found[0],
-                "complete_verdict": Verdict.REFUSED if reason else found[1],
+                "verdict": Verdict.REFUSED if reason else verdict,
+                "complete_verdict": Verdict.REFUSED if reason else of_complete,
                 "refused": reason,
                 "exploratory": self.family.exploratory[arm] or None,
                 "registered": arm not in self.family.later,

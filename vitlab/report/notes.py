@@ -116,8 +116,9 @@ def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
 
 def _progress(trials: Sequence[StoredTrial]) -> list[str]:
     counts = Counter(item.status for item in trials)
-    is_preliminary = counts["running"] + counts["missing"] > 0
-    return [f"Preliminary: of {count(len(trials), 'trial')}, {states(counts)}."] * is_preliminary
+    if not counts["running"] + counts["missing"]:
+        return []
+    return [f"Preliminary: of {count(len(trials), 'trial')}, {states(counts)}."]
 
 
 def _early_stops(trials: Sequence[StoredTrial]) -> list[str]:
@@ -211,11 +212,13 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def _best_of_training(plan: Plan) -> list[str]:
+    if plan.analysis.at == "last":
+        return []
     return [
         f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
         "more so the noisier the evaluation and the more of them there are. The test value beside it is the last "
         "step's."
-    ] * (plan.analysis.at == "best")
+    ]
 
 
 def _exploratory(plan: Plan) -> list[str]:
