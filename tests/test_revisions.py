@@ -168,15 +168,19 @@ def test_worktree_leaves_the_index_and_other_worktrees_of_the_user_alone(
 
 
 def test_worktree_of_a_killed_process_is_removed_by_the_next_one(repository: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out, kept = tmp_path / "out", tmp_path / "kept"
     left = out / "revisions" / "left"
-    git("worktree", "add", "--detach", str(left / "tree"), "HEAD")
-    (left / "lock").touch()
+    for folder in (left, kept):
+        git("worktree", "add", "--detach", str(folder / "tree"), "HEAD")
+        (folder / "lock").touch()
+    (out / "revisions" / "link").symlink_to(kept)
+    (out / "revisions" / "other").mkdir()
+    (out / "revisions" / "other" / "lock").symlink_to(kept / "lock")
     with checkout(commit_of("HEAD~"), "base", out, [Path("own.py")]) as first:
-        assert not left.exists() and len(git("worktree", "list").splitlines()) == 2
+        assert not left.exists() and len(git("worktree", "list").splitlines()) == 3
         with checkout(commit_of("HEAD"), "head", out, [Path("own.py")]):
             assert Path(first.plugins[0]).exists(), "its process lives"
-    assert len(git("worktree", "list").splitlines()) == 1
+    assert len(git("worktree", "list").splitlines()) == 2 and (kept / "tree").is_dir(), "links are not followed"
 
 
 def test_installed_wheel_of_the_repository_is_no_package_of_its_commits(

@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from vitlab.errors import TrialFailed, UserError
 from vitlab.plan.study_folder import rev_parse
@@ -152,8 +152,9 @@ def checkout(
             "package, or name a file of components by --plugin"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for lock in folder.glob("*/lock"):  # nobody holds the lock of a process that was killed
-        with suppress(Timeout, UserError), FileLock(lock, timeout=0):
+    for lock in (lock for lock in folder.glob("*/lock") if not lock.parent.is_symlink()):
+        # Nobody holds the lock of a process that was killed; Timeout is an OSError, too.
+        with suppress(OSError, UserError), FileLock(lock, timeout=0):
             shutil.rmtree(lock.parent, ignore_errors=True)
             _git("worktree", "remove", "--force", str(lock.parent / "tree"))
     with tempfile.TemporaryDirectory(prefix=f"{commit[:12]}-", dir=folder) as scratch, FileLock(Path(scratch) / "lock"):
