@@ -54,7 +54,7 @@ def train_missing(
             f"{count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them again."
         )
     keep, missing = _keep(session.run, stage.analysis, is_needed=False), {name_of(planned.trial) for planned in trials}
-    ended = [session.folder(planned.trial) for planned in stage.trials if name_of(planned.trial) not in missing]
+    ended = {session.folder(planned.trial) for planned in stage.trials if name_of(planned.trial) not in missing}
     if lacking := sum(folder.lacks_weights(keep) for folder in ended):
         session.watch.say(
             f"{count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is not "
