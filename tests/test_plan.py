@@ -19,7 +19,7 @@ from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo, Work, images_in
 from vitlab.identity import source
-from vitlab.identity.code import RUNNER, closure, code_digest, refresh
+from vitlab.identity.code import closure, code_digest, code_of_trial, refresh
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
 from vitlab.plan import Plan
@@ -465,9 +465,11 @@ def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert digest() != here
 
 
-def test_runner_is_part_of_code_of_every_trial() -> None:
-    modules = closure({RUNNER})
+def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
+    modules = code_of_trial((), source.expected)
     assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(modules)
+    engines = {f"vitlab.engines.{name}" for name in ("vmap", "compiled", "batch_last", "batch_last_kernels")}
+    assert engines <= set(modules), "each may have computed the trial"
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.convnet"}
     strangers |= {
         "vitlab.plan.expand",

@@ -23,6 +23,7 @@ from vitlab.identity import source
 from vitlab.identity.trial import key_of
 from vitlab.imports import last_import, stamp_of
 from vitlab.registry import OPTIONAL_MODULES, ResolvedChoice, plugins, slot
+from vitlab.registry.slot_modules import built_ins
 from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
 
 RUNNER = "vitlab.runner.run"
@@ -49,7 +50,7 @@ def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
 
 def requirements_of(spec: TrialSpec) -> dict[str, str]:
     """Return name to version of the installed distributions that a trial's code imports in this process."""
-    digests = closure({RUNNER, *modules_of_spec(spec)}, source.loaded)
+    digests = code_of_trial(modules_of_spec(spec), source.loaded)
     pairs = (name.partition("==") for name in digests if "==" in name)
     return {name: version for name, _, version in pairs}
 
@@ -110,9 +111,9 @@ def components(spec: TrialSpec) -> Iterator[ResolvedChoice]:
 
 @cache
 def code_digest(modules: frozenset[str], reader: source.Reader = source.expected) -> str:
-    """Return the digest of the given modules, of the runner, and of all they import; 128 bits in hex."""
+    """Return the digest of the code of a trial with the given root modules; 128 bits in hex."""
     digest = hashlib.blake2b(digest_size=16)
-    for module, text in sorted(closure({RUNNER, *modules}, reader).items()):
+    for module, text in sorted(code_of_trial(modules, reader).items()):
         digest.update(f"{module}\n{text}\n".encode())
     return digest.hexdigest()
 
@@ -128,6 +129,15 @@ def read_ahead() -> None:
     """Read every imported module of vitlab, so that forked processes find it in the cache."""
     closure((module for module in sys.modules if module.partition(".")[0] == "vitlab"), source.loaded)
     refresh()  # every worker clears its caches, and clearing inherited ones would copy their memory
+
+
+def code_of_trial(modules: Iterable[str], reader: source.Reader) -> dict[str, str]:
+    """Return module name to digest, for the code of a trial: its root modules, the runner, the engines, their imports.
+
+    Any built-in engine may compute the trial, and none is imported before it is chosen.
+    """
+    engines = (place.module for place in built_ins("engine").values())
+    return closure({RUNNER, *engines, *modules}, reader)
 
 
 def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> dict[str, str]:

@@ -20,9 +20,8 @@ from vitlab.engines.base import EngineFailed, train
 from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
 from vitlab.identity import source
 from vitlab.identity.code import (
-    RUNNER,
-    closure,
     code_of_modules,
+    code_of_trial,
     edited_module_message,
     mixed_versions_message,
     modules_of_spec,
@@ -59,7 +58,7 @@ def require_planned_code(trials: Iterable[Trial]) -> None:
         try:
             roots = modules_of_spec(trial.spec)
             code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
-            modules = closure({RUNNER, *roots}, source.loaded)
+            modules = code_of_trial(roots, source.loaded)
         except VitlabError as error:
             raise Refused(
                 f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
