@@ -620,6 +620,19 @@ def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:
         planned(tmp_path, base=base(teacher={}), design=None)
 
 
+def test_plan_with_published_weights_is_refused_without_torchvision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitlab.weights import opening
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'torchvision'")
+
+    monkeypatch.setattr(opening, "_published_weights", missing)
+    with pytest.raises(SpecError, match="No module named 'torchvision'"):
+        planned(tmp_path, base=base(teacher={"pretrained": RESNET18}), design=None)
+
+
 def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> None:
     teacher = taught.plan.prerequisites[0]
     file = taught.store.trial(teacher.key, teacher.code).weights

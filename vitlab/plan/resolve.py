@@ -320,7 +320,7 @@ class Resolver:
         place = (*path, "pretrained")
         try:
             digest = optional_module("weights").digest_of(name)
-        except WeightsError as error:
+        except (WeightsError, ImportError) as error:  # torchvision may be missing, or of another torch
             draft.refuse((place, str(error)))
             return
         put(draft.identity, place, {"name": name, "sha256": digest})
