@@ -14,7 +14,7 @@ from vitlab.errors import WeightsError
 from vitlab.weights import ModelFacts, convert, open_model
 from vitlab.weights import hugging_face as tables
 from vitlab.weights import inspect as look
-from vitlab.weights.timm import from_timm
+from vitlab.weights.from_timm import from_timm
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

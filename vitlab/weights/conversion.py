@@ -33,7 +33,7 @@ from vitlab.weights.opening import (
     open_checkpoint,
     require_match,
 )
-from vitlab.weights.timm import timm_config, to_timm
+from vitlab.weights.to_timm import timm_config, to_timm
 from vitlab.weights.transfer import (
     drop_head,
     mismatches,

@@ -15,8 +15,8 @@ from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB
 from vitlab.models.contract import State
 from vitlab.weights.architecture import ModelFacts
 from vitlab.weights.files import Json, WeightFile
+from vitlab.weights.from_timm import names_timm, pretrained_config, timm_module
 from vitlab.weights.hugging_face import config_facts, key_set, note_on_unread, pair_of
-from vitlab.weights.timm import names_timm, pretrained_config, timm_module
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 """Modules of timm whose models vitlab's ViT may compute."""

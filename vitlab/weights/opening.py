@@ -36,9 +36,9 @@ from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, normalisation
 from vitlab.weights.files import WeightFile, read_file
 from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat, columns
+from vitlab.weights.from_timm import build_timm, from_timm, names_timm
 from vitlab.weights.hub import read_config
 from vitlab.weights.hugging_face import HuggingFaceFormat, family_of
-from vitlab.weights.timm import build_timm, from_timm, names_timm
 from vitlab.weights.transfer import HEAD, drop_head, mismatches, sentence_of, to_native_rotation
 
 HEADER = "vitlab.weights"

@@ -27,7 +27,7 @@ Role = Literal["norm", "attention", "mlp"]
 
 Passed = Literal["values", "merged"]
 """What a block passes on: the values (B, H, T, K) of an attention, or the tokens that were merged,
-:class:`vitlab.components.block.passing.Merged`."""
+:class:`vitlab.components.block.token_merging.Merged`."""
 
 
 @dataclass(frozen=True)
