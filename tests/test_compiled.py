@@ -117,7 +117,7 @@ GeluMLP.forward = forward
 gpu_dry_run.DEPTH, gpu_dry_run.TOGETHER = 4, 8
 print([gpu_dry_run.at_depth(arm, engine)[1] for engine in ("loop", "vmap")], gpu_dry_run.together()[1])
 loop.path_layers = lambda model: []
-vmap.augment_together = lambda feeds: None
+vmap.make_batches_together = lambda feeds: None
 print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 """
 

@@ -44,7 +44,7 @@ def samples_of(batch: Batch) -> Tensor:
     return batch.id_B if batch.host_id_B is None else batch.host_id_B
 
 
-class Chosen(NamedTuple):
+class Selection(NamedTuple):
     """The images of a training batch, on the host."""
 
     epoch: int
@@ -132,17 +132,17 @@ class Feed:
         request = step, batch_size, repeats, None if rows is None else tuple(rows), views
         if request not in self._ready:
             feeds = self._peers or (self,)
-            for feed, batch in zip(feeds, _augmented(feeds, request), strict=True):
+            for feed, batch in zip(feeds, _batches(feeds, request), strict=True):
                 feed._ready = {request: batch}
         return self._ready.pop(request)
 
-    def _take(self, request: Request) -> Tensor:
+    def _read_stored(self, request: Request) -> Tensor:
         """Return the images of a training batch from storage, uint8 (B, C, H, W)."""
         assert self._prefetcher is not None
 
         def read_request(at: int) -> ReadRequest:
-            chosen = self._select(at, *request[1:])
-            return ReadRequest(chosen.row_B, chosen.id_B, self._crop_request(chosen.epoch))
+            selection = self._select(at, *request[1:])
+            return ReadRequest(selection.row_B, selection.id_B, self._crop_request(selection.epoch))
 
         return self._prefetcher.take(request[0], request[1:], read_request)
 
@@ -164,7 +164,7 @@ class Feed:
             x_BCHW, y_B, id_B = (noise.to_device(tensor, self.device) for tensor in tensors)
             yield Batch(self._normalize(x_BCHW), _labels(y_B), id_B, 0)
 
-    def _select(self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int) -> Chosen:
+    def _select(self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int) -> Selection:
         """Return the images of a step's batch."""
         train = self._subsets["train"]
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
@@ -183,7 +183,7 @@ class Feed:
         if views > 1:
             view_B = torch.arange(views).repeat(len(id_B))
             position_B, id_B = position_B.repeat_interleave(views), id_B.repeat_interleave(views) + (view_B << 32)
-        return Chosen(epoch, train.row_N[position_B], train.y_N[position_B], id_B)
+        return Selection(epoch, train.row_N[position_B], train.y_N[position_B], id_B)
 
     def _crop_request(self, epoch: int) -> CropRequest | None:
         """Return the crop that the first augmentation takes of full-size pictures; None if it takes none."""
@@ -205,7 +205,7 @@ class Feed:
         return self._orders[epoch]
 
 
-def augment_together(feeds: Sequence[Feed]) -> None:
+def make_batches_together(feeds: Sequence[Feed]) -> None:
     """Let feeds whose batches are asked for at the same steps make them by one call, if they are on a GPU.
 
     One call for all trials launches as many kernels as a call for one.  On a CPU, where an operation is computed for
@@ -220,16 +220,16 @@ def augment_together(feeds: Sequence[Feed]) -> None:
         feed._peers = feeds if joint else ()
 
 
-def _augmented(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
+def _batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
     """Return the batches of feeds of equal images, augmentations and normalisation."""
     first, several = feeds[0], len(feeds) > 1
-    chosen = [feed._select(*request) for feed in feeds]
+    selections = [feed._select(*request) for feed in feeds]
     row_B, host_y_B, host_id_B = (
-        torch.cat(each) for each in zip(*((one.row_B, one.y_B, one.id_B) for one in chosen), strict=True)
+        torch.cat(each) for each in zip(*((one.row_B, one.y_B, one.id_B) for one in selections), strict=True)
     )
     if first.stored:
-        taken = [feed._take(request) for feed in feeds]
-        x_BCHW = torch.cat(taken) if several else taken[0]
+        parts = [feed._read_stored(request) for feed in feeds]
+        x_BCHW = torch.cat(parts) if several else parts[0]
     else:
         x_BCHW = first._subsets["train"].at_rows(row_B)
     y_B, id_B = noise.to_device(host_y_B, first.device), noise.to_device(host_id_B, first.device)
@@ -239,14 +239,14 @@ def _augmented(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
             x_BCHW = first._normalize(x_BCHW)
         for index, augmentation in enumerate(first._augments):
             if augmentation.normalized == normalized and not augmentation.of_picture:
-                keys = [feed._augment_key(one.epoch, index) for feed, one in zip(feeds, chosen, strict=True)]
+                keys = [feed._augment_key(one.epoch, index) for feed, one in zip(feeds, selections, strict=True)]
                 key: noise.Key | Tensor = keys[0]
                 if several:  # the key of each image, (B,), of equally many images for each key
                     key = noise.tensor_of(keys, id_B.device)[:, None].expand(-1, len(id_B) // len(keys)).flatten()
                 x_BCHW = augmentation(x_BCHW, key, id_B)
                 y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim == 3 else y_B
-    parts = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _labels(y_B), id_B))
-    return [Batch(x, y, ids, one.epoch, one.id_B) for x, y, ids, one in zip(*parts, chosen, strict=True)]
+    chunks = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _labels(y_B), id_B))
+    return [Batch(x, y, ids, one.epoch, one.id_B) for x, y, ids, one in zip(*chunks, selections, strict=True)]
 
 
 class Normalize:

@@ -29,7 +29,7 @@ from torch.func import vmap
 
 from vitlab import noise
 from vitlab.components.base import Part, path_scales
-from vitlab.data.batches import augment_together, samples_of
+from vitlab.data.batches import make_batches_together, samples_of
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import State
 from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulator, Split, evaluation_batches
@@ -47,7 +47,7 @@ class Vmap(Engine):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        augment_together([training.feed for training in trainings])
+        make_batches_together([training.feed for training in trainings])
         with self._falling_back():
             self._stack_weights()
 
@@ -149,18 +149,18 @@ class Vmap(Engine):
             with noise.drawing(draws):
                 return first.objective.loss(x_BCHW, y_B, rows)
 
-        losses: Value = vmap(loss)(self._narrowed(rows), x_KBCHW, y_KB, draws)
+        losses: Value = vmap(loss)(self._with_cast_biases(rows), x_KBCHW, y_KB, draws)
         return losses
 
     def _views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """Return the views of the objective on a batch that all trials share, each with the trials on axis 0."""
         first = self.trainings[0]
         views: dict[str, Tensor] = vmap(first.objective.views, in_dims=(None, None, 0))(
-            x_BCHW, y_B, self._narrowed(rows)
+            x_BCHW, y_B, self._with_cast_biases(rows)
         )
         return views
 
-    def _narrowed(self, rows: State) -> State:
+    def _with_cast_biases(self, rows: State) -> State:
         """Return the stacked weights, with the biases of linear maps in the dtype that autocast gives their products.
 
         Autocast does not reach biases inside of vmap, where a layer is a product and a sum; a bias in 32 bits would
