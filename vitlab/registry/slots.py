@@ -114,7 +114,9 @@ class Slot(Generic[T]):
         # The name of a plugin file may hold a colon, that of a component none.
         source, _, bare = name.rpartition(":")
         points = {plugins.source(point): point for point in plugins.points(self.name) if point.name == bare}
-        sources = self._sources(bare) & {source} if source else self._sources(bare)
+        sources = self._sources(bare)
+        if source:
+            sources &= {source}
         if not sources:
             names = self.names()
             hint = how_to_name(name) or nearest(bare, names)
@@ -151,7 +153,9 @@ class Slot(Generic[T]):
 
     def _sources(self, bare: str) -> set[str]:
         """Return the sources that offer a name."""
-        return {entry.origin.source for entry in _entries(self.name) if entry.name == bare}
+        known = {source for source, name in self.components if name == bare}
+        installed = {plugins.source(point) for point in plugins.points(self.name) if point.name == bare}
+        return known | installed | ({BUILT_IN} if bare in built_ins(self.name) else set())
 
     def _load(self, point: EntryPoint) -> None:
         origin = Origin(plugins.source(point), plugins.version(point))
