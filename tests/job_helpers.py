@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,26 @@ def run_trial(
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+def run_spec(
+    folder: TrialFolder,
+    key: str,
+    spec: Mapping[str, Any],
+    seeds: Mapping[str, int],
+    settings: Settings,
+    needs: Mapping[str, str] = {},
+) -> TrialResult:
+    """Run the trial of a spec by the loop, which must end well, and return its result."""
+    from vitlab.data.prepare import data_info  # these import torch
+    from vitlab.identity.code import code_of_modules, modules_of_spec
+
+    resolved = TrialSpec.model_validate(spec)
+    code = code_of_modules(modules_of_spec(resolved), needs)
+    trial = Trial(resolved, seeds, (), data_info(resolved.data).content, needs, key=key, code=code)
+    result = run_trial(trial, folder, settings)
+    assert result is not None and result.status == "done"
+    return result
 
 
 def run_together(

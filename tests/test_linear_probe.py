@@ -11,7 +11,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_helpers import run_trial
+from job_helpers import run_spec
 from pydantic import ValidationError
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
@@ -21,17 +21,16 @@ from vitlab.data.draws import at_most, fraction
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.smoke import smoke
 from vitlab.errors import DataError, WeightsError
-from vitlab.identity.code import code_of_modules, modules_of_spec
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
-from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.spec import STREAMS, TrialSpec
+from vitlab.spec import STREAMS
 from vitlab.spec.design import changed
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
+from vitlab.store.result import TrialResult
 from vitlab.training.features import MIN_STD, fit_head, solve
 
 SEEDS = dict.fromkeys(STREAMS, 0)
@@ -145,20 +144,8 @@ def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any],
 # -- trials -----------------------------------------------------------------------------------------------------------
 
 
-def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> tuple[Any, Trial]:
-    resolved = TrialSpec.model_validate(spec)
-    what = Trial(
-        resolved,
-        SEEDS,
-        (),
-        data_info(resolved.data).content,
-        needs,
-        key=key,
-        code=code_of_modules(modules_of_spec(resolved), needs),
-    )
-    result = run_trial(what, folder, Settings(deterministic=False))
-    assert result is not None and result.status == "done"
-    return result, what
+def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> TrialResult:
+    return run_spec(folder, key, spec, SEEDS, Settings(deterministic=False), needs)
 
 
 @pytest.mark.parametrize("model", [VIT, RESNET], ids=["vit", "resnet8"])
@@ -169,7 +156,7 @@ def test_body_is_trained_probed_and_tuned_on_different_classes(model: dict[str, 
     body, _ = load_model(source)
     spec = {"data": TARGET, "model": model, "train": {**TRAIN, "steps": 0}}
     how = {"trial": source_spec, "head": "fitted", "l2": 2.0}
-    probed, _ = ran(
+    probed = ran(
         TrialFolder(tmp_path / "probe" / "code"), "probe", {**spec, "init_from": how}, {"init_from": "before/code"}
     )
 
@@ -186,7 +173,7 @@ def test_body_is_trained_probed_and_tuned_on_different_classes(model: dict[str, 
 
     tuned_spec = {**spec, "train": {**TRAIN, "steps": 3}, "init_from": {"trial": source_spec, "head": "new"}}
     tuned = TrialFolder(tmp_path / "tuned" / "code")
-    result, _ = ran(tuned, "tuned", tuned_spec, {"init_from": "before/code"})
+    result = ran(tuned, "tuned", tuned_spec, {"init_from": "before/code"})
     model_after, _ = load_model(tuned)
     old, new = body.state_dict(), model_after.state_dict()
     heads = {name for name in new if "fc." in name and "mlp" not in name}

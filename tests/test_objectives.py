@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from job_helpers import run_trial
+from job_helpers import run_spec
 from torch import Tensor
 from trainings import train
 
@@ -22,17 +22,16 @@ from vitlab.driver.planning import plan_study
 from vitlab.engines import supported_engine
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
-from vitlab.identity.code import closure, code_of_modules, components, modules_of_spec
+from vitlab.identity.code import closure, components, modules_of_spec
 from vitlab.models.contract import Model
 from vitlab.plan.resolve import Faults, Resolver
-from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner.circumstances import kernels_of_first_pass
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.spec import STREAMS, TrainSpec, TrialSpec
+from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.folders import Keep, TrialFolder
-from vitlab.store.result import Outcome
+from vitlab.store.result import Outcome, TrialResult
 from vitlab.training.features import evaluate_features
 from vitlab.training.loop import Training
 from vitlab.training.memory import recompute_blocks
@@ -306,20 +305,8 @@ def test_parts_that_need_labels_are_refused(changes: dict[str, Any], message: st
 # -- trials -----------------------------------------------------------------------------------------------------------
 
 
-def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> Any:
-    resolved = TrialSpec.model_validate(spec)
-    what = Trial(
-        resolved,
-        SEEDS,
-        (),
-        data_info(resolved.data).content,
-        needs,
-        key=key,
-        code=code_of_modules(modules_of_spec(resolved), needs),
-    )
-    result = run_trial(what, folder, replace(Settings(deterministic=False), keep=Keep()))
-    assert result is not None and result.status == "done"
-    return result
+def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> TrialResult:
+    return run_spec(folder, key, spec, SEEDS, replace(Settings(deterministic=False), keep=Keep()), needs)
 
 
 def test_probe_of_pretrained_body_beats_that_of_a_random_one(tmp_path: Path) -> None:

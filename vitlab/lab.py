@@ -21,7 +21,7 @@ from vitlab.plan.study_folder import begin_run, is_recorded, registered, write_p
 from vitlab.plan.values import Plan
 from vitlab.report.api import Answer as Answer
 from vitlab.store.folders import OUT, Store
-from vitlab.trackers.delivery import forget
+from vitlab.trackers.delivery import mark_undelivered
 
 Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""
@@ -153,7 +153,7 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
         if on_report is not None:
             on_report(lambda format: report.read_report(plan, session.store, format) or "")
         return delivery.recorded_link() or delivery.close(sorted(folder.iterdir()), say)
-    forget(folder.parent)
+    mark_undelivered(folder.parent)
     delivery.update()  # while the report is written
     content = report.collect(plan, session.store)
     try:

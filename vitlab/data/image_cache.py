@@ -261,7 +261,7 @@ def _map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(images: StoredImages, file: Path, check: Callable[[], object]) -> None:
-    files.make_room(file.parent)
+    files.clean_cache(file.parent)
     required, free = FREE_SPACE_FACTOR * math.prod(images.shape), shutil.disk_usage(file.parent).free
     if required > free:
         raise OSError(

@@ -111,7 +111,7 @@ def _confirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
     return Choice(choice.type, stored)
 
 
-def forget(study: Path) -> None:
+def mark_undelivered(study: Path) -> None:
     """Record in a study's folder that trackers lack something, also those that this run does not deliver to."""
     (study / DELIVERED).unlink(missing_ok=True)
 

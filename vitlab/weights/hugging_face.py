@@ -40,13 +40,17 @@ from vitlab.weights.formats import (
 )
 from vitlab.weights.transfer import to_native_rotation
 
-_VIT = columns("""
-cls_token                embeddings.cls_token
-dist_token               embeddings.distillation_token
-pos_embed                embeddings.position_embeddings
-patch_embed.proj.{p}     embeddings.patch_embeddings.projection.{p}
-norm.{p}                 layernorm.{p}
-pre_logits.fc.{p}        pooler.dense.{p}
+_EMBEDDINGS = columns("""
+cls_token            embeddings.cls_token
+dist_token           embeddings.distillation_token
+pos_embed            embeddings.position_embeddings
+patch_embed.proj.{p} embeddings.patch_embeddings.projection.{p}
+norm.{p}             layernorm.{p}
+pre_logits.fc.{p}    pooler.dense.{p}
+""")
+_VIT = (
+    *_EMBEDDINGS,
+    *columns("""
 blocks.{i}.norm1.{p}     encoder.layer.{i}.layernorm_before.{p}
 blocks.{i}.norm2.{p}     encoder.layer.{i}.layernorm_after.{p}
 blocks.{i}.attn.q.{p}    encoder.layer.{i}.attention.attention.query.{p}
@@ -55,7 +59,8 @@ blocks.{i}.attn.v.{p}    encoder.layer.{i}.attention.attention.value.{p}
 blocks.{i}.attn.proj.{p} encoder.layer.{i}.attention.output.dense.{p}
 blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.intermediate.dense.{p}
 blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.output.dense.{p}
-""")
+"""),
+)
 _IN_MEMORY = columns("""
 blocks.{i}.norm1.{p}     layers.{i}.layernorm_before.{p}
 blocks.{i}.norm2.{p}     layers.{i}.layernorm_after.{p}
@@ -83,13 +88,9 @@ fc_norm.{p}          pooler.layernorm.{p}
     ("blocks.{i}.attn.relative_position_bias_table", f"encoder.layer.{{i}}.attention.attention.{_RELATIVE}"),
     ("rel_pos_bias.relative_position_bias_table", f"encoder.{_RELATIVE}"),
 )
-_DINOV2 = columns("""
-cls_token                embeddings.cls_token
-dist_token               embeddings.distillation_token
-pos_embed                embeddings.position_embeddings
-patch_embed.proj.{p}     embeddings.patch_embeddings.projection.{p}
-norm.{p}                 layernorm.{p}
-pre_logits.fc.{p}        pooler.dense.{p}
+_DINOV2 = (
+    *_EMBEDDINGS,
+    *columns("""
 reg_token                embeddings.register_tokens
 blocks.{i}.norm1.{p}     encoder.layer.{i}.norm1.{p}
 blocks.{i}.norm2.{p}     encoder.layer.{i}.norm2.{p}
@@ -103,7 +104,8 @@ blocks.{i}.ls1.gamma     encoder.layer.{i}.layer_scale1.lambda1
 blocks.{i}.ls2.gamma     encoder.layer.{i}.layer_scale2.lambda1
 blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.mlp.weights_in.{p}
 blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.mlp.weights_out.{p}
-""")
+"""),
+)
 _DINOV3 = columns("""
 cls_token                embeddings.cls_token
 reg_token                embeddings.register_tokens

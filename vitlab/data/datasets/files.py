@@ -59,7 +59,7 @@ def cache() -> Path:
     return expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitlab" / "data"
 
 
-def make_room(folder: Path) -> None:
+def clean_cache(folder: Path) -> None:
     """Create a folder of the cache, and delete the files in it that nobody has read for :data:`MAX_UNUSED_S`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():

@@ -416,7 +416,7 @@ def _copied(path: Path, what: str, batches: Callable[[], Iterable[Any]]) -> Any:
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {what}"
     target = files.cache() / "tables" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.arrow"
     if not target.is_file():
-        files.make_room(target.parent)
+        files.clean_cache(target.parent)
         temporary = target.with_suffix(f".{os.getpid()}")
         try:
             with open(temporary, "wb") as file:
