@@ -20,6 +20,7 @@ from pathlib import Path
 
 import calibration
 import numpy as np
+import pandas as pd
 import splits
 from numpy.typing import NDArray
 from scipy.optimize import brentq
@@ -38,6 +39,7 @@ from sources import (
 )
 from tables import ALPHA, markdown, percent, standard_error
 
+import vitlab
 from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge
@@ -45,6 +47,7 @@ from vitlab.comparison.blocks import OverBlocks, judge_blocks
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics_appendix.md"
+TABLES = 20  #: studies of a row over blocks that are judged as tables, too
 AT_ONCE = 4_000_000  #: studies times squared comparisons that are judged at once
 SEEDS, COMPARISONS = (3, 4, 5, 8, 10), (1, 2, 3, 5, 6, 10, 20, 40)
 CELLS = ((3, 1), (3, 3), (3, 5), (3, 10), (3, 20), (5, 5), (5, 10), (10, 5), (10, 10), (20, 20))
@@ -389,7 +392,7 @@ def of_blocks(studies: int, seed: int) -> tuple[str, bool]:
             if apart == REAL and blocks >= len(STABLE):
                 continue  # every block, and the new one, is another setting
             draws = np.random.default_rng([seed, 23, blocks, n, m, int(10 * between), int(apart)])
-            outcome, effects, noise = over_blocks(draws, (studies, m, blocks, n), between, apart)
+            values, outcome, effects, noise = over_blocks(draws, (studies, m, blocks, n), between, apart)
             contrasts = outcome.contrasts
             alarms = (outcome.verdict >= VERDICTS.index(Verdict.BETTER)).any(axis=1).mean()
             holds = ((contrasts.low <= 0) & (contrasts.high >= 0)).all(axis=1)[np.isfinite(contrasts.low).all(axis=1)]
@@ -399,6 +402,8 @@ def of_blocks(studies: int, seed: int) -> tuple[str, bool]:
             spread = {1.0: "equal", REAL: "real"}.get(apart, f"1 to {apart:g}")
             rows.append([str(blocks), str(n), str(m), f"{between:g}", spread, *map(percent, shares)])
             valid &= alarms <= ALPHA + 3 * standard_error(studies)
+            of_tables = [verdicts_of_table(one) for one in values[:TABLES]]
+            valid &= of_tables == [[VERDICTS[place] for place in row] for row in outcome.verdict[:TABLES]]
             print(" | ".join(rows[-1]), flush=True)
     text = (
         f"Studies over blocks in which no arm differs on average, in percent ({studies:,} studies a row, standard error of "
@@ -408,17 +413,29 @@ def of_blocks(studies: int, seed: int) -> tuple[str, bool]:
         "[real trainings](#the-real-trainings), each block of another setting, baseline and arms being the same code. "
         "*Intervals* are studies in which all of them hold, *new block* those "
         "in which the measured difference in a new block lies in its prediction interval, and *its truth* those in which the "
-        "true one does.\n\n"
+        f"true one does. The first {TABLES} studies of every row are judged as tables by `vitlab.judge`, too, with equal "
+        "verdicts.\n\n"
     )
     heads = ["blocks", "seeds", "arms", "between", "spread of seeds", "alarms", "intervals", "new block", "its truth"]
     return text + markdown(heads, rows), valid
 
 
+def verdicts_of_table(values: Floats) -> list[str]:
+    """Return the verdicts over blocks of `vitlab.judge` on a table of values (B, arms, seeds), the baseline's first."""
+    index = pd.MultiIndex.from_product([range(size) for size in values.shape], names=["block", "arm", "seed"])
+    table = pd.DataFrame({"score": values.ravel()}, index=index).reset_index()
+    table["arm"] = "arm " + table["arm"].astype(str)
+    judgement = vitlab.judge(
+        table, metric="score", arm="arm", goal="max", block="block", baseline="arm 0", over_blocks="difference"
+    )
+    return [row.verdict for row in judgement.content.report.sections["blocks"]]
+
+
 def over_blocks(
     draws: np.random.Generator, shape: tuple[int, int, int, int], between: float, apart: float
-) -> tuple[OverBlocks, Floats, Floats]:
-    """Return studies judged over blocks, the true differences in the blocks and in a new one (S, C, B + 1), and the error
-    with which the first of the latter is measured (S,).
+) -> tuple[Floats, OverBlocks, Floats, Floats]:
+    """Return studies judged over blocks: the values (S, B, arms, seeds), the outcome, the true differences in the blocks
+    and in a new one (S, C, B + 1), and the error with which the first of the latter is measured (S,).
 
     Args:
         draws: the random numbers.
@@ -444,7 +461,7 @@ def over_blocks(
     difference, se = (
         np.moveaxis(one.reshape(studies, blocks, m), 1, 2) for one in (contrasts.difference, contrasts.se)
     )
-    return judge_blocks(difference, se, Design.with_one_baseline(m)), effects, noise
+    return values, judge_blocks(difference, se, Design.with_one_baseline(m)), effects, noise
 
 
 def of_pool(studies: int, seed: int) -> tuple[str, bool]:
