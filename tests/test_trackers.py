@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from vitlab.registry import slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.testing import results
-from vitlab.trackers import Tracker, tracker
+from vitlab.trackers import Tracker, replay, tracker
 from vitlab.trackers.delivery import BackgroundDelivery, sync
 from vitlab.trackers.replay import Cursor, Replay, TrialUpdate
 
@@ -199,6 +199,35 @@ def journalled(store: Store) -> Counter[str]:
     journals = store.root.glob("trials/*/*/events.jsonl")
     events = [json.loads(line) for file in journals for line in file.read_text().splitlines()]
     return Counter(f"{event.pop('t')} {event.pop('kind')} {json.dumps(event)}" for event in events)
+
+
+def test_journal_that_begins_during_a_delivery_is_one_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery that reads when a training began, and then its first events, would take it for another training."""
+    began = defaultdict[str, set[int]](set)
+
+    class Began(Lines):
+        def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
+            began[news.item.identity].add(news.began)
+            return super().write(news, mark)
+
+    store, plan = Store(tmp_path), results.small_plan()
+    results.write_trials(store, plan, events=3)
+    genuine, late = replay.began_at, {file: file.read_bytes() for file in store.root.glob("trials/*/*/events.jsonl")}
+    for file in late:
+        file.unlink()
+
+    def began_at(folder: TrialFolder) -> int:
+        moment, journal = genuine(folder), folder.path / "events.jsonl"
+        if journal in late:
+            journal.write_bytes(late.pop(journal))
+        return moment
+
+    monkeypatch.setattr(replay, "began_at", began_at)
+    board = Began(plan, store, RunSpec())
+    board.update()
+    board.close()
+    assert not late and [len(moments) for moments in began.values()] == [1] * 4 and {0} not in began.values()
+    assert lines(store) == journalled(store) + Counter({"stopped": 4})
 
 
 def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path, caplog: Any) -> None:

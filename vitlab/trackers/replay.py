@@ -194,7 +194,7 @@ class Replay(Tracker):
         if state is not None and state.end.startswith("result") and state.offset == size:
             return
         result = folder.result()
-        began = began_at(folder)
+        began = first_event = began_at(folder)
         if not began and result is not None:  # its journal is lost
             began = state.began if state is not None else round(result.circumstances.started * 1000)
         if state is not None and state.began and not began:
@@ -205,6 +205,8 @@ class Replay(Tracker):
             state = None
         state = state or _TrialState(began=began)
         events, offset = folder.events(state.offset)
+        if began_at(folder) != first_event:
+            return  # a worker has begun the journal since: its events would be stored as another training's, too
         last = max([state.last_t, *(event.t for event in events if event.kind != "end")])
         name, end = _end(folder, result, last, final and not self.whole_trials)
         if not events and name in ("", state.end):
