@@ -21,7 +21,7 @@ from vitlab.executors.local import Local
 from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.executors.worker import WorkerCommand
 from vitlab.plan.values import Trial
-from vitlab.runner.job import NODE, Settings
+from vitlab.runner.job import NODE_VARIABLE, Settings
 from vitlab.runner.models import load_model
 from vitlab.runner.ranks import RankResult
 from vitlab.spec import STREAMS, RunSpec, TrialSpec
@@ -160,7 +160,7 @@ def test_number_of_a_machine_counts_for_trials_of_several_alone(folder: Any, mon
         return RankResult(Ending.STOPPED)
 
     monkeypatch.setattr("vitlab.runner.run.launch_ranks", launch)
-    monkeypatch.setenv(NODE, "1")
+    monkeypatch.setenv(NODE_VARIABLE, "1")
     for nodes in (1, 2):
         assert run_trial(trial(), folder(f"of{nodes}"), settings(nodes=nodes)) is None
     assert launched == [range(2), range(1, 2)]

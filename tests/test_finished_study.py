@@ -133,7 +133,7 @@ def test_report_is_made_anew_by_other_code(finished: Path, monkeypatch: pytest.M
     monkeypatch.setattr(document, "_code_digest", lambda: "other")
     assert not report.is_current(answer.plan, answer.store)
     for name in ("report", "comparison", "statistics"):
-        assert name in document.ROOMS
+        assert name in document.PACKAGES
 
 
 def test_corrupted_images_of_cifar_that_change_are_noticed(tmp_path: Path) -> None:

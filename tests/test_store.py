@@ -360,5 +360,5 @@ def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:
     for file in (*leftovers, *to_keep[:2]):
         os.utime(file, (0, 0))
     assert store.leftovers() == sorted(leftovers)
-    store.clear("tiny")
+    store.remove_abandoned("tiny")
     assert [file.exists() for file in leftovers] == [False] * 3 and all(file.exists() for file in to_keep)

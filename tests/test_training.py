@@ -364,7 +364,7 @@ def test_resume_from_any_checkpoint() -> None:
 def test_checkpoints_are_saved_at_evaluations_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     for worth_s, saved in ((1e9, []), (0.0, [4, 8, 12])):
-        monkeypatch.setattr(base, "WORTH_S", worth_s)
+        monkeypatch.setattr(base, "WORTH_SAVING_S", worth_s)
         run(spec(), save=lambda state: steps.append(state["step"]), every_s=1e9)
         assert steps == saved
     steps.clear()

@@ -75,26 +75,27 @@ def run(
     file = given_file(file, out, watch)
     store = Store(Path(out).resolve())
     prepare_run(file, changes, store)
-    make = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
-    study, plan = make()
+    plan_again = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
+    study, plan = plan_again()
     require_arm(plan, only)
     # The key of a trial needs the identity of its data, which is known once the data has been read.
     if read_data(plan, store, file):
-        study, plan = make()
+        study, plan = plan_again()
     trackers = registry.slot("tracker")
     with sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
-            study, plan = make()
+            study, plan = plan_again()
         outcomes = cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, outcomes)
         trackers.build(study.run.tracker, plan, store, study.run)  # raises before anything is written if it cannot work
         if missing:
             registry.slot("executor").build(study.run.executor, study.run)  # the same
-        store.clear(plan.study)
+        store.remove_abandoned(plan.study)
         # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = registered(plan, store)
+        # Built again, with the plan as it was recorded.
         tracker = trackers.build(study.run.tracker, plan, store, study.run)
         session = Session(store, study.run, plugins, watch, tracker)
         stages, has_ended = 0, False
@@ -105,7 +106,7 @@ def run(
                 if decided != plan:
                     # Planning reads decisions from plan.json, so that they are the same after a restart.
                     write_plan(decided, store)
-                    study, plan = make()
+                    study, plan = plan_again()
                     plan = write_plan(plan, store)
                     session = replace(session, tracker=trackers.build(study.run.tracker, plan, store, study.run))
                     continue

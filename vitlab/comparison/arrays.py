@@ -26,7 +26,7 @@ TESTS = ("none", "paired t", "Welch t", "sign flip")
 NONE, PAIRED, WELCH, SIGN_FLIP = range(4)
 VERDICTS = (Verdict.CANNOT_TELL, Verdict.SAME, Verdict.EQUIVALENT, Verdict.BETTER, Verdict.WORSE)
 MIN_SEEDS = 3  #: with fewer pairs there is no interval, and variances are not shared
-MOST_LOUD = 100.0  #: multiple of one's own variance at which another's counts at most
+MOST_LOUD = 100.0  #: multiple of one's own variance at which another's counts at most, so ten times one's spread
 FULL_WEIGHT_FROM = 7  #: comparisons from which on the mean variance of all weighs as much as one's own
 
 
@@ -148,11 +148,12 @@ def judge(
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
     d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
     _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), math.nan, d_SCN))
-    flagged = collapsed_SC2N[:, :, 0], np.where(collapsed_SC > 0, sound_SC, math.nan)
+    collapsed_arms, sound_difference = collapsed_SC2N[:, :, 0], np.where(collapsed_SC > 0, sound_SC, math.nan)
     complete = contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
     verdict_SC = verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
-        return Judged(complete, complete, verdict_SC, verdict_SC, np.zeros_like(complete.pairs), *flagged)
+        no_lost_SC = np.zeros_like(complete.pairs)
+        return Judged(complete, complete, verdict_SC, verdict_SC, no_lost_SC, collapsed_arms, sound_difference)
     chance_A1 = np.broadcast_to(chance_A, values_SAN.shape[1])[:, None]
     # Without the value of guesses nothing can stand for a lost value, and no verdict can hold.
     unknown_SA = (lost_SAN & np.isnan(chance_A1)).any(axis=2)
@@ -169,7 +170,8 @@ def judge(
             filled.p_equal_corrected < design.alpha,
             (filled.p_corrected <= design.alpha) & same_side & (verdict_SC > VERDICTS.index(Verdict.EQUIVALENT)),
         )
-    return Judged(complete, filled, np.where((lost_SC > 0) & ~holds, 0, verdict_SC), verdict_SC, lost_SC, *flagged)
+    verdict_with_lost_SC = np.where((lost_SC > 0) & ~holds, VERDICTS.index(Verdict.CANNOT_TELL), verdict_SC)
+    return Judged(complete, filled, verdict_with_lost_SC, verdict_SC, lost_SC, collapsed_arms, sound_difference)
 
 
 def contrasts(
@@ -182,7 +184,7 @@ def contrasts(
     """Compare arms with their baselines at equal seeds, or by Welch's t where they share fewer than two.
 
     Differences that do not scatter, and those with collapsed seeds, are tested by the exact sign-flip test, which has
-    no interval.
+    no interval.  Arrays whose names have no axes are (S, C).
     """
     from scipy.special import stdtr  # not at the top: a stored report is shown without scipy
 
@@ -212,9 +214,9 @@ def contrasts(
     with np.errstate(divide="ignore", invalid="ignore"):
         se2, df = np.maximum(variance * (1 / n + overlap), design.least_se**2), (n - 1) * (1 + weight)
         floor = design.quantum**2 / 12  # of a single value, by its rounding
-        a, b = (np.maximum(s**2, floor) * (1 / size + overlap) for s, size in ((sd_x, n_x), (sd_y, n_y)))
-        se2 = np.where(test == WELCH, a + b, se2)
-        df = np.where(test == WELCH, (a + b) ** 2 / (a**2 / (n_x - 1) + b**2 / (n_y - 1)), df)
+        var_x, var_y = (np.maximum(s**2, floor) * (1 / size + overlap) for s, size in ((sd_x, n_x), (sd_y, n_y)))
+        se2 = np.where(test == WELCH, var_x + var_y, se2)
+        df = np.where(test == WELCH, (var_x + var_y) ** 2 / (var_x**2 / (n_x - 1) + var_y**2 / (n_y - 1)), df)
         added = choices.variance.sum(axis=2)
         # Satterthwaite's degrees of freedom of a sum of independent variances.
         total_df = (se2 + added) ** 2 / (se2**2 / df + (choices.variance**2 / choices.df).sum(axis=2))

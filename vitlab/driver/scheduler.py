@@ -53,7 +53,8 @@ def train_missing(
         session.watch.say(
             f"{count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them again."
         )
-    keep, missing = _keep(session.run, stage.analysis, is_needed=False), {name_of(planned.trial) for planned in trials}
+    keep = _keep(session.run, stage.analysis, is_needed=False)
+    missing = {name_of(planned.trial) for planned in trials}
     ended = {session.folder(planned.trial) for planned in stage.trials if name_of(planned.trial) not in missing}
     if lacking := sum(folder.lacks_weights(keep) for folder in ended):
         session.watch.say(
@@ -119,11 +120,11 @@ class Schedule:
             return _job(engine, group, session, _keep(run, plan.analysis, is_needed=is_needed))
 
         planned = {session.folder(item.trial).path: item for item in todo}
-        rule = run.effective_engine, _work, plan.probes, machine.device_of(run)
-        running = executor.reattach([job(engine_of(item.trial, *rule).engine, [item]) for item in todo])
-        elsewhere = {folder for job in running for folder in job.folders}
-        rest = [item for folder, item in planned.items() if folder not in elsewhere]
-        waiting = [job(*group) for group in group_trials(rest, executor.slots, *rule)]
+        engine_arguments = run.effective_engine, _work, plan.probes, machine.device_of(run)
+        running = executor.reattach([job(engine_of(item.trial, *engine_arguments).engine, [item]) for item in todo])
+        reattached = {folder for job in running for folder in job.folders}
+        rest = [item for folder, item in planned.items() if folder not in reattached]
+        waiting = [job(*group) for group in group_trials(rest, executor.slots, *engine_arguments)]
         return cls(executor, planned, session, waiting, running)
 
     def complete(self) -> None:
@@ -161,7 +162,7 @@ class Schedule:
 
     def _submit(self) -> None:
         """Submit the jobs that are ready, as far as slots are free; end those that wait for a failed trial."""
-        self._executor.waiting = len(self._waiting)
+        self._executor.waiting = len(self._waiting)  # an executor on an autoscaling cluster asks for more machines
         free = self._executor.slots - len(self._running)
         ready = list(itertools.islice(filter(_ready, self._waiting), free)) if free > 0 else []
         for job in ready:

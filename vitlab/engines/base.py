@@ -100,7 +100,7 @@ class Loop(Engine):
         return [map(training.evaluate, splits) for training in self.trainings]
 
 
-WORTH_S = 1.0
+WORTH_SAVING_S = 1.0
 """Seconds of work from which a checkpoint is written after an evaluation; less work is repeated after a resume."""
 
 
@@ -119,7 +119,7 @@ def train(
 
     Args:
         trainings: The trainings.  A training is saved when it is stopped, at an evaluation if more than
-            :data:`WORTH_S` of work is unsaved, and at any step if more than ``every_s`` is.
+            :data:`WORTH_SAVING_S` of work is unsaved, and at any step if more than ``every_s`` is.
         engine: An engine that supports each of them.
         stop: Called before every step; training stops once it returns True.
         every_s: See ``trainings``.
@@ -134,7 +134,7 @@ def train(
     active = list(trainings)
     latest: Engine | None = None
     first = trainings[0]
-    saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
+    saved_at, worth_s = time.monotonic(), min(every_s, WORTH_SAVING_S)
     splits = ("val", "test", *first.feed.test_sets)  # the last measurement of a training evaluates all of these
     for moment in evaluation_steps(first.steps, first.spec.evaluations):
         last = moment == first.steps

@@ -50,7 +50,7 @@ from pydantic import Field
 from vitlab.errors import UserError
 from vitlab.executors.base import JobEnd, PollingExecutor, executor, one_sentence
 from vitlab.executors.local import Local
-from vitlab.runner.job import NODE, Job
+from vitlab.runner.job import NODE_VARIABLE, Job
 from vitlab.spec import Choice, RunSpec
 from vitlab.store.files import append_json, cut_torn_line, read_json, read_lines, write_json
 from vitlab.store.result import Ending
@@ -405,7 +405,7 @@ class SlurmBatch:
         return _submitit().helpers.DelayedSubmission(self)
 
     def _say(self, ends: Sequence[JobEnd]) -> None:
-        for end in ends if os.environ.get(NODE, "0") == "0" else ():
+        for end in ends if os.environ.get(NODE_VARIABLE, "0") == "0" else ():
             append_json(self.folder / "ends.jsonl", [str(end.job.folder), end.ending, end.detail])
 
 
@@ -423,7 +423,7 @@ def _own_id() -> str:
 def _join_nodes() -> None:
     """Set the variables by which the processes of a trial on several nodes find each other, as torchrun names them."""
     environment = _submitit().slurm.slurm.SlurmJobEnvironment()
-    os.environ[NODE] = str(environment.node)
+    os.environ[NODE_VARIABLE] = str(environment.node)
     os.environ.setdefault("MASTER_ADDR", environment.hostnames[0])
     os.environ.setdefault("MASTER_PORT", str(20_000 + int(environment.raw_job_id) % 10_000))
 

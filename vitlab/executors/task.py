@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from vitlab.errors import VitlabError
 from vitlab.executors import worker
 from vitlab.executors.base import Stage, thread_variables
-from vitlab.runner.job import NODE, Job
+from vitlab.runner.job import NODE_VARIABLE, Job
 from vitlab.store.files import open_in_place, write_bytes
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import process
@@ -110,7 +110,7 @@ def stream(
     if place is not None:
         address = place[1] or f"{ray.util.get_node_ip_address()}:{_free_port()}"
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
-        os.environ[NODE] = str(place[0])
+        os.environ[NODE_VARIABLE] = str(place[0])
     yield Started(host, process(os.getpid()), ray.get_runtime_context().get_node_id(), address)
     stop = threading.Event()
     bell.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone

@@ -44,7 +44,7 @@ from typing import Any, NoReturn
 
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.executors.base import JobEnd, Stage, one_sentence
-from vitlab.runner.job import NODE, Job, JobTrial
+from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial
 from vitlab.spec.tree import parsed
 from vitlab.store.files import load_json, mapping, open_in_place, read_json, write_json
 from vitlab.store.folders import TrialFolder
@@ -329,7 +329,7 @@ def _run_folder(folder: Path) -> NoReturn:
         stop.set()
 
     def report(ending: Ending, detail: str) -> None:
-        if os.environ.get(NODE, "0") == "0":  # the first of the machines of torchrun
+        if os.environ.get(NODE_VARIABLE, "0") == "0":  # the first of the machines of torchrun
             write_json(folder / "ending.json", [ending, detail])
 
     threading.Thread(target=wait_for_file, daemon=True).start()

@@ -26,10 +26,11 @@ FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
 
 @dataclass(frozen=True)
 class Trial:
-    """One training, fully specified: every option is written out, so that a changed default does not change it.
+    """One training, fully specified: every option is written out, so that changed defaults leave it as it is.
 
-    ``key`` is the hash of the spec, seeds, origins, data and prerequisites; ``code`` is the digest of the code that it
-    runs.  Two trials with equal key and code have equal outcomes on one kind of machine.
+    ``key`` is the hash of the spec, seeds, origins, data and prerequisites, and is made by
+    :func:`vitlab.plan.arms.trial_of`; ``code`` is the digest of the code that it runs.  Two trials with equal key and
+    code have equal outcomes on one kind of machine.
     """
 
     spec: TrialSpec  #: with every option resolved
@@ -64,11 +65,6 @@ class Trial:
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 
-NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
-"""Names under which Hugging Face's hub stores weights; such a file is read together with :data:`DESCRIPTIONS`."""
-
-DESCRIPTIONS = ("config.json", "preprocessor_config.json")
-
 
 def key_of(identity: Tree) -> str:
     """Return the hash of the canonical JSON of ``identity``."""
@@ -78,6 +74,14 @@ def key_of(identity: Tree) -> str:
 def canonical(value: Any) -> str:
     """Return the canonical JSON of a value: sorted keys, no white space."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+# -- files of weights -------------------------------------------------------------------------------------------------
+
+NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
+"""Names under which Hugging Face's hub stores weights; such a file is read together with :data:`DESCRIPTIONS`."""
+
+DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 
 
 def files_of(file: Path) -> tuple[Path, ...]:

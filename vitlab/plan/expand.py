@@ -64,17 +64,17 @@ def make_plan(
     rules = parse_rules(study, document, problems)
     if study is None or not isinstance(base, Mapping):
         raise SpecError(problems)
-    of_base: ResolvedTrial | Faults
+    base_trial: ResolvedTrial | Faults
     base_faults: list[tuple[Path, str]] = []
     try:
-        of_base = resolver.resolve(base)
-    except Faults as error:
-        of_base, base_faults = error, error.faults
+        base_trial = resolver.resolve(base)
+    except Faults as error:  # it has the values that are sound, for the checks below
+        base_trial, base_faults = error, error.faults
         # Missing keys were reported while reading the file.
         new = [(path, sentence) for path, sentence in base_faults if sound or len(path) > 1 or path[0] in base]
         problems += [document.problem(("base", *path), sentence) for path, sentence in new]
-    plain = of_base.plain
-    reported = metrics.metrics(plain, of_base.info)
+    plain = base_trial.plain
+    reported = metrics.metrics(plain, base_trial.info)
     study = metrics.with_goal(study, reported)
     context = PlanContext(study, document, base, plain, base_faults, resolver, rules)
     try:
@@ -100,12 +100,12 @@ def make_plan(
     if study.match is None and sound:
         for arm in arms.values():
             problems += context.apply_rules(arm)
-    if problems or isinstance(of_base, Faults):
+    if problems or isinstance(base_trial, Faults):
         raise SpecError(problems)
 
     baselines = _baselines(context, arms)
     matcher = match.Matcher(study.match, count) if study.match is not None else None
-    notes = match.solve(context, matcher, of_base, arms, baselines) if matcher is not None else []
+    notes = match.solve(context, matcher, base_trial, arms, baselines) if matcher is not None else []
     for arm in arms.values():
         if arm.skip and arm.name in baselines.values():
             sentence = f"the baseline '{arm.name}' cannot be run: {arm.skip}"
@@ -113,7 +113,7 @@ def make_plan(
     prerequisites: dict[str, Trial] = {}
     tuning = []
     if study.tune is not None:
-        tuning = tune.plan(context, matcher, of_base, arms, decisions.tunings, prerequisites)
+        tuning = tune.plan(context, matcher, base_trial, arms, decisions.tunings, prerequisites)
     if len(study.seeds.looks) > 1 and (study.blocks or not any(baselines.values())):
         name, what = "until" if study.seeds.until else "escalate_to", "compares nothing; remove it"
         if study.blocks:
@@ -146,9 +146,9 @@ def _resolved_arms(
             trials.append((error.plain, error.info))
             for path, sentence in error.faults:
                 faulty.append(path)
-                value, place = _locate(changes, path)
-                values = value[:-1] if isinstance(value[-1], int) else value
-                place = values if place == value and is_about_key(path, sentence) else place
+                change, place = _locate(changes, path)
+                values = change[:-1] if isinstance(change[-1], int) else change
+                place = values if place == change and is_about_key(path, sentence) else place
                 wrong.setdefault((values, sentence), []).append(place)
             continue
         trials.append((trial.plain, trial.info))
@@ -196,6 +196,7 @@ def _plan(
             else:
                 trial = trial_of(arm.trial, arm.first_seed + seed, seeds, prerequisites)
                 planned.append(Planned(arm.name, seed, trial))
+    # An arm may itself be a trial that others start from; it is planned once.
     for item in planned:
         prerequisites.pop(item.trial.key, None)
     first = {item.arm: item.trial for item in reversed([*planned, *pending])}
@@ -223,7 +224,6 @@ def _plan(
 
     paths = [path for arm in arms.values() for path in arm.changes.values]
     paths = list(dict.fromkeys([*paths, *(path for arm in arms.values() for path in arm.solved)]))
-    # What an arm trains; values chosen by matching and tuning follow from it.
     chosen_by = {
         name: None if how is None else how.model_dump(mode="json")
         for name, how in (("match", study.match), ("tune", study.tune))
@@ -234,7 +234,7 @@ def _plan(
         arms=tuple(
             Arm(
                 arm.name,
-                {path: _value_at(context, arm, path) for path in paths},
+                {path: _shown_value(context, arm, path) for path in paths},
                 baselines.get(key),
                 tuple(arm.aliases),
                 arm.skip,
@@ -255,6 +255,7 @@ def _plan(
         probes=decisions.benchmarks,
         looks=looks,
         metrics=facts,
+        # What an arm trains; values chosen by matching and tuning follow from it.  128 bits are enough here.
         identities={
             arm.name: key_of({"trial": key, "data": arm.trial.info.content, **chosen_by})[:32]
             for key, arm in runnable.items()
@@ -335,7 +336,7 @@ def _shared(path: Path, change: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _value_at(context: PlanContext, arm: ResolvedArm, path: str) -> Any:
+def _shown_value(context: PlanContext, arm: ResolvedArm, path: str) -> Any:
     """Return an arm's value at a varied path, as written in the file, or its default.
 
     None if the arm has replaced the component that has this option.

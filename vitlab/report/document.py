@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from vitlab.report.drawing import Drawing
 
-ROOMS = ("report", "comparison", "statistics")  #: packages whose code makes a report
+PACKAGES = ("report", "comparison", "statistics")  #: packages whose code makes a report
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Report:
         """
         plan, arms = findings.plan, findings.arms
         # From a table of other programs, not every section can be made.
-        made = {name for name, part in sections().items() if part.of_table or findings.store is not None}
-        rows = {name: part.rows(findings) if name in made else [] for name, part in sections().items() if part.row}
+        possible = {name for name, part in sections().items() if part.of_table or findings.store is not None}
+        rows = {name: part.rows(findings) if name in possible else [] for name, part in sections().items() if part.row}
         for name in sorted(rows.keys() & {"vitlab", *(field.name for field in fields(cls))}):
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
-        more = [part.notes(rows.get(name, ()), findings) for name, part in sections().items() if name in made]
+        more = [part.notes(rows.get(name, ()), findings) for name, part in sections().items() if name in possible]
         # A control that is told apart is a false alarm, which a note says, and no finding.
         counted = [row for row in arms if not plan.arm(row["arm"]).is_control]
         return cls(
@@ -206,7 +206,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
         if not form.of_results:  # report.md refers to pictures that lie beside that file only
             return form.render(Content(Report.from_json(doc)))
         data = (folder / form.file).read_bytes()
-        return data if format == "parquet" else data.decode()
+        return data if form.is_binary else data.decode()
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged file is rendered anew
         return None
 
@@ -275,7 +275,9 @@ def _code_digest() -> str:
     """Return a digest of the files whose code makes reports."""
     # Whole files, comments included, and without what they import: a report is made anew in seconds.
     digest, root = hashlib.sha256(), Path(__file__).parents[1]
-    for file in sorted(file for room in ROOMS for file in (root / room).rglob("*") if file.suffix in (".py", ".j2")):
+    for file in sorted(
+        file for package in PACKAGES for file in (root / package).rglob("*") if file.suffix in (".py", ".j2")
+    ):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -41,6 +41,7 @@ class Format:
 
     render: Callable[[Content], str | bytes]
     file: str = ""  #: name in the folder of the report; empty if it is not written there
+    is_binary: bool = False  #: whether ``render`` returns bytes
     of_results: bool = False  #: whether it needs the results, where others are rendered from ``report.json``
 
 
@@ -217,7 +218,7 @@ FORMATS = {
     "md": Format(lambda content: markdown_report(content.report), "report.md"),
     "html": Format(page, "report.html", of_results=True),
     "csv": Format(lambda content: csv(content.table), "results.csv", of_results=True),
-    "parquet": Format(lambda content: parquet(content.table), "results.parquet", of_results=True),
+    "parquet": Format(lambda content: parquet(content.table), "results.parquet", is_binary=True, of_results=True),
     "latex": Format(lambda content: latex_tables(content.report, {"arms": paper_table(content.report)}), "report.tex"),
     "latex-all": Format(lambda content: latex_tables(content.report, _every_table(content.report))),
     "json": Format(_json, "report.json"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitlab.identity.trial import Trial
 from vitlab.store.folders import LAST, Keep
 
-NODE = "GROUP_RANK"
+NODE_VARIABLE = "GROUP_RANK"
 """Environment variable with the number of this machine among those of a trial, as torchrun sets it, with the variables
 ``MASTER_ADDR`` and ``MASTER_PORT``, at which the processes of all machines find each other."""
 

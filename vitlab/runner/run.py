@@ -31,7 +31,7 @@ from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, ReadOnlyAttempt, out_of_memory, sentence_of
 from vitlab.runner.circumstances import versions
-from vitlab.runner.job import NODE, Job, Settings
+from vitlab.runner.job import NODE_VARIABLE, Job, Settings
 from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
@@ -154,8 +154,8 @@ def device_of(name: str) -> torch.device:
 @contextmanager
 def torch_settings(settings: Settings, device: torch.device, precision: str) -> Iterator[None]:
     """Apply a trial's torch settings inside the block, and restore the process's settings afterwards."""
-    products: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    allowed = [each.allow_tf32 for each in products]
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    allowed = [each.allow_tf32 for each in backends]
     threads = torch.get_num_threads()
     debug_mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def torch_settings(settings: Settings, device: torch.device, precision: str) -> 
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     try:
         torch.set_num_threads(settings.threads)
-        for each in products:  # torch's default is tf32 in convolutions and not in products
+        for each in backends:  # torch's default is tf32 in convolutions and not in products
             each.allow_tf32 = precision == "tf32"
         # As use_deterministic_algorithms, but that imports torch._inductor, for the engine compiled alone.
         torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
@@ -176,7 +176,7 @@ def torch_settings(settings: Settings, device: torch.device, precision: str) -> 
             yield
     finally:
         torch.set_num_threads(threads)
-        for each, value in zip(products, allowed, strict=True):
+        for each, value in zip(backends, allowed, strict=True):
             each.allow_tf32 = value
         torch.set_deterministic_debug_mode(debug_mode)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
@@ -189,11 +189,13 @@ def _load_plugins(settings: Settings) -> None:
 
 def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
     """Train attempts by an engine, or by its fallback if it fails in the first step."""
-    rounds: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
-    for some, name, note in rounds:  # grows by fallbacks
+    queue: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
+    for some, name, note in queue:  # grows by fallbacks
         started = _begin(some, name, note)
+        if not started:
+            continue
         alone = any(attempt.engine_type.one_at_a_time for attempt in started)
-        for batch in [[each] for each in started] if alone else [started] if started else []:
+        for batch in [[each] for each in started] if alone else [started]:
             first, trainings = batch[0], [attempt.training for attempt in batch]
             try:
                 outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
@@ -203,7 +205,7 @@ def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[],
                 if not out_of_memory(cause):
                     reason = f"engine {first.engine} failed: {sentence_of(cause, first.trial)}"
                     fallback = f"trained by engine {failed.fallback}, for {reason}"
-                    rounds.append((batch, failed.fallback, fallback))
+                    queue.append((batch, failed.fallback, fallback))
                 elif alone and isinstance(cause, Exception):
                     first.end(cause)
                 else:
@@ -270,7 +272,7 @@ def _train_in_ranks(
     whether its ranks have failed.
     """
     # A trial of one machine may be trained by a program that torchrun has started, which has a number of its own.
-    node = int(os.environ.get(NODE, 0)) if settings.nodes > 1 else 0
+    node = int(os.environ.get(NODE_VARIABLE, 0)) if settings.nodes > 1 else 0
     own = settings.processes // settings.nodes
     result = folder.kept_result(settings.keep)
     if result is not None:

@@ -50,10 +50,12 @@ class Analysis(Frozen):
 
     metric: str = "val/accuracy"
     """Metric of the comparison, such as ``val/accuracy``; of a table, its column."""
+    # The schema names no default, because the metric's own direction replaces this one while planning.
     goal: Annotated[Goal, Field(json_schema_extra=lambda schema: schema.pop("default"))] = "max"
     """Direction in which the metric is better; by default the one that it declares."""
     at: Literal["last", "best"] = "last"
     """Value of the metric: at the last evaluation, or at the best one."""
+    # The tags are the forms that messages about a mistake here name.
     compare: Annotated[
         Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
         Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),

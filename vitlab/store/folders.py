@@ -334,7 +334,7 @@ class Store:
         """Return the lock file of a study's driver."""
         return self.study(study) / DRIVER_LOCK
 
-    def clear(self, study: str) -> None:
+    def remove_abandoned(self, study: str) -> None:
         """Delete abandoned temporary files in the output folder and in a study's folder."""
         for folder in (self.root, self.study(study), self.study(study) / "report"):
             for file in abandoned(folder):

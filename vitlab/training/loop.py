@@ -214,7 +214,7 @@ class Training:
         return WeightedLoss(loss.detached(), weight)
 
     def compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
-        """Return the loss of some images of a step: the part of it that depends on the weights."""
+        """Return the loss of some images of a step, a pure function of the weights, which engines stack or compile."""
         with noise.drawing(draws):
             return self.objective.loss(x_BCHW, target)
 
@@ -288,7 +288,7 @@ class Training:
             Diverged: If a training or evaluation loss is not finite.
         """
         metrics: dict[str, float] = {}
-        adds = bool(self.history) and self.last_measured_step == self.step
+        adds_splits = bool(self.history) and self.last_measured_step == self.step
         # Nothing was trained before the first measurement of a training of 0 steps.
         if self.losses:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
@@ -301,7 +301,7 @@ class Training:
             self.losses.clear()
             if self.scaling is not None:
                 metrics["train/skipped_steps"] = self.scaling.take_skipped()
-        if adds:
+        if adds_splits:
             metrics |= self.history.pop().metrics
         else:
             # Taken before the evaluations run, which are no training.
