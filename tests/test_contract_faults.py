@@ -132,6 +132,11 @@ class PythonNoise(Momentum):
         return random.random()
 
 
+class Ascent(Momentum):
+    def rate(self, group: Group) -> float:
+        return -group["lr"]
+
+
 class Idle(Momentum):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         pass
@@ -147,6 +152,7 @@ class Idle(Momentum):
         (NumpyNoise, "two equal trainings end with other weights"),
         (PythonNoise, "two equal trainings end with other weights"),
         (Idle, "steps at rate 0.01 move no weight"),
+        (Ascent, "steps at rate 0.01 follow the gradients; go against them"),
     ],
 )
 def test_bad_optimizer_is_caught(kind: type[torch.optim.Optimizer], sentence: str) -> None:

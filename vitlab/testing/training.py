@@ -68,22 +68,24 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; it is a number"
     check_training(optimizer=choice.plain())
     # Warm-up begins at rates near 0, and a schedule may end there.
-    moved = _moved_weights(choice, rate=0.0)
+    moved = set(_moved_weights(choice, rate=0.0))
     assert not moved, (
         f"steps at rate 0 move {_some(moved)}; read the rate from group['lr'], which a training sets before every step"
     )
-    assert _moved_weights(choice, rate=RATE), f"steps at rate {RATE:g} move no weight"
+    along_gradient = _moved_weights(choice, rate=RATE)
+    assert along_gradient, f"steps at rate {RATE:g} move no weight"
+    assert sum(along_gradient.values()) < 0, f"steps at rate {RATE:g} follow the gradients; go against them"
     groups = decay_groups(_training({}).model, 0.5)
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
         # Without gradients, what moves is what decays.
-        moved = _moved_weights(choice, rate=RATE, weight_decay=weight_decay, scale=0.0)
-        assert moved <= expected, (
-            f"{_some(moved - expected)} shrinks without a gradient, and the weight_decay of its group is 0; read it "
+        shrunk = set(_moved_weights(choice, rate=RATE, weight_decay=weight_decay, scale=0.0))
+        assert shrunk <= expected, (
+            f"{_some(shrunk - expected)} shrinks without a gradient, and the weight_decay of its group is 0; read it "
             "from group['weight_decay']"
         )
-        assert expected <= moved, (
-            f"{_some(expected - moved)} does not shrink without a gradient, and the weight_decay of its group is "
+        assert expected <= shrunk, (
+            f"{_some(expected - shrunk)} does not shrink without a gradient, and the weight_decay of its group is "
             f"{weight_decay:g}; read it from group['weight_decay']"
         )
 
@@ -293,8 +295,13 @@ def _scrambled(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _moved_weights(choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0) -> set[str]:
-    """Return the names of the weights that three steps on normal gradients times ``scale`` change."""
+def _moved_weights(
+    choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0
+) -> dict[str, float]:
+    """Return the weights that three steps on normal gradients change, and how far each moves along its gradient.
+
+    The gradients are multiplied by ``scale``.
+    """
     model = _training({}).model
     optimizer: Optimizer = slot("optimizer").build(choice)
     generator = torch.Generator().manual_seed(0)
@@ -308,7 +315,11 @@ def _moved_weights(choice: ResolvedChoice, *, rate: float, weight_decay: float =
         set_rate(built, rate)
         for _ in range(3):  # the first step may only fill the state
             built.step()
-    return {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    return {
+        name: float(((value.detach() - before[name]) * value.grad).sum())
+        for name, value in model.named_parameters()
+        if value.grad is not None and not torch.equal(value, before[name])
+    }
 
 
 def _some(names: set[str]) -> str:
