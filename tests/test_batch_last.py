@@ -112,14 +112,11 @@ def test_a_class_of_somebody_else_is_not_known(monkeypatch: pytest.MonkeyPatch) 
     assert "a ResNet8 is not supported" in (incompatibility(slot("model").build({"type": "resnet8"}, INFO)) or "")
 
 
-@pytest.mark.parametrize("method", ["forward", "forward_features", "forward_head", "_with_prefix"])
-def test_a_model_that_does_another_thing_is_not_known(method: str) -> None:
+def test_a_model_that_may_do_another_thing_is_not_known() -> None:
     """What is told here is never asked of the model: it would be trained as if it had not changed it."""
     model = built()
-    mine = type("Mine", (ViT,), {method: lambda self, x: getattr(ViT, method)(self, x)})
-    model.__class__ = type("Other", (ViT,), {})
     assert incompatibility(model) is None
-    model.__class__ = mine
+    model.__class__ = type("Mine", (ViT,), {})
     assert "a Mine is not supported" in (incompatibility(model) or "")
 
 
@@ -131,12 +128,6 @@ def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_kn
     part = model.get_submodule(at)
     part.__class__ = type("Mine", (type(part),), {})
     assert incompatibility(model) == f"{at} is a Mine, which is not supported by engine batch_last"
-
-
-def test_a_hook_is_not_passed_over() -> None:
-    model = built()
-    model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert "blocks.1.mlp, a GeluMLP, has a replaced forward method or a hook" in (incompatibility(model) or "")
 
 
 def test_norms_of_queries_count_by_what_they_are() -> None:
@@ -210,19 +201,11 @@ def test_last_block_computes_all_tokens_if_others_may_be_read() -> None:
     assert batch_last.tokens_read(built(head={"type": "linear", "pool": "gap"})) is None
     assert batch_last.tokens_read(built(position="conditional", depth=1)) is None
     assert batch_last.tokens_read(built(norm="rmsnorm")) is None, "it is not known to compute token by token"
-    hooked, derived, mixing, pooling, together = (
-        built(),
-        built(),
-        built(),
-        built(),
-        built(position=["learned", "rope2d"]),
-    )
-    hooked.head.register_forward_hook(lambda module, inputs, output: output)
+    derived, mixing, together = built(), built(), built(position=["learned", "rope2d"])
     derived.head.__class__ = type("Mine", (type(derived.head),), {})
     mixing.position.__class__ = type("Mine", (Learned,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
-    pooling.head.pool = lambda x_BTD: x_BTD.mean(1, keepdim=True)
     together.position.__class__ = type("Mine", (Together,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
-    for model in (hooked, derived, mixing, pooling, together):
+    for model in (derived, mixing, together):
         assert batch_last.tokens_read(model) is None
 
 

@@ -51,21 +51,11 @@ from vitlab.training.objective.supervised import Supervised
 Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the trials on axis 0."""
 
-SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
-"""Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
-supported, and neither is a block other than :class:`vitlab.components.block.residual.PreNorm`."""
-
 ATTENTION_PARTS = (nn.Linear, nn.ModuleList, softmax.OneHead, norm.NoNorm, Dropout)
 """Classes of the supported attentions' submodules; derived classes are not supported."""
 
 TOKENWISE = (mlp.GeluMLP, norm.LayerNorm, norm.NoNorm, Dropout, DropPath, nn.Linear, nn.GELU, nn.Identity)
 """Parts that compute every token by itself; derived classes may not."""
-
-RECOMPUTED = (*softmax.SOFTMAX, softmax.OneHead, patch.LinearPatches, *TOKENWISE)
-"""Parts whose ``forward`` may be replaced by the computation here, as are the methods of the model and its blocks."""
-
-POOLING = ("pool", "classify")
-"""Methods of a head that read its tokens, beside ``forward``."""
 
 
 @engine.register("batch_last")
@@ -335,20 +325,16 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
         return f"engine batch_last runs on CPUs only, and this is {device.type}"
     if precision not in ("fp32", "tf32", "fp64"):
         return f"engine batch_last does not support precision {precision}"
-    if not isinstance(model, ViT) or not all(inherits(ViT, name, model) for name in SUPPORTED_METHODS):
+    if type(model) is not ViT:
         return f"a {type(model).__name__} is not supported by engine batch_last"
     if model.patch_drop.p > 0:
         return "patch_drop is not supported by engine batch_last"
-    blocks = [(f"blocks.{name}", block) for name, block in model.blocks.named_children()]
-    for path, block in blocks:
+    for name, block in model.blocks.named_children():
+        path = f"blocks.{name}"
         if type(block) is not PreNorm:
             return f"{path} is a {type(block).__name__}, which is not supported by engine batch_last"
         if reason := _attention_incompatibility(f"{path}.attn", block.attn):
             return reason
-    parts = [part for part in model.named_modules() if type(part[1]) in RECOMPUTED]
-    for path, module in [("", model), *blocks, *parts]:
-        if _is_altered(module):
-            return f"{path or 'the model'}, a {type(module).__name__}, has a replaced forward method or a hook"
     return None
 
 
@@ -373,8 +359,6 @@ def tokens_read(model: ViT) -> int | None:
     head, last, layer = model.head, cast(PreNorm, model.blocks[-1]), len(model.blocks)
     if type(head) not in (LinearHead, MLPHead, Distilled) or not head.reads:
         return None
-    if any(name in vars(head) for name in POOLING):
-        return None
     parts = [
         last.ls1,
         last.drop_path1,
@@ -385,8 +369,7 @@ def tokens_read(model: ViT) -> int | None:
         cast(softmax.SoftmaxAttention, last.attn).proj_drop,
         model.norm,
     ]
-    modules = [head, *(module for part in parts for module in part.modules())]
-    if any(type(module) not in (*TOKENWISE, LayerScale) for module in modules[1:]) or any(map(_is_altered, modules)):
+    if any(type(module) not in (*TOKENWISE, LayerScale) for part in parts for module in part.modules()):
         return None
     if not all(inherits(Position, "mix", part) or does_nothing("mix", part, layer) for part in positions_of(model)):
         return None
@@ -403,7 +386,7 @@ def positions_of(model: ViT) -> list[Position]:
 
 def inherits(base: type, method: str, part: nn.Module) -> bool:
     """Return True if a part inherits ``method`` from ``base`` unchanged."""
-    return getattr(type(part), method) is getattr(base, method) and method not in vars(part)
+    return getattr(type(part), method) is getattr(base, method)
 
 
 def does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
@@ -411,9 +394,3 @@ def does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
     if hook == "add":
         return inherits(Additive, hook, part) and layer not in cast(Additive, part).layers
     return type(part) is Conditional and layer != 1
-
-
-def _is_altered(module: nn.Module) -> bool:
-    """Return True if the module's forward pass is altered from outside of its class: a replaced method, or a hook."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or any(name in vars(module) for name in SUPPORTED_METHODS)
