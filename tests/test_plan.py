@@ -28,7 +28,7 @@ from vitlab.plan.engine_choice import engine_of, shape
 from vitlab.plan.sources import same_images
 from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
-from vitlab.spec.design import Node, changes_of, count, short_names, text
+from vitlab.spec.design import Node, changes_of, short_names, text
 
 BASE: dict[str, Any] = {
     "data": {"type": "digits"},
@@ -123,23 +123,6 @@ def test_path_may_occur_in_one_grid_part_only(tmp_path: Path) -> None:
         plan(tmp_path, design={"grid": [{"grid": {"model.dim": [8]}}, {"grid": {"model.dim": [16]}}]})
 
 
-LEVELS = {"a": [1, 2, 3], "b": [4, 5]}
-NODES: list[dict[str, Any]] = [
-    {"one_at_a_time": LEVELS},
-    *({"leave_one_out": {"of": {"a": 0, "b": 0}, "direction": way}} for way in ("remove", "add", "both")),
-    {"grid": LEVELS},
-    {"zip": {"c": [1, 2], "d": [3, 4]}},
-    {"arms": {"plain": None, "big": {"e": 9}}},
-    {"sample": {"n": 4, "over": {"grid": LEVELS}}},
-]
-
-
-def test_arms_are_counted_without_building_them() -> None:
-    nested = [{"union": NODES}, {"grid": [{"union": NODES[:2]}, NODES[5], NODES[6]]}, {"union": [{"union": NODES}]}]
-    for node in (*NODES, *nested):
-        assert count(Node.model_validate(node)) == len(values(node)), node
-
-
 TENS = {f"train.optimizer.a{index}": list(range(10)) for index in range(7)}
 
 
@@ -147,13 +130,18 @@ TENS = {f"train.optimizer.a{index}": list(range(10)) for index in range(7)}
     ("design", "message"),
     [
         ({"grid": TENS}, "a grid of 10,000,000 arms; a design has at most 1,000,000"),
-        ({"union": [{"grid": dict(list(TENS.items())[:6])}] * 3}, "a union of 3,000,000 arms"),
-        ({"sample": {"n": 3, "over": {"union": [{"grid": TENS}] * 2}}}, "a union of 20,000,000 arms"),
+        ({"sample": {"n": 3, "over": {"union": [{"grid": TENS}] * 2}}}, "a grid of 10,000,000 arms"),
     ],
 )
 def test_unbounded_design_is_refused_with_place(tmp_path: Path, design: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=rf":\d+:\d+: {message}"):
         plan(tmp_path, design=design)
+
+
+def test_union_is_refused_at_the_part_that_exceeds_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vitlab.spec.design.MOST", 250)
+    with pytest.raises(SpecError, match=r":\d+:\d+: a union of 300 arms; a design has at most 250"):
+        plan(tmp_path, design={"union": [{"grid": dict(list(TENS.items())[:2])}] * 100})
 
 
 def test_unbounded_trials_are_refused(tmp_path: Path) -> None:

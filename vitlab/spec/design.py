@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -155,13 +155,6 @@ class Changes:
         )
 
 
-class Kind(NamedTuple):
-    """A kind of design."""
-
-    expand: Callable[[Any, Path], list[Changes]]  #: from its value and its place to its arms, duplicates included
-    count: Callable[[Any], int]  #: number of these arms, without expanding it
-
-
 def changes_of(node: Node | None, place: Path = ("design",)) -> list[Changes]:
     """Return the changes of a design's arms in order, duplicates included; without a design, the base alone.
 
@@ -172,14 +165,12 @@ def changes_of(node: Node | None, place: Path = ("design",)) -> list[Changes]:
     if node is None:
         return [Changes()]
     here = (*place, node.kind)
-    if (arms := count(node)) > MOST:
-        raise DesignFault(here, f"a {node.kind} of {arms:,} arms; a design has at most {MOST:,}")
-    return KINDS[node.kind].expand(getattr(node, node.kind), here)
+    return KINDS[node.kind](getattr(node, node.kind), here)
 
 
-def count(node: Node) -> int:
-    """Return the number of arms of a design, duplicates included, without expanding it."""
-    return KINDS[node.kind].count(getattr(node, node.kind))
+def _limit(here: Path, arms: int) -> None:
+    if arms > MOST:
+        raise DesignFault(here, f"a {here[-1]} of {arms:,} arms; a design has at most {MOST:,}")
 
 
 def _alone(levels: Levels, here: Path) -> list[Changes]:
@@ -243,7 +234,11 @@ def _arms(arms: Mapping[str, Tree | None], here: Path) -> list[Changes]:
 
 
 def _union(nodes: Sequence[Node], here: Path) -> list[Changes]:
-    return [each for index, node in enumerate(nodes) for each in changes_of(node, (*here, index))]
+    arms: list[Changes] = []
+    for index, node in enumerate(nodes):
+        arms += changes_of(node, (*here, index))
+        _limit(here, len(arms))
+    return arms
 
 
 def _sample(sample: Sample, here: Path) -> list[Changes]:
@@ -266,24 +261,26 @@ def _product(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
         }
         if shared:
             raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
+    _limit(here, math.prod(map(len, axes)))
     products = [Changes()]
     for axis in axes:
         products = [left.and_(right) for left in products for right in axis]
     return products
 
 
-KINDS = {
-    "one_at_a_time": Kind(_one_at_a_time, lambda levels: 1 + sum(map(len, levels.values()))),
-    "leave_one_out": Kind(_leave_one_out, lambda design: (1 + (design.direction == "both")) * (1 + len(design.of))),
-    "grid": Kind(
-        _product, lambda grid: math.prod(map(len, grid.values()) if isinstance(grid, Mapping) else map(count, grid))
-    ),
-    "zip": Kind(_rows, lambda design: len(next(iter(design.levels.values())))),
-    "arms": Kind(_arms, len),
-    "union": Kind(_union, lambda nodes: sum(map(count, nodes))),
-    "sample": Kind(_sample, lambda sample: sample.n),
+KINDS: Mapping[str, Callable[[Any, Path], list[Changes]]] = {
+    "one_at_a_time": _one_at_a_time,
+    "leave_one_out": _leave_one_out,
+    "grid": _product,
+    "zip": _rows,
+    "arms": _arms,
+    "union": _union,
+    "sample": _sample,
 }
-"""Key of a node to its kind; a further kind is a field of :class:`Node` and an entry here."""
+"""Key of a node to the function that returns its arms from its value and place, duplicates included.
+
+A further kind is a field of :class:`Node` and an entry here.
+"""
 
 
 def short_names(paths: Tree | Sequence[str]) -> dict[str, str]:
