@@ -33,10 +33,10 @@ LAST_OF_BRANCH = re.compile(r"blocks\.(\d+)\.(?:[a-z]+\.\d+\.)?(?:attn\.proj|mlp
 
 
 class Init:
-    """Contract: ``draw`` fills one parameter; schemes override the methods per kind.
+    """Contract: ``fill`` draws one parameter; a scheme overrides it for the kinds that differ.
 
     ``x`` is float32 on the CPU, ``name`` canonical, ``fan_in`` the number of inputs of the layer (for a bias, of the
-    layer it belongs to).
+    layer it belongs to), and ``g`` seeded by the trial's seed and ``name``.
 
     Args:
         token_std: deviation of class, distillation and register tokens, instead of the scheme's.
@@ -64,45 +64,31 @@ class Init:
         """Fill ``x`` with the initial values of the parameter ``name`` in a trial of this ``init`` seed."""
         # A generator for every parameter: none shifts the draws of another.
         g = torch.Generator().manual_seed(noise.key(seed, "init", name))
+        if kind == "position":
+            nn.init.trunc_normal_(x, std=0.02 if self.position_std is None else self.position_std, generator=g)
+        elif kind == "token" and self.token_std is not None:
+            nn.init.normal_(x, std=self.token_std, generator=g)
+        else:
+            self.fill(x, name, kind, fan_in, g)
+        if self.residual == "by_depth" and (last := LAST_OF_BRANCH.fullmatch(name)):
+            x.div_(math.sqrt(2 * (int(last[1]) + 1)))
+
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        """Draw as timm does: matrices and tokens normal, convolutions as in torch; set other biases to zero."""
         match kind:
             case "linear":
-                self.linear(x, name, g)
-                if self.residual == "by_depth" and (last := LAST_OF_BRANCH.fullmatch(name)):
-                    x.div_(math.sqrt(2 * (int(last[1]) + 1)))
-            case "linear_bias":
-                self.linear_bias(x, name, fan_in, g)
+                # timm and torchvision truncate at an absolute ±2, torch's default, for any deviation; at 0.02 a plain
+                # normal.
+                nn.init.trunc_normal_(x, std=0.02, generator=g)
             case "conv":
-                self.conv(x, g)
+                nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
             case "conv_bias":
-                self.conv_bias(x, fan_in, g)
-            case "token" if self.token_std is not None:
-                nn.init.normal_(x, std=self.token_std, generator=g)
+                nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
             case "token":
-                self.token(x, name, g)
-            case "position":
-                nn.init.trunc_normal_(x, std=0.02 if self.position_std is None else self.position_std, generator=g)
-
-    def linear(self, x: Tensor, name: str, g: Generator) -> None:
-        """Draw from a truncated normal, std 0.02."""
-        # timm and torchvision truncate at an absolute ±2, torch's default, for any deviation; at 0.02 a plain normal.
-        nn.init.trunc_normal_(x, std=0.02, generator=g)
-
-    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
-        """Set to zero."""
-        nn.init.zeros_(x)
-
-    def conv(self, x: Tensor, g: Generator) -> None:
-        """Draw from a Kaiming uniform, as torch's Conv2d does."""
-        nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
-
-    def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
-        """Fill the bias ``x`` with uniform draws within +-1 / sqrt(fan_in), as torch's Conv2d does."""
-        nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
-
-    def token(self, x: Tensor, name: str, g: Generator) -> None:
-        """Draw from a truncated normal, std 1e-6 (0.02 for the distillation token)."""
-        # timm starts its class token near zero, and DeiT's second token as any other weight.
-        nn.init.trunc_normal_(x, std=0.02 if name == "dist_token" else 1e-6, generator=g)
+                # timm starts its class token near zero, and DeiT's second token as any other weight.
+                nn.init.trunc_normal_(x, std=0.02 if name == "dist_token" else 1e-6, generator=g)
+            case _:
+                nn.init.zeros_(x)
 
 
 init = Slot("init", Init)
@@ -117,9 +103,9 @@ class Timm(Init):
 class DeiT(Init):
     """DeiT's: as timm's, with all tokens of deviation 0.02.  Reference: arXiv:2012.12877."""
 
-    def token(self, x: Tensor, name: str, g: Generator) -> None:
-        """Draw from a truncated normal, std 0.02."""
-        nn.init.trunc_normal_(x, std=0.02, generator=g)
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        """Draw tokens from a truncated normal, std 0.02; others as in timm."""
+        super().fill(x, name, "linear" if kind == "token" else kind, fan_in, g)
 
 
 class _Xavier(Init):
@@ -129,9 +115,12 @@ class _Xavier(Init):
         """Return the growth of the sum of inputs and outputs, as for Xavier's variance."""
         return sum(shape) / sum(base_shape)
 
-    def linear(self, x: Tensor, name: str, g: Generator) -> None:
-        """Draw from a Xavier uniform."""
-        xavier(x, g)
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        """Draw matrices from a Xavier uniform; others as in timm."""
+        if kind == "linear":
+            xavier(x, g)
+        else:
+            super().fill(x, name, kind, fan_in, g)
 
 
 @init.register("jax")
@@ -150,44 +139,36 @@ class Jax(_Xavier):
         super().__init__(token_std=token_std, position_std=position_std)
         self.head_bias = head_bias
 
-    def linear(self, x: Tensor, name: str, g: Generator) -> None:
-        """Draw from a Xavier uniform; set the head to zero."""
-        if _is_head(name):
-            nn.init.zeros_(x)
-        else:
-            super().linear(x, name, g)
-
-    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
-        """Draw biases of MLPs, std 1e-6; set the head's to its constant and others to zero."""
-        if _is_head(name):
-            nn.init.constant_(x, self.head_bias)
-        elif "mlp." in name:
-            nn.init.normal_(x, std=1e-6, generator=g)
-        else:
-            nn.init.zeros_(x)
-
-    def conv(self, x: Tensor, g: Generator) -> None:
-        """Draw from LeCun's truncated normal."""
-        # LeCun normal, truncated at two deviations and scaled so that the variance is 1 / fan_in.
-        nn.init.trunc_normal_(x, a=-2.0, b=2.0, generator=g)
-        x.mul_(1 / math.sqrt(x[0].numel()) / 0.87962566103423978)
-
-    def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
-        """Set to zero."""
-        nn.init.zeros_(x)
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        """Draw biases of MLPs, std 1e-6, and convolutions from LeCun's normal; set other biases and the head."""
+        match kind:
+            case "linear" if _is_head(name):
+                nn.init.zeros_(x)
+            case "linear_bias" if _is_head(name):
+                nn.init.constant_(x, self.head_bias)
+            case "linear_bias" if "mlp." in name:
+                nn.init.normal_(x, std=1e-6, generator=g)
+            case "conv":
+                # LeCun normal, truncated at two deviations and scaled so that the variance is 1 / fan_in.
+                nn.init.trunc_normal_(x, a=-2.0, b=2.0, generator=g)
+                x.mul_(1 / math.sqrt(x[0].numel()) / 0.87962566103423978)
+            case "conv_bias":
+                nn.init.zeros_(x)
+            case _:
+                super().fill(x, name, kind, fan_in, g)
 
 
 @init.register("moco")
 class MoCo(_Xavier):
     """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
 
-    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         """Draw qkv from a Xavier uniform over each third of its rows."""
-        if "qkv" in name:
+        if kind == "linear" and "qkv" in name:
             bound = math.sqrt(6 / (x.shape[0] // 3 + x.shape[1]))
             nn.init.uniform_(x, -bound, bound, generator=g)
         else:
-            super().linear(x, name, g)
+            super().fill(x, name, kind, fan_in, g)
 
 
 @init.register("torchvision")
@@ -195,40 +176,26 @@ class Torchvision(_Xavier):
     """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
 
     def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
-        """Return the growth that :meth:`linear` divides the variance by."""
+        """Return the growth that :meth:`fill` divides the variance by."""
         if name.endswith("attn.proj.weight") or name.startswith("pre_logits"):
             return shape[1] / base_shape[1]
         return super().fall(name, shape, base_shape)
 
-    def linear(self, x: Tensor, name: str, g: Generator) -> None:
-        """Set the head to zero and draw the others as torchvision does."""
-        if _is_head(name):
-            nn.init.zeros_(x)
-        elif name.endswith("attn.proj.weight"):
-            nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
-        elif name.startswith("pre_logits"):
-            nn.init.trunc_normal_(x, std=1 / math.sqrt(x.shape[1]), generator=g)
-        else:
-            super().linear(x, name, g)
-
-    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
-        """Draw biases of MLPs, std 1e-6; set others to zero."""
-        if "mlp." in name:
-            nn.init.normal_(x, std=1e-6, generator=g)
-        else:
-            nn.init.zeros_(x)
-
-    def conv(self, x: Tensor, g: Generator) -> None:
-        """Draw from a truncated normal, std 1 / sqrt(fan_in)."""
-        nn.init.trunc_normal_(x, std=1 / math.sqrt(x[0].numel()), generator=g)
-
-    def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
-        """Set to zero."""
-        nn.init.zeros_(x)
-
-    def token(self, x: Tensor, name: str, g: Generator) -> None:
-        """Set to zero."""
-        nn.init.zeros_(x)
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        """Draw matrices, convolutions and biases of MLPs as torchvision does; set all else to zero."""
+        match kind:
+            case "linear" if name.endswith("attn.proj.weight"):
+                nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
+            case "linear" if name.startswith("pre_logits"):
+                nn.init.trunc_normal_(x, std=1 / math.sqrt(x.shape[1]), generator=g)
+            case "linear" if not _is_head(name):
+                xavier(x, g)
+            case "linear_bias" if "mlp." in name:
+                nn.init.normal_(x, std=1e-6, generator=g)
+            case "conv":
+                nn.init.trunc_normal_(x, std=1 / math.sqrt(x[0].numel()), generator=g)
+            case _:
+                nn.init.zeros_(x)
 
 
 @init.register("torch")
@@ -239,13 +206,9 @@ class Torch(Init):
         """Return the growth of the inputs."""
         return shape[1] / base_shape[1]
 
-    def linear(self, x: Tensor, name: str, g: Generator) -> None:
-        """Draw from a Kaiming uniform, as torch's Linear does."""
-        nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
-
-    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
-        """Draw uniformly within 1 / sqrt(fan_in), as torch's Linear does."""
-        self.conv_bias(x, fan_in, g)
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        """Draw linear layers as torch's Linear does; others as in timm."""
+        super().fill(x, name, kind.replace("linear", "conv"), fan_in, g)
 
 
 @contextmanager

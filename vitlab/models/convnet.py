@@ -116,18 +116,23 @@ class ConvNet(Model):
 class _He(Torch):
     """Normal convolutions with variance 2 / fan_out; other layers as in torch.  Reference: arXiv:1502.01852."""
 
-    def conv(self, x: Tensor, g: Generator) -> None:
-        nn.init.kaiming_normal_(x, mode="fan_out", nonlinearity="relu", generator=g)
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        if kind == "conv":
+            nn.init.kaiming_normal_(x, mode="fan_out", nonlinearity="relu", generator=g)
+        else:
+            super().fill(x, name, kind, fan_in, g)
 
 
 class _SmallHead(_He):
     """As :class:`_He`, with a classifier of deviation 0.01 and bias 0, as in torchvision's RegNets."""
 
-    def linear(self, x: Tensor, name: str, g: Generator) -> None:
-        nn.init.normal_(x, std=0.01, generator=g)
-
-    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
-        nn.init.zeros_(x)
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        if kind == "linear":
+            nn.init.normal_(x, std=0.01, generator=g)
+        elif kind == "linear_bias":
+            nn.init.zeros_(x)
+        else:
+            super().fill(x, name, kind, fan_in, g)
 
 
 # -- ResNet -----------------------------------------------------------------------------------------------------------
