@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import py_compile
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -132,6 +134,18 @@ def test_edited_helper_is_retrained_by_workers(tmp_path: Path) -> None:
         changed = run()
     assert [(one.trained, one.cached) for one in (first, again, changed)] == [(1, 0), (0, 1), (1, 0)]
     assert loss(first) != loss(changed)
+
+
+def test_module_edited_within_a_second_is_compiled_again(tmp_path: Path) -> None:
+    """Python's own check of bytecode compares sizes and whole seconds."""
+    file = write(tmp_path / "quicklab.py", "SCALE = 1\n")
+    second = 1_700_000_000 * 10**9
+    os.utime(file, ns=(second, second))
+    bytecode = py_compile.compile(str(file), doraise=True)
+    os.utime(bytecode, ns=(second + 10**8, second + 10**8))
+    write(file, "SCALE = 5\n")
+    os.utime(file, ns=(second + 5 * 10**8, second + 5 * 10**8))
+    assert importlib.import_module("quicklab").SCALE == 5
 
 
 def test_patching_plugin_file_is_part_of_every_trial(tmp_path: Path, monkeypatch: Any) -> None:

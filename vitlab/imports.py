@@ -3,6 +3,9 @@
 A file may be edited after a process has imported it.  The process then runs other code than the file contains, and a
 digest of the file would be of code that was not run.  A finder in front of all others records size, time and inode of
 every module's file right before it is read, and again when the module is reloaded; it finds no modules itself.
+
+The finder deletes bytecode that is older than its source.  Python compares sizes and whole seconds alone, so that it
+would run the bytecode of a file that was edited within a second.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePath
@@ -101,6 +105,14 @@ def watch() -> None:
 _numbers = itertools.count()
 
 
+def _delete_outdated_bytecode(spec: ModuleSpec) -> None:
+    """Delete a module's bytecode if it is older than its source."""
+    source, bytecode = (None if file is None else stamp_of(file) for file in (spec.origin, spec.cached))
+    if source is not None and bytecode is not None and bytecode.modified_ns < source.modified_ns:
+        with suppress(OSError):
+            os.unlink(str(spec.cached))
+
+
 class _Witness:
     """Finder that records the modules found by the other finders of ``sys.meta_path``."""
 
@@ -122,6 +134,7 @@ class _Witness:
                 if spec is not None:
                     reloaded = target is not None
                     if spec.has_location and spec.origin is not None and (reloaded or name not in sys.modules):
+                        _delete_outdated_bytecode(spec)
                         note(name, spec.origin, reloaded)
                     return spec
         finally:
