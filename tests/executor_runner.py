@@ -62,9 +62,6 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
             case "diverge":
                 folder.finish(result(trial, "diverged", "loss is not finite at step 3"))
                 return folder.result()
-            case "fail":
-                folder.finish(result(trial, "failed", "the data is not what it was"))
-                return folder.result()
             case "refuse":
                 raise Refused("the code here is not the code this trial was planned under")
             case "starve":

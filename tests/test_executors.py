@@ -71,13 +71,12 @@ def local() -> Iterator[Callable[..., Local]]:
 def test_endings_reported_by_trial(kind: type[Executor], tmp_path: Path) -> None:
     executor = kind(RunSpec(device="cpu", workers=1))
     endings = {}
-    for do in ("finish", "diverge", "fail", "raise", "leave"):
+    for do in ("finish", "diverge", "raise", "leave"):
         executor.submit(job(tmp_path, do))
         endings |= ends(executor, 1)
     assert {do: ending.ending for do, ending in endings.items()} == {
         "finish": "done",
         "diverge": "done",
-        "fail": "failed",
         "raise": "error",
         "leave": "error",
     }

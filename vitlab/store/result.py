@@ -37,7 +37,7 @@ class Ending(StrEnum):
     LOST = "lost"  #: the worker ended without a report (a signal, the kernel's OOM killer, a lost machine)
 
 
-EndingWithResult = Literal[Ending.DONE, Ending.DIVERGED, Ending.FAILED]
+EndingWithResult = Literal[Ending.DONE, Ending.DIVERGED]
 
 Number = Annotated[float, Field(strict=True)]
 """A number that may be NaN or infinite, such as a metric of a diverged training."""
