@@ -56,7 +56,8 @@ def results(out: Path) -> set[str]:
 
 def trained_seeds(out: Path) -> list[int]:
     """Return the seeds of all trials in a store."""
-    return sorted(json.loads(file.read_text())["seeds"]["init"] for file in out.glob("trials/*/*/spec.json"))
+    results = map(Path.read_text, out.glob("trials/*/*/result.json"))
+    return sorted(json.loads(text)["trial"]["seeds"]["init"] for text in results)
 
 
 def rate(plan: Plan, arm: str) -> float:
@@ -232,10 +233,11 @@ def test_every_arm_is_trained_with_its_own_choice(tuned: tuple[Path, Path, Answe
     assert trained_seeds(out) == [0, 0, 1, 1] + 6 * [1_000_000] + 6 * [1_000_001]
     scores: dict[tuple[str, float], list[float]] = {}
     for file in out.glob("trials/*/*/result.json"):
-        spec = json.loads((file.parent / "spec.json").read_text())
+        result = json.loads(file.read_text())
+        spec = result["trial"]
         if spec["seeds"]["init"] >= 1_000_000:
             own = spec["spec"]["model"]["position"]["type"], spec["spec"]["train"]["optimizer"]["lr"]
-            scores.setdefault(own, []).append(json.loads(file.read_text())["outcome"]["metrics"]["val/accuracy"])
+            scores.setdefault(own, []).append(result["outcome"]["metrics"]["val/accuracy"])
     for arm, position in (("baseline", "learned"), ("position=none", "none")):
         means = {lr: np.mean(values) for (where, lr), values in sorted(scores.items()) if where == position}
         assert len(means) == 3 and rate(answer.plan, arm) == max(means, key=lambda lr: means[lr])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,12 +21,13 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import tracking
 import yaml
 
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from compose_runner import FILE, Services, rows
+from job_helpers import processes
 
 from vitlab.report.api import open_study
 
@@ -87,10 +89,9 @@ def main() -> None:
 
 def _end_ray(port: str) -> None:
     """Stop Ray's daemons of the driver's node, which outlive the command."""
-    for process in psutil.process_iter(["cmdline"]):
-        with suppress(psutil.Error):
-            if any(f":{port}" in word or word.endswith(f"={port}") for word in process.info["cmdline"] or ()):
-                process.kill()
+    for pid in processes(f":{port}"):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -63,14 +63,14 @@ SIGNAL_S = 90  #: time before the end of a job at which Slurm signals it
 PACK_GRACE_S = 60.0  #: part of that time for the trials' checkpoints
 AGAIN_S = 30.0  #: pause after a submission that Slurm's controller did not answer
 UNANSWERED = re.compile("contact slurm controller|timed out|connection refused|connect failure", re.IGNORECASE)
-"""Messages of sbatch while the controller restarts."""
+"""Messages of Slurm's commands while the controller restarts."""
 
 DRIVER = """#!/bin/bash
 {setup}
 id=$SLURM_JOB_ID
 unset ${{!SLURM_@}} ${{!SBATCH_@}}  # they would change the jobs that the driver submits
 {command} & driver=$!
-trap 'kill -KILL $driver; exec scontrol requeue $id' USR1
+trap 'kill -KILL $driver; until scontrol requeue $id; do sleep 5; done; exit' USR1  # the controller may restart
 trap 'kill -TERM $driver' TERM
 wait $driver; code=$?
 while kill -0 $driver 2>/dev/null; do wait $driver; code=$?; done  # a signal ends a wait
@@ -238,10 +238,10 @@ class Slurm(PollingExecutor):
         return [job for pack in self._sent for job in pack.jobs.values()]
 
     def _send(self, packs: Sequence[Sequence[Job]], needs: Mapping[str, object]) -> None:
-        """Submit packs with equal needs, several as an array; if the controller does not answer, they keep waiting.
+        """Submit packs with equal needs, several as an array.
 
         Raises:
-            UserError: if Slurm rejects them.
+            UserError: if Slurm rejects them, or does not answer.
         """
         folder = _root(packs[0][0]) / "slurm" / uuid.uuid4().hex[:12]
         python = f"{shlex.quote(sys.executable)} -P"  # imports nothing from the folder of the submission
@@ -258,11 +258,7 @@ class Slurm(PollingExecutor):
         except (self._submitit.core.utils.FailedJobError, OSError) as error:
             for batch in batches:
                 (batch.folder / "ended").touch()  # if the job was submitted after all, it ends at once
-            if not UNANSWERED.search(str(error)):
-                raise UserError(f"Slurm rejected the job: {one_sentence(error)}") from error
-            log.warning("Slurm's controller does not answer; trials are submitted when it does.")
-            self._again_at = time.monotonic() + AGAIN_S
-            return
+            raise UserError(f"Slurm rejected the job: {one_sentence(error)}") from error
         for jobs, batch, submission, own in zip(packs, batches, submissions, trials, strict=True):
             write_json(batch.folder / "pack.json", {"job": submission.job_id, "trials": own})
             self._sent.append(_Submitted(batch.folder, submission, {str(job.folder): job for job in jobs}))
@@ -308,12 +304,17 @@ class Slurm(PollingExecutor):
     def _wait(self, timeout_s: float) -> None:
         """Send waiting jobs and collect ended ones."""
         free = self._jobs - len(self._sent)
-        if self._waiting and free > 0:
+        if self._waiting and free > 0 and time.monotonic() >= self._again_at:
             starts = range(0, len(self._waiting), self._pack)
             packs = [self._waiting[start : start + self._pack] for start in starts][:free]
-            for needs, group in groupby(packs, self._needs):
-                if time.monotonic() >= self._again_at:
+            try:
+                for needs, group in groupby(packs, self._needs):
                     self._send(list(group), needs)
+            except UserError as error:
+                if not UNANSWERED.search(str(error)):
+                    raise
+                log.warning("Slurm's controller does not answer; trials are submitted when it does.")
+                self._again_at = time.monotonic() + AGAIN_S
         self._look()
         if not self._ends:
             time.sleep(min(POLL_S, timeout_s))

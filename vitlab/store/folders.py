@@ -1,7 +1,7 @@
 """The store: one folder per trial, shared by all studies; the authoritative record of the trial.
 
     trials/<key>/<code>/
-        spec.json          what the trial is
+        spec.json          what the trial is; without weights, result.json says it once the trial has ended
         lock               held by the process that writes here; see locks.py
         events.jsonl       the journal, one event per line
         checkpoint/        the state to resume from
@@ -156,22 +156,28 @@ class TrialFolder:
         return result
 
     def finish(self, result: TrialResult) -> None:
-        """Write the result last, after all other files of the trial are synced to the disk."""
-        files = (self.spec, self.weights, self.predictions, *self.path.glob("weights-*.safetensors"))
-        fsync_all([file for file in files if file.exists()])
+        """Write the result last, after all other files of the trial are synced to the disk.
+
+        It takes the place of spec.json where no weights need that file beside them: large studies count files.
+        """
+        weights = [*self.path.glob("weights*.safetensors")]
+        fsync_all([file for file in (self.spec, self.predictions, *weights) if file.exists()])
         self.require()
-        write_json(self.path / "result.json", asdict(result))
+        spec = None if weights else read_json(self.spec, mapping)
+        write_json(self.path / "result.json", {**asdict(result), **({"trial": spec} if spec else {})})
+        if spec:
+            self.spec.unlink()
         self.clear_failure()
 
     def remove_checkpoint(self, spec: Mapping[str, object] | None = None) -> None:
-        """Remove the checkpoint of a trial that has ended, and restore a damaged or missing spec.json.
+        """Remove the checkpoint of a trial that has ended, and restore a damaged or missing spec.json beside weights.
 
         A checkpoint remains if a worker was killed between writing the result and deleting it.
 
         Args:
             spec: The trial in JSON values, if known.
         """
-        lacks_spec = spec is not None and not self._has_spec()
+        lacks_spec = spec is not None and self.weights.exists() and not self._has_spec()
         if (lacks_spec or self.checkpoint.exists()) and self.done():
             with suppress(Busy, OSError, UserError), self.lease():
                 remove(self.checkpoint)

@@ -1,0 +1,110 @@
+"""A detached study on a simulated Slurm: log-out, time limits of packs and driver reached twice, a controller restarts.
+
+    python tools/slurm_requeues.py
+
+The Slurm is that of ``tests/test_slurm.py``: shell scripts that run jobs on this machine.  Afterwards all results are
+compared, to the bit, with those of a local run in a terminal, and of a local ``--detach``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from ray_autoscaling import STUDY, drive, finished, outcomes, until
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from job_helpers import processes
+from test_slurm import PROGRAMS, of_jobs, packs, signal_jobs
+
+SLURM = {"type": "slurm", "pack": 1, "jobs": 2, "minutes": 5}
+RESTART_S = 10.0  #: how long the controller does not answer
+
+
+def main() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory(prefix="vls-", dir="/tmp") as place:
+        folder = Path(place)
+        study = folder / "scaled.yaml"
+        study.write_text(yaml.safe_dump(STUDY))
+        drive(study, folder / "local").wait()
+        trials = finished(folder / "local")
+        detach_and_log_out(study, folder / "detached", "local")
+        until(lambda: done(folder / "detached", trials), "the end of a local study after the log-out")
+        fake, out = folder / "slurm", folder / "out"
+        start_slurm(fake)
+        try:
+            detach_and_log_out(study, out, yaml.safe_dump(SLURM, default_flow_style=True, width=1000).strip())
+            for time_limit in (1, 2):
+                until(lambda: len(checkpoints(out)) > 0, "a checkpoint")
+                signal_jobs(fake)
+                until(
+                    lambda n=time_limit: requeued(fake, lambda job: job != "4711") >= n, "a pack that requeues itself"
+                )
+                os.kill(processes(f"bash\0{fake}/script.4711")[0], signal.SIGUSR1)
+                until(lambda n=time_limit: requeued(fake, lambda job: job == "4711") >= n, "a driver that does so")
+                print(f"time limits reached: {time_limit}; {finished(out)} of {trials} trials have ended", flush=True)
+            (fake / "restarts").touch()
+            time.sleep(RESTART_S)
+            (fake / "restarts").unlink()
+            until(lambda: done(out, trials), "the end of the study")
+        finally:
+            print(f"-- what the drivers said\n{(out / 'studies/scaled/driver.log').read_text()}--")
+            left = of_jobs(fake)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        expected = outcomes(folder / "local")
+        equal = [outcomes(each) == expected for each in (out, folder / "detached")]
+        print(
+            f"{len(packs(out))} packs; processes left: {len(left)}; equal to the bit: Slurm {equal[0]}, local {equal[1]}"
+        )
+        sys.exit(not all(equal) or bool(left))
+
+
+def start_slurm(fake: Path) -> None:
+    """Put the programs of a simulated Slurm before all others."""
+    fake.mkdir()
+    for name, text in PROGRAMS.items():
+        (fake / name).write_text("#!/bin/bash\n" + text)
+        (fake / name).chmod(0o755)
+    os.environ |= {"FAKE": str(fake), "PATH": f"{fake}{os.pathsep}{os.environ['PATH']}"}
+
+
+def detach_and_log_out(study: Path, out: Path, executor: str) -> None:
+    """Detach a run in a terminal's session, and end the session as a log-out does."""
+    words = [sys.executable, "-m", "vitlab", "run", str(study), "--out", str(out), "--detach"]
+    words += ["--set", f"run.executor={executor}"]
+    said = out.with_suffix(".said")
+    with open(said, "wb") as output:
+        shell = ["bash", "-c", '"$@"; sleep 600', "bash", *words]
+        session = subprocess.Popen(shell, stdout=output, stderr=output, start_new_session=True)
+        until(lambda: "\nstop " in said.read_text(), f"a detached run: {said.read_text()}")
+        os.killpg(session.pid, signal.SIGHUP)
+        session.wait()
+    print(said.read_text(), flush=True)
+
+
+def done(out: Path, trials: int) -> bool:
+    """Return whether all trials have ended and the report is written."""
+    return finished(out) == trials and (out / "studies/scaled/report/report.html").exists()
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return list(out.glob("trials/*/*/checkpoint/last.safetensors"))
+
+
+def requeued(fake: Path, which: Callable[[str], bool]) -> int:
+    """Return how often jobs have been put back into the queue."""
+    file = fake / "requeued"
+    return sum(which(line.split()[-1]) for line in file.read_text().splitlines()) if file.exists() else 0
+
+
+if __name__ == "__main__":
+    main()
