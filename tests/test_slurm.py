@@ -44,7 +44,8 @@ PROGRAMS = {
         [ -n "$last" ] || echo RUNNING > $FAKE/state.$id
         for task in $([ -z "$last" ] || seq 0 $last); do echo RUNNING > $FAKE/state.${id}_$task; done
         [ ! -e $FAKE/hold ] || exit 0
-        if [ -z "$last" ]; then SLURM_JOB_ID=$id setsid -f bash $FAKE/script.$id >>$FAKE/log 2>&1; exit; fi
+        log=$(sed 's/.*--output=//; s/ .*//' $FAKE/flags.$id 2>/dev/null)
+        if [ -z "$last" ]; then SLURM_JOB_ID=$id setsid -f bash $FAKE/script.$id >>${log:-$FAKE/log} 2>&1; exit; fi
         for task in $(seq 0 $last); do
             SLURM_JOB_ID=$((id + 100 + task)) SLURM_ARRAY_JOB_ID=$id SLURM_ARRAY_TASK_ID=$task \
                 setsid -f bash $FAKE/script.$id >>$FAKE/log 2>&1
@@ -64,7 +65,8 @@ PROGRAMS = {
     "scontrol": """
         echo "$@" >> $FAKE/requeued; task=${2#*_}
         [ "$task" = "$2" ] || export SLURM_ARRAY_JOB_ID=${2%_*} SLURM_ARRAY_TASK_ID=$task
-        SLURM_JOB_ID=${2%_*} setsid -f bash $FAKE/script.${2%_*} >>$FAKE/log 2>&1
+        log=$(sed 's/.*--output=//; s/ .*//' $FAKE/flags.$2 2>/dev/null)
+        SLURM_JOB_ID=${2%_*} setsid -f bash $FAKE/script.${2%_*} >>${log:-$FAKE/log} 2>&1
     """,
     "sacct": """
         echo "JobID|State|NodeList"

@@ -8,6 +8,7 @@ compared, to the bit, with those of a local run in a terminal, and of a local ``
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -22,9 +24,10 @@ from ray_autoscaling import STUDY, drive, finished, outcomes, until
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from job_helpers import processes
-from test_slurm import PROGRAMS, of_jobs, packs, signal_jobs
+from test_slurm import PROGRAMS, of_jobs, packs
 
 SLURM = {"type": "slurm", "pack": 1, "jobs": 2, "minutes": 5}
+DRIVER = "4711"  #: the simulated Slurm's first job
 RESTART_S = 10.0  #: how long the controller does not answer
 
 
@@ -42,21 +45,25 @@ def main() -> None:
         start_slurm(fake)
         try:
             detach_and_log_out(study, out, yaml.safe_dump(SLURM, default_flow_style=True, width=1000).strip())
-            for time_limit in (1, 2):
-                until(lambda: len(checkpoints(out)) > 0, "a checkpoint")
-                signal_jobs(fake)
+            for times in (1, 2):
+                until(lambda times=times: end_time(fake, out, times), "a trial in training")
                 until(
-                    lambda n=time_limit: requeued(fake, lambda job: job != "4711") >= n, "a pack that requeues itself"
+                    lambda times=times: requeued(fake, lambda job: job != DRIVER) == times,
+                    "a pack that requeues itself",
                 )
-                os.kill(processes(f"bash\0{fake}/script.4711")[0], signal.SIGUSR1)
-                until(lambda n=time_limit: requeued(fake, lambda job: job == "4711") >= n, "a driver that does so")
-                print(f"time limits reached: {time_limit}; {finished(out)} of {trials} trials have ended", flush=True)
+                os.kill(processes(f"bash\0{fake}/script.{DRIVER}")[0], signal.SIGUSR1)
+                until(lambda times=times: requeued(fake, lambda job: job == DRIVER) == times, "a driver that does so")
+                print(
+                    f"time limits of a pack and of the driver: {times}; trials that have ended: {finished(out)}",
+                    flush=True,
+                )
             (fake / "restarts").touch()
             time.sleep(RESTART_S)
             (fake / "restarts").unlink()
             until(lambda: done(out, trials), "the end of the study")
         finally:
-            print(f"-- what the drivers said\n{(out / 'studies/scaled/driver.log').read_text()}--")
+            for log in out.glob("studies/scaled/driver.log"):
+                print(f"-- what the drivers said\n{log.read_text()}--")
             left = of_jobs(fake)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
@@ -96,8 +103,27 @@ def done(out: Path, trials: int) -> bool:
     return finished(out) == trials and (out / "studies/scaled/report/report.html").exists()
 
 
-def checkpoints(out: Path) -> list[Path]:
-    return list(out.glob("trials/*/*/checkpoint/last.safetensors"))
+def end_time(fake: Path, out: Path, times: int) -> bool:
+    """Signal the pack of a trial that trains for the ``times``-th time, as Slurm does; return False if there is none."""
+    for journal in out.glob("trials/*/*/events.jsonl"):
+        events = [json.loads(line) for line in journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        starts = [event for event in events if event["kind"] == "start"]
+        if len(starts) == times and events[-1]["kind"] == "metrics" and not (journal.parent / "result.json").exists():
+            jobs = {pid: job_id(pid) for pid in of_jobs(fake)}
+            own = jobs.get(starts[-1]["pid"])
+            for pid in (pid for pid, job in jobs.items() if own and job == own):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+            return bool(own)
+    return False
+
+
+def job_id(pid: int) -> bytes:
+    """Return the variable of a process that names its Slurm job; empty if the process has ended."""
+    with suppress(OSError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return next(each for each in variables if each.startswith(b"SLURM_JOB_ID="))
+    return b""
 
 
 def requeued(fake: Path, which: Callable[[str], bool]) -> int:
