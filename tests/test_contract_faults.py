@@ -145,14 +145,17 @@ class Idle(Momentum):
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (InADict, "interrupted after 3 steps ends with other weights; keep what steps change in the state"),
+        (
+            InADict,
+            "interrupted after 3 steps ends with other weights than an equal one; keep what steps change in the state",
+        ),
         (OwnRate, r"steps at rate 0 move .*; read the rate from group\['lr'\]"),
         (OwnDecay, "shrinks without a gradient, and the weight_decay of its group is 0"),
         (NoDecay, "does not shrink without a gradient, and the weight_decay of its group is 0.5"),
-        (NumpyNoise, "two equal trainings end with other weights"),
-        (PythonNoise, "two equal trainings end with other weights"),
+        (NumpyNoise, "ends with other weights than an equal one; .*, and draw from vitlab.plugin.noise"),
+        (PythonNoise, "ends with other weights than an equal one; .*, and draw from vitlab.plugin.noise"),
         (Idle, "steps at rate 0.01 move no weight"),
-        (Ascent, "steps at rate 0.01 follow the gradients; go against them"),
+        (Ascent, "steps at rate 0.01 move no weight, or follow the gradients; go against them"),
     ],
 )
 def test_bad_optimizer_is_caught(kind: type[torch.optim.Optimizer], sentence: str) -> None:
@@ -250,8 +253,8 @@ class Turned(Loss):
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
-        (Summed, "if every image is there twice, .*: return a mean over the batch, not a sum"),
-        (Weighted, "in two parts, and .* at once: weight"),
+        (Summed, "in two parts, and .* at once: return a mean over the batch, not a sum"),
+        (Weighted, "in two parts, and .* at once: .*, and the number of its terms from weight"),
         (Rooted, "the gradient of logits up to 100 is not finite"),
         (Turned, "of right predictions and .* of wrong ones; it is minimised"),
     ],
@@ -296,7 +299,7 @@ class Deaf(Supervised):
     ("cls", "sentence"),
     [
         (Ramp, "interrupted after 3 steps ends with other weights"),
-        (Tossed, "two equal trainings end with other weights"),
+        (Tossed, "ends with other weights than an equal one"),
         (Deaf, "as an argument differ from views without|trains a small ViT"),
     ],
 )
@@ -472,9 +475,9 @@ class Blends(Brighter):
     ("cls", "sentence"),
     [
         (Torch, "draws from torch's generator"),
-        (Numpy, "differs between two calls with one key"),
-        (Places, "changes an image differently beside other images"),
-        (Averages, "changes an image differently beside other images"),
+        (Numpy, "changes an image differently in another call"),
+        (Places, "changes an image differently in another call, or beside other images"),
+        (Averages, "changes an image differently in another call, or beside other images"),
         (Floats, "returns torch.float64"),
         (InPlace, "changes its argument"),
         (Blends, r"masks: there are labels \[50, 100, 150\], which no mask had"),

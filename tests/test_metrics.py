@@ -453,7 +453,7 @@ class Columns(Right):
         (InOrder, "with the images in another order"),
         (Percent, r"is [\d.]+ where .*, and its bounds are 0 and 1"),
         (OtherWay, "has the goal max, and is 0 where predictions are right, 1 where they are wrong"),
-        (Random, "in batches of|a second time|has the goal max"),
+        (Random, "in batches of|has the goal max"),
         (Writes, "changes the logits or the labels"),
         (Unlabelled, "depends on predictions where there is no label|has the goal max"),
         (Undefined, "is nan where predictions are right"),

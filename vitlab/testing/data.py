@@ -98,7 +98,6 @@ def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: 
         state = torch.manual_seed(0).get_state()
         y_BCHW = change(x_BCHW, key, id_B)
         draws = not torch.equal(state, torch.get_rng_state())
-        again_BCHW = change(x_BCHW, key, id_B)
         # Workers and micro-batches cut batches in other places.
         order_B = torch.arange(B - 1, -1, -1)
         reversed_BCHW = change(x_BCHW[order_B], key, id_B[order_B])
@@ -109,9 +108,8 @@ def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: 
     assert y_BCHW.shape == x_BCHW.shape and y_BCHW.dtype == x_BCHW.dtype, (
         f"returns {y_BCHW.dtype} {tuple(y_BCHW.shape)} for {x_BCHW.dtype} {tuple(x_BCHW.shape)}; keep both"
     )
-    assert torch.equal(y_BCHW, again_BCHW), f"differs between two calls with one key; {keyed}"
     composed = torch.equal(reversed_BCHW[order_B], y_BCHW) and torch.equal(alone_BCHW, y_BCHW[2:3])
-    assert composed, f"changes an image differently beside other images; {keyed}"
+    assert composed, f"changes an image differently in another call, or beside other images; {keyed}"
     return y_BCHW
 
 

@@ -72,9 +72,8 @@ def check_optimizer(choice: ResolvedChoice) -> None:
     assert not moved, (
         f"steps at rate 0 move {_some(moved)}; read the rate from group['lr'], which a training sets before every step"
     )
-    along_gradient = _moved_weights(choice, rate=RATE)
-    assert along_gradient, f"steps at rate {RATE:g} move no weight"
-    assert sum(along_gradient.values()) < 0, f"steps at rate {RATE:g} follow the gradients; go against them"
+    along_gradient = sum(_moved_weights(choice, rate=RATE).values())
+    assert along_gradient < 0, f"steps at rate {RATE:g} move no weight, or follow the gradients; go against them"
     groups = decay_groups(_training({}).model, 0.5)
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
@@ -95,13 +94,8 @@ def check_training(**fields: Any) -> None:
     # A component that draws from a global generator repeats only if that has the same state, so it never has.
     with _scrambled(0), about("trains a small ViT"):
         whole = _trained(_training(fields), STEPS)
-    with _scrambled(1):  # a component that draws from a global generator draws other numbers now
-        again = _trained(_training(fields), STEPS)
-    assert equal_states(whole, again), (
-        "two equal trainings end with other weights; draw from vitlab.plugin.noise, and keep nothing outside of the "
-        "instance"
-    )
-    with tempfile.TemporaryDirectory() as folder, _scrambled(2):
+    # A component that draws from a global generator draws other numbers now.
+    with tempfile.TemporaryDirectory() as folder, _scrambled(1):
         first, second = _training(fields, folder=Path(folder)), _training(fields)
         _trained(first, STEPS // 2)
         with about("its state is written to a checkpoint and read again"):
@@ -111,8 +105,9 @@ def check_training(**fields: Any) -> None:
             second.load(state)
         resumed = _trained(second, STEPS - STEPS // 2)
     assert equal_states(whole, resumed), (
-        f"a training that was interrupted after {STEPS // 2} steps ends with other weights; keep what steps change in "
-        "the state that state_dict returns"
+        f"a training that was interrupted after {STEPS // 2} steps ends with other weights than an equal one; keep "
+        "what steps change in the state that state_dict returns, and nothing outside of the instance, and draw from "
+        "vitlab.plugin.noise"
     )
 
 
@@ -240,18 +235,12 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
     whole = of(slice(None))
     assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; it is one number"
     assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes its arguments"
-    assert torch.equal(whole, of(slice(None))), "differs between two equal calls"
-    # A sum would double, and a mean stays.
-    doubled = loss({"": torch.cat([logits, logits])}, torch.cat([target, target])).total
-    assert torch.allclose(doubled, whole, rtol=1e-9), (
-        f"is {float(doubled):.6g} if every image is there twice, and {float(whole):.6g} before: return a mean over the "
-        "batch, not a sum"
-    )
     parts = [slice(0, 2), slice(2, None)]
     weights = [float(loss.weight(target[part])) for part in parts]
     micro = sum(weight * float(of(part)) for weight, part in zip(weights, parts, strict=True)) / sum(weights)
     assert math.isclose(micro, float(whole), rel_tol=1e-9), (
-        f"is {micro:.6g} in two parts, and {float(whole):.6g} at once: weight() is the number of terms in the mean"
+        f"is {micro:.6g} in two parts, and {float(whole):.6g} at once: return a mean over the batch, not a sum, and "
+        "the number of its terms from weight()"
     )
     for scale in (1.0, 100.0):  # at 100, a probability is 0 in float32 and its logarithm infinite
         leaf = (scale * logits).float().requires_grad_()
@@ -387,8 +376,6 @@ def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     for cuts in CUTS[1:]:
         value = _evaluate(choice, random, target, cuts)
         assert _close(value, reference), f"is {value:g} in batches of {cuts}, and {reference:g} in one of {N}"
-    repeated = _evaluate(choice, random, target)
-    assert repeated == reference, f"is {repeated!r} a second time, and was {reference!r}"
     value = _evaluate(choice, random.flip(0), target.flip(0))
     assert _close(value, reference), f"is {value:g} with the images in another order, and was {reference:g}"
     value = _evaluate(choice, random.double(), target)
@@ -420,7 +407,6 @@ def _check_features(choice: ResolvedChoice) -> None:
 
 def _check_bounds(cls: Any, value: float, where: str) -> None:
     low, high = cls.bounds
-    assert math.isfinite(value), f"is {value} where {where}"
     assert low - 1e-6 <= value <= high + 1e-6, f"is {value:g} where {where}, and its bounds are {low:g} and {high:g}"
 
 
