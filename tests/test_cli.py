@@ -272,17 +272,7 @@ def test_plugin_mistakes_exit_with_3(tmp_path: Path) -> None:
     assert err.splitlines() == [
         f"plugin file {bad_file} failed: ModuleNotFoundError: No module named 'nothing_of_that_name', "
         f"at {relative(bad_file)}:1",
-        f"  {relative(bad_file)}:1, in <module>",
-        "    import nothing_of_that_name",
     ]
-
-
-def test_endless_recursion_of_plugin_is_abbreviated(tmp_path: Path) -> None:
-    deep = tmp_path / "deep.py"
-    deep.write_text("def f(n):\n    return f(n + 1)\nf(0)\n")
-    code, _, err = call("validate", write(tmp_path), "--plugin", deep)
-    assert code == 3 and "RecursionError" in err and len(err.splitlines()) < 30
-    assert re.search(r"  \.\.\. \d+ more calls", err), err
 
 
 BLOCKS = """

@@ -150,13 +150,7 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     first = "norm 'broken' from broken-vit 0.3.1 failed to import: ModuleNotFoundError: No module named 'a_module_that_is_not', at "
     file = site / "broken_vit.py"
     place = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    assert message.splitlines() == [
-        f"{first}{place}:2",
-        f"  {place}:3, in <module>",
-        "    first()",
-        f"  {place}:2, in first",
-        "    import a_module_that_is_not",
-    ]
+    assert message == f"{first}{place}:2"
     refused = " from wrong-vit 2 is not a Norm: norm components derive from vitlab.components.norm.Norm"
     assert failure_of(norm, "wrong") == "norm 'wrong'" + refused
     assert failure_of(norm, "function") == "norm 'function'" + refused
@@ -243,7 +237,7 @@ def test_plugin_file_runs_digested_text_despite_bytecode_cache(tmp_path: Path) -
 def test_failing_plugin_file_leaves_nothing_and_can_be_fixed(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py", after="\nraise RuntimeError('half way')\n")
     with pytest.raises(
-        BrokenComponent, match=r"plugin file .*my_blocks.py failed: RuntimeError: half way, at .*my_blocks.py:17\n"
+        BrokenComponent, match=r"plugin file .*my_blocks.py failed: RuntimeError: half way, at .*my_blocks.py:17$"
     ):
         registry.load_file(file)
     assert "halved" not in norm.names()
@@ -269,7 +263,7 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="not a file, but a folder, a pipe or a device"):
             registry.load_file(endless)
     (tmp_path / "grammar.py").write_text("def (:\n")
-    with pytest.raises(BrokenComponent, match=r"SyntaxError: invalid syntax .*, at .*grammar.py:1\n.*\n    def \(:$"):
+    with pytest.raises(BrokenComponent, match=r"SyntaxError: invalid syntax .*, at .*grammar.py:1$"):
         registry.load_file(tmp_path / "grammar.py")
     (tmp_path / "class.py").write_text(
         "from vitlab.components.norm import norm\n@norm.register('wrong')\nclass Wrong:\n    'No norm.'\n"

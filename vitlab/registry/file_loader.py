@@ -17,7 +17,7 @@ from types import CodeType
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.registry import plugins
-from vitlab.registry.plugins import PluginFile, with_frames
+from vitlab.registry.plugins import PluginFile, sentence_with_place
 from vitlab.registry.slot_modules import Origin
 from vitlab.registry.slots import remove_all
 
@@ -72,7 +72,7 @@ def load_file(file: Path | str) -> Origin:
     try:
         loader.exec_module(module)
     except BaseException as error:
-        message = with_frames(error)
+        message = sentence_with_place(error)
         del sys.modules[name]
         unload(plugin)
         for slot, component_name, component in replaced:

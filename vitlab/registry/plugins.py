@@ -126,38 +126,12 @@ def _installed() -> dict[str, tuple[EntryPoint, ...]]:
 
 # -- the code of plugins in tracebacks --------------------------------------------------------------------------------
 
-SHOWN_FRAMES = 5
-"""Number of frames shown at each end of a long stack, such as of an endless recursion."""
 
+def culprit(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost plugin code in the traceback of an exception; None if vitlab and libraries alone are in it.
 
-@dataclass(frozen=True)
-class Culprit:
-    """The innermost plugin code in the traceback of an exception."""
-
-    frames: tuple[traceback.FrameSummary, ...]  #: all frames of plugins, the outermost first
-
-    @property
-    def file(self) -> Path:
-        """The file of the plugin."""
-        return Path(self.frames[-1].filename)
-
-    @property
-    def place(self) -> str:
-        """Return ``my_blocks.py:13``, relative to the working directory if the file is below it."""
-        return _place(self.frames[-1])
-
-    def __str__(self) -> str:
-        calls = [
-            f"  {_place(frame)}, in {frame.name}" + (f"\n    {frame.line}" if frame.line else "")
-            for frame in self.frames
-        ]
-        if (hidden := len(calls) - 2 * SHOWN_FRAMES) > 0:
-            calls[SHOWN_FRAMES:-SHOWN_FRAMES] = [f"  ... {hidden} more calls"]
-        return "\n".join(calls)
-
-
-def culprit(error: BaseException) -> Culprit | None:
-    """Return the plugin code in the traceback of an exception, or None if only vitlab and libraries are in it."""
+    It is that of the exception itself, or of the first one in its chain that has any.
+    """
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:  # an exception can be its own context, indirectly
@@ -173,7 +147,7 @@ def culprit(error: BaseException) -> Culprit | None:
         if isinstance(link, SyntaxError) and link.filename and _is_plugin_code("", link.filename):
             frames.append(traceback.FrameSummary(link.filename, link.lineno or 1, "<module>"))
         if frames:
-            return Culprit(tuple(frames))
+            return frames[-1]
     return None
 
 
@@ -185,7 +159,7 @@ def import_failure(what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise BrokenComponent(f"{what}: {with_frames(error)}") from error
+        raise BrokenComponent(f"{what}: {sentence_with_place(error)}") from error
 
 
 def sentence_with_place(error: BaseException) -> str:
@@ -199,7 +173,7 @@ def sentence_with_place(error: BaseException) -> str:
     text, advice = _with_advice(text)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     source = culprit(error)
-    return (text if source is None else f"{text}, at {source.place}") + advice
+    return (text if source is None else f"{text}, at {place_of(source)}") + advice
 
 
 def _with_advice(text: str) -> tuple[str, str]:
@@ -214,12 +188,6 @@ def _with_advice(text: str) -> tuple[str, str]:
     if "does not have a deterministic implementation" in text:  # torch's own advice is a call that no study can make
         return text.partition(", but you set")[0], "; run.deterministic: false allows it, and runs then differ"
     return text, ""
-
-
-def with_frames(error: BaseException) -> str:
-    """Return an exception as :func:`sentence_with_place` does, followed by the frames of plugins on further lines."""
-    source = culprit(error)
-    return sentence_with_place(error) + (f"\n{source}" if source is not None else "")
 
 
 def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
@@ -239,7 +207,8 @@ def _is_plugin_code(module: str, file: str) -> bool:
     return is_beside and package != BUILT_IN and not {"site-packages", "dist-packages"} & set(path.parts)
 
 
-def _place(frame: traceback.FrameSummary) -> str:
+def place_of(frame: traceback.FrameSummary) -> str:
+    """Return ``my_blocks.py:13``, relative to the working directory if the file is below it."""
     file = Path(frame.filename)
     if file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
