@@ -40,10 +40,12 @@ class Import(NamedTuple):
 
     stamp: Stamp
     number: int  #: position among all imports of this process
-    reloaded: bool
 
 
 _imports: dict[str, Import] = {}
+
+reloads: dict[str, int] = {}
+"""Number of the last reload of each module that was reloaded."""
 
 
 def stamp_of(file: str | os.PathLike[str]) -> Stamp | None:
@@ -88,7 +90,9 @@ def note(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> N
     """Record that a module is about to be imported from the current version of a file."""
     stamp = stamp_of(file)
     if stamp is not None:
-        _imports[module] = Import(stamp, next(_numbers), reloaded)
+        _imports[module] = Import(stamp, next(_numbers))
+        if reloaded:
+            reloads[module] = _imports[module].number
 
 
 def watch() -> None:

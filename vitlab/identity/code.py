@@ -21,8 +21,8 @@ from types import ModuleType
 
 from vitlab.identity import source
 from vitlab.identity.trial import key_of
-from vitlab.imports import last_import, stamp_of
-from vitlab.registry import OPTIONAL_MODULES, ResolvedChoice, plugins, slot
+from vitlab.imports import last_import, reloads, stamp_of
+from vitlab.registry import BUILT_IN, OPTIONAL_MODULES, ResolvedChoice, plugins, slot
 from vitlab.registry.slot_modules import built_ins
 from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
 
@@ -125,9 +125,18 @@ def refresh() -> None:
     _closure.cache_clear()
 
 
+_inherited: dict[str, tuple[str, list[str]]] = {}
+"""Digest and dependencies of each module of vitlab that was imported before this process was forked.
+
+They hold for as long as the process lives, whatever happens to the files.
+"""
+
+
 def read_ahead() -> None:
-    """Read every imported module of vitlab, so that forked processes find it in the cache."""
-    closure((module for module in sys.modules if module.partition(".")[0] == "vitlab"), source.loaded)
+    """Read every imported module of vitlab, for the processes that are forked from this one."""
+    for module in [name for name in sys.modules if name.partition(".")[0] == BUILT_IN]:
+        _inherited[module] = source.loaded(module).digest, source.dependencies(module, source.loaded)
+    closure(_inherited)  # reads what they import on first use, too
     refresh()  # every worker clears its caches, and clearing inherited ones would copy their memory
 
 
@@ -160,8 +169,11 @@ def _closure(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str
         if "==" in module:
             digests[module] = ""
             continue
-        digests[module] = reader(module).digest
-        queue += source.dependencies(module, reader)
+        digests[module], needed = _inherited.get(module) or (
+            reader(module).digest,
+            source.dependencies(module, reader),
+        )
+        queue += needed
     return digests
 
 
@@ -195,9 +207,8 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
         mine = last_import(module)
         if mine is None or module not in sys.modules:
             continue
-        for base, name in source.loaded(module).imports:
-            other = last_import(base)
-            if other is None or not other.reloaded or other.number <= mine.number or not name:
+        for base, name in source.loaded(module).imports if reloads else ():
+            if reloads.get(base, -1) <= mine.number or not name:
                 continue
             if not isinstance(getattr(sys.modules.get(base), name, None), ModuleType):
                 return (

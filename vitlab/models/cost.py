@@ -71,14 +71,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is None:
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
         result = func(*args, **kwargs)
-        if formula is not None:
+        if formula := flop_registry.get(func._overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
         return result
 

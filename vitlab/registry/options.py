@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from vitlab.errors import BrokenComponent
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 from vitlab.spec.choice import Choice, Frozen
-from vitlab.spec.tree import NewTree, Tree, Values
+from vitlab.spec.tree import NewTree, Values
 
 
 class Unhashed:
@@ -93,7 +93,7 @@ class ResolvedChoice(Choice):
 
     slot: str = field(kw_only=True)
     component: type[Any] = field(kw_only=True, compare=False)
-    hashed_options: Tree = field(kw_only=True, compare=False)  #: see :meth:`hashed`
+    fields: Mapping[str, FieldInfo] = field(kw_only=True, compare=False, repr=False)  #: of its options, by name
     origin: Origin = field(kw_only=True)
 
     def parts(self) -> Iterator[ResolvedChoice]:
@@ -109,7 +109,7 @@ class ResolvedChoice(Choice):
         changed default changes the code digest.  Options marked :class:`Unhashed` are left out, too.
         """
         name = self.type.removeprefix(f"{BUILT_IN}:") if self.origin.source == BUILT_IN else self.type
-        return {"type": name, **self.hashed_options}
+        return {"type": name, **_hashed_fields(self.options, self.fields)}
 
 
 def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
@@ -127,9 +127,8 @@ def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
             yield from _choices_in(dict(value))
 
 
-def hashed_fields(values: Values, model: type[BaseModel]) -> NewTree:
+def _hashed_fields(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree:
     """Return the options that are part of a key: at another value than their default, and not :class:`Unhashed`."""
-    fields = model.model_fields
     return {
         name: _hashed(value)
         for name, value in values.items()
@@ -145,7 +144,7 @@ def _hashed(value: Any) -> Any:
         case Choice():
             return value.plain()
         case BaseModel():
-            return hashed_fields(dict(value), type(value))
+            return _hashed_fields(dict(value), type(value).model_fields)
         case Mapping():
             return {name: _hashed(item) for name, item in value.items()}
         case list() | tuple():

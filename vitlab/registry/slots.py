@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.registry import plugins
-from vitlab.registry.options import Options, ResolvedChoice, hashed_fields, option_names, options_of
+from vitlab.registry.options import Options, ResolvedChoice, option_names, options_of
 from vitlab.registry.plugins import import_failure
 from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, slot_module, slot_package
 from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, schema_of
@@ -212,18 +212,14 @@ class Slot(Generic[T]):
         options = dict(getattr(component, "complete", dict)(choice.options))
         # The default of a built-in stays what it is after a plugin with a component of that name is installed.
         if origin.source == BUILT_IN:
-            options = {**_default_components(model), **options}
+            options |= _default_components(model, options)
         collected = collect(model, options, who=f"{self.name} '{choice.type}'")
         result = None
         if collected.value is not None:
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
+            fields = model.model_fields
             result = ResolvedChoice(
-                choice.type,
-                values,
-                slot=self.name,
-                component=component,
-                hashed_options=hashed_fields(values, model),
-                origin=origin,
+                choice.type, values, slot=self.name, component=component, fields=fields, origin=origin
             )
         if collected.mistakes:
             # What could be read is passed on, so that mistakes elsewhere in the file are found in the same run.
@@ -297,11 +293,12 @@ def _has_pick(annotation: Any) -> bool:
     return any(isinstance(part, Pick) or _has_pick(part) for part in typing.get_args(annotation))
 
 
-def _default_components(model: type[BaseModel]) -> dict[str, str]:
-    """Return the default of each option that is a component, as ``vitlab:NAME`` where a plugin offers the name too."""
+def _default_components(model: type[BaseModel], given: Tree) -> dict[str, str]:
+    """Return the default of each component that is not given, as ``vitlab:NAME`` where a plugin offers the name too."""
     return {
         name: slot(mark.slot).qualify_builtin(info.default)
         for name, info in model.model_fields.items()
+        if name not in given
         for mark in info.metadata
         if isinstance(mark, Pick) and isinstance(info.default, str)
     }

@@ -184,7 +184,7 @@ class DataOptions(Frozen):
     """At most so many of these per class, nested; None: all."""
     classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), AfterValidator(_distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
-    augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
+    augment: list[Annotated[Choice | str, Pick("augment")]] = Field([])
     """Augmentations, in this order."""
     corrupted: Annotated[Literal["all"] | list[CorruptionName] | Corrupted | None, BeforeValidator(_corrupted)] = None
     """Corrupted test images: ``all`` published kinds, a list of them, or a mapping; None: none."""
