@@ -32,7 +32,8 @@ from vitlab.cli.schema import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.datasets.base import NORMALIZATIONS
 from vitlab.data.prepare import DataSource
-from vitlab.errors import Interrupted
+from vitlab.driver import explanations
+from vitlab.errors import Interrupted, UserError
 from vitlab.plan.packaged import packaged_studies
 from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
@@ -537,7 +538,9 @@ def test_sync_reports_unreachable_tracker(ran: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Path, Path], tmp_path: Path) -> None:
+def test_explain_separates_arms_and_images_and_draws_side_by_side(
+    ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, out = ran
     target = tmp_path / "seen"
     code, printed, err = call("explain", file, "--arm", "baseline", "--out", out, "--to", tmp_path / "first")
@@ -549,12 +552,23 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Pat
     assert len(set(files)) == len(files) and all(file.stat().st_size for file in files)
     assert set(files) == {path for path in target.rglob("*") if path.is_file()}
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
-    assert "baseline, seed 0" in arms and len(arms) > 1
+    assert "baseline-s0" in arms and len(arms) > 1
     assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
     code, output, err = call("explain", "tiny", *images, "--out", out, "--to", target)
     assert (code, output) == (0, printed), "a study is named by its name, too"
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
+
+    def draw(model: Any, transform: Any, trial: Any, picture: Any, subject: Any, folder: Any) -> Any:
+        if "arm baseline," in subject.model:
+            raise UserError("attention 'X' has no maps")
+        return draw_image(model, transform, trial, picture, subject, folder)
+
+    draw_image = explanations.draw_image
+    monkeypatch.setattr(explanations, "draw_image", draw)
+    code, printed, err = call("explain", file, "--out", out, "--to", tmp_path / "others")
+    assert code == 0 and "baseline, seed 0 is not explained: attention 'X' has no maps" in err
+    assert "others/tiny/index.html" in printed and "baseline-s0" not in printed
 
 
 # -- registry ---------------------------------------------------------------------------------------------------------

@@ -114,7 +114,14 @@ def explain_command(
             say(f"drawing {name}, {image}")
             picture, caption, label = _image(image, trial)
             subject, folder = Subject(title, caption, label), folders[image] / place
-            explained[image][name] = explanation = draw_image(model, transform, trial, picture, subject, folder)
+            try:
+                explanation = draw_image(model, transform, trial, picture, subject, folder)
+            except UserError as error:
+                if arms or not is_study:
+                    raise
+                say(f"{name} is not explained: {error}")
+                break
+            explained[image][name] = explanation
             lines += map(str, explanation.files)
     for image, explanations in explained.items():
         if not explanations:
@@ -153,7 +160,7 @@ def _is_study(checkpoint: Path, out: Path) -> bool:
     """Return whether a path is a study's file or folder, or can only be the name of a study."""
     if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
         return True
-    if checkpoint.exists():
+    if checkpoint.is_file() or (checkpoint / "spec.json").exists():  # weights, or the folder of a trial
         return False
     is_name = len(checkpoint.parts) == 1 and not checkpoint.suffix
     return is_name or (out / "studies" / study_name(str(checkpoint).partition("@")[0]) / "plan.json").exists()
@@ -186,7 +193,7 @@ def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iter
             say(f"{arm} is not explained: {error}")
             continue
         name = f"{arm}, seed {seed}"
-        yield name, f"study {plan.study}, arm {name}", folder_name(name), model, transform, spec
+        yield name, f"study {plan.study}, arm {name}", folder_name(f"{arm}-s{seed}"), model, transform, spec
 
 
 def _open_trial(path: Path) -> OpenedModel:

@@ -47,7 +47,7 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
 
     model, transform = load_model(store.folder(trial))
     sees = transform.input_spec
-    folder = target / folder_name(plan.study) / folder_name(f"{arm}, seed {seed}")
+    folder = target / folder_name(plan.study) / folder_name(f"{arm}-s{seed}")
     file = folder / f"model{SUFFIX[form]}"
     difference = export(model, sees.info, sees.mean, sees.std, file, form)
     name = f"study {plan.study}, arm {arm}, seed {seed}"

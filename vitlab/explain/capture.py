@@ -105,5 +105,5 @@ def _maps(module: Attention, arguments: tuple[Any, ...]) -> Tensor:
         return module.maps(*arguments)
     except NotImplementedError:
         raise UserError(
-            f"attention '{type(module).__name__}' has no attention maps to explain; implement its method maps"
+            f"attention '{type(module).__name__}' has no attention maps to explain: it has no method 'maps'"
         ) from None

@@ -58,7 +58,8 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
         model.freeze(head_names(model))
-    listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded)}
+    # Of a file, the reader lists what it leaves out, by the names in the file.
+    listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded) if how.trial else []}
     loaded = [
         f"{len(incoming)} of {len(own)} tensors loaded"
         + "".join(f"; {kind}: {some(names)}" for kind, names in listed.items() if names)
