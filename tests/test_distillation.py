@@ -326,8 +326,8 @@ def test_report_has_table_of_heads(taught: Answer) -> None:
     for view in ("accuracy_cls", "accuracy_dist", "accuracy_logits", "accuracy_softmax", "token_cosine"):
         assert second["means"][f"val/{view}"] == pytest.approx(trials[f"val/{view}"].mean())
         assert second["sds"][f"val/{view}"] == pytest.approx(trials[f"val/{view}"].std(ddof=1))
-    assert "## Heads" in (folder / "report.md").read_text()
-    assert re.search(r"<h2[^>]*>Heads</h2>", (folder / "report.html").read_text())
+    assert "## Further metrics" in (folder / "report.md").read_text()
+    assert re.search(r"<h2[^>]*>Further metrics</h2>", (folder / "report.html").read_text())
 
 
 def test_teacher_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:

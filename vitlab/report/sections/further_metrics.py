@@ -64,15 +64,17 @@ class FurtherMetrics(Section[MetricsOfArm]):
 
 @section.register("heads")
 class Heads(FurtherMetrics):
-    """Metrics of arms with several heads."""
+    """Metrics of arms with several heads, and those that a study asks for by ``train.metrics``."""
 
-    heading = "Heads"
+    heading = "Further metrics"
     place = 70
-    caption = "Metrics of each head alone and of all heads together, and the cosine between their tokens"
+    caption = "Metrics of each head alone and of all together, the cosine of their tokens, and metrics of train.metrics"
 
     def values(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
-        """Return the accuracies of the heads, and the cosine of their tokens."""
-        split = findings.plan.analysis.metric.partition("/")[0]
+        """Return accuracies of heads and the cosine of their tokens; with ``train.metrics``, all unusual metrics."""
+        split, _, judged = findings.plan.analysis.metric.partition("/")
+        if any(planned.trial.spec.train.metrics for planned in findings.plan.trials):
+            return done.filter(regex=f"^{split}/(?!(loss|ece|top5|{judged})$)")
         accuracies = [name for name in done.columns if name.startswith(f"{split}/accuracy_")]
         return done.reindex(columns=[*accuracies, f"{split}/token_cosine"] if accuracies else [])
 
