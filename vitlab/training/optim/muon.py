@@ -6,10 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from vitlab.models.contract import Model
@@ -20,7 +19,6 @@ from vitlab.training.optim import (
     Group,
     Optimizer,
     Rate,
-    Small,
     eager,
     fused,
     hidden_matrices,
@@ -66,14 +64,14 @@ class BatchedMuon(torch.optim.Muon):
         torch._foreach_add_(params, steps, alpha=-group["lr"])
 
     def _momentum(self, params: list[Tensor], group: Group) -> list[Tensor]:
-        """Update the averages of the gradients, and return the matrices to be orthogonalised."""
+        """Update the averages of the gradients, and return Nesterov's momentum, which is orthogonalised."""
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         gradients = [p.grad for p in params if p.grad is not None]
         averages = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        return list(torch._foreach_lerp(gradients, averages, group["momentum"])) if group["nesterov"] else averages
+        return list(torch._foreach_lerp(gradients, averages, group["momentum"]))
 
     def _scale(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor | float:
         """Return the factors of orthogonal matrices that make them steps at a learning rate of 1."""
@@ -120,27 +118,21 @@ class Muon(Optimizer):
     Args:
         lr: Largest learning rate of the matrices.
         momentum: Decay rate of the average of the gradient.
-        nesterov: Nesterov's momentum.
         weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
         adjust: Factor of the learning rate of an m x n matrix.  ``match_rms_adamw``: 0.2 sqrt(max(m, n)), after which
             rates of AdamW fit (arXiv:2502.16982).  ``original``: sqrt(max(1, m / n)), for rates such as 0.02.
         adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
         adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
-        adamw_eps: Added to the denominator in AdamW.
-        ns_steps: Newton-Schulz iterations.
         ns_precision: Precision of the iterations: the weights' own, or bfloat16 as in torch.optim.Muon, which is
             faster on GPUs and slower on most CPUs.
     """
 
     lr: Rate = 1e-3
     momentum: Beta = 0.95
-    nesterov: bool = True
     weight_decay: Decay = 0.05
     adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     adamw_scale: Rate = 1.0
     adamw_betas: tuple[Beta, Beta] = (0.9, 0.95)
-    adamw_eps: Small = 1e-8
-    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     ns_precision: Literal["full", "bfloat16"] = "full"
 
     matrix_optimizer: ClassVar[type[Any]] = BatchedMuon
@@ -171,14 +163,11 @@ class Muon(Optimizer):
                     matrices,
                     lr=self.lr,
                     momentum=self.momentum,
-                    nesterov=self.nesterov,
-                    ns_steps=self.ns_steps,
                     adjust_lr_fn=self.adjust,
                 )
             )
         if rest:
-            betas, eps = self.adamw_betas, self.adamw_eps
-            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=betas, eps=eps, fused=fused(rest)))
+            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=self.adamw_betas, fused=fused(rest)))
         return Composite(parts)
 
 
@@ -191,14 +180,11 @@ class NorMuon(Muon):
         lr: Largest learning rate of the matrices.
         momentum: Decay rate of the average of the gradient.
         beta2: Decay rate of the average of the squares of a row.
-        nesterov: Nesterov's momentum.
         weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
         adjust: Size of the step of an m x n matrix.  ``match_rms_adamw``: a root mean square of 0.2, as in Algorithm 1
             of the reference.  ``original``: as Muon's step, times sqrt(max(1, m / n)), as in the authors' code.
         adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
         adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
-        adamw_eps: Added to the denominator in AdamW.
-        ns_steps: Newton-Schulz iterations.
         ns_precision: Precision of the iterations: the weights' own, or bfloat16.
     """
 
