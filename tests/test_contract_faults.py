@@ -571,7 +571,7 @@ class TorchBatchNorm(Straight):
     [
         (Constant, "moved to another device and run there; create tensors on the device of the input"),
         (Created, "moved to another device and run there; create tensors on the device of the input"),
-        (Running, "something is not in the state; register it as a parameter or a buffer"),
+        (Running, "register what it keeps as a parameter or a buffer"),
         (OwnBatchNorm, "depends on the other samples of its batch in training; use torch's batch norm"),
     ],
 )

@@ -513,9 +513,6 @@ def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, 
     _, _, answer = answered
     stored = vitlab.predictions(answer.folder).query("arm == 'position=none' and seed == 1 and split == 'test'")
     model, transform = vitlab.load(answer.folder, arm="position=none", seed=1)
-    assert repr(transform).startswith("Transform(channels=1, image=8x8, mean=(0.3") and "device='cpu'" in repr(
-        transform
-    )
     trial = answer.plan.find("position=none", 1)
     images = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
     assert list(images.id_N) == list(stored["id"])

@@ -61,6 +61,7 @@ def of_timm(embedding: Tensor) -> tuple[Tensor, Tensor]:
         ({"normalize": "max"}, {"normalize_coords": "max"}),
         ({"normalize": "min"}, {"normalize_coords": "min"}),
         ({"offset": 0.5}, {"grid_offset": 0.5}),
+        ({"periods": [0.5, 40.0]}, {"min_period": 0.5, "max_period": 40.0}),
     ],
 )
 def test_centred_rotation_equals_dinov3_of_timm(
@@ -201,6 +202,7 @@ def test_registers_turn_in_augmented_steps_as_in_others() -> None:
     ("options", "sentence"),
     [
         ({"normalize": "max"}, "uses normalize with coordinates: centred alone"),
+        ({"periods": [1.0, 2.0]}, "uses periods with coordinates: centred alone"),
         ({"coordinates": "centred", "reference": [4, 4]}, "does not depend on the grid; remove reference"),
     ],
 )
@@ -267,7 +269,7 @@ def test_added_options_keep_keys_of_earlier_trials(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     model = {"type": "vit", "patch_size": 2, "dim": 8, "depth": 2, "heads": 2}
     keys = []
-    for written in ({"type": "rope2d"}, {"type": "rope2d", "jitter": 1.0, "registers": False}):
+    for written in ({"type": "rope2d"}, {"type": "rope2d", "jitter": 1.0, "registers": False, "periods": None}):
         file.write_text(yaml.safe_dump({"study": "s", "base": {**base, "model": {**model, "position": written}}}))
         keys.append(plan_study(file)[1].trials[0].trial.key)
     hashed = position.resolve("rope2d").hashed()

@@ -80,11 +80,6 @@ class Transform:
         x_BCHW = torch.cat([resize(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW.to(self.device))
 
-    def __repr__(self) -> str:
-        height, width = self.input_spec.info.image
-        size = f"channels={self.input_spec.info.channels}, image={height}x{width}"
-        return f"Transform({size}, mean={self.input_spec.mean}, std={self.input_spec.std}, device={str(self.device)!r})"
-
     def denormalize(self, x_BCHW: Tensor) -> Tensor:
         """Invert the normalisation: return the images of a batch, (B, C, H, W), float64 in [0, 1], for display."""
         mean_C11, std_C11 = (

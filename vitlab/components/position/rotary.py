@@ -70,6 +70,7 @@ class RoPE2D(_Rotary):
         reference: rows and columns of a grid to which ``patches`` are stretched, timm's ``ref_feat_shape``: the places
             of a grid twice as fine are then half as far apart.
         normalize: the side of the image that ``centred`` divides by: each its own, or the larger or smaller for both.
+        periods: the shortest and the longest period of ``centred`` in units of the coordinate, in place of ``theta``.
         shift: largest shift of each coordinate in training, in its units; 0 for none.
         jitter: largest factor, and inverse of the smallest, of each coordinate in training; 1 for none.
         rescale: the same for a factor that both coordinates share.
@@ -91,6 +92,7 @@ class RoPE2D(_Rotary):
         offset: float = 0.0,
         reference: tuple[Count, Count] | None = None,
         normalize: Literal["separate", "max", "min"] = "separate",
+        periods: tuple[Positive, Positive] | None = None,
         shift: Annotated[float, Field(ge=0)] = 0.0,
         jitter: Annotated[float, Field(ge=1)] = 1.0,
         rescale: Annotated[float, Field(ge=1)] = 1.0,
@@ -109,6 +111,10 @@ class RoPE2D(_Rotary):
         elif reference is not None:
             place_2N = place_2N / torch.tensor(g.grid)[:, None] * torch.tensor(reference)[:, None]
         frequency_Q = _frequencies(theta, g)
+        if periods is not None:
+            shortest, longest = periods
+            share_Q = torch.linspace(0, 1, g.head_dim // 4, dtype=torch.float64)
+            frequency_Q = 1 / (shortest * (longest / shortest) ** share_Q)
         cos, sin = self.pair(_angles(unit * place_2N, frequency_Q))
         if registers:
             count = g.prefix.count("register")
@@ -129,8 +135,9 @@ class RoPE2D(_Rotary):
         if options.get("coordinates") == "centred":
             if options.get("reference") is not None:
                 return "position 'rope2d' with coordinates: centred does not depend on the grid; remove reference"
-        elif options.get("normalize", "separate") != "separate":
-            return "position 'rope2d' uses normalize with coordinates: centred alone; write it, or remove normalize"
+        elif options.get("normalize", "separate") != "separate" or options.get("periods") is not None:
+            name = "normalize" if options.get("periods") is None else "periods"
+            return f"position 'rope2d' uses {name} with coordinates: centred alone; write it, or remove {name}"
         count = g.prefix.count("register")
         if options.get("registers") and math.isqrt(count) ** 2 != count:
             return (
