@@ -91,6 +91,7 @@ def built(**options: Any) -> Any:
     [
         ({"attention": {"type": "auto", "drop": 0.1}}, "blocks.0.attn drops weights"),
         ({"attention": {"type": "split", "qk_norm": "layernorm"}}, "blocks.0.attn normalises queries and keys"),
+        ({"attention": {"type": "split", "norm": "layernorm"}}, "blocks.0.attn normalises queries and keys, or what"),
         ({"blocks": {"1": {"attention": "linear"}}}, "blocks.1.attn is a Linear"),
     ],
 )
@@ -120,14 +121,10 @@ def test_a_model_that_may_do_another_thing_is_not_known() -> None:
     assert "a Mine is not supported" in (incompatibility(model) or "")
 
 
-@pytest.mark.parametrize(
-    "at", ["blocks.1", "blocks.1.attn.qkv", "blocks.1.attn.proj", "blocks.1.attn.attn_drop", "blocks.1.attn.proj_drop"]
-)
-def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_known(at: str) -> None:
+def test_a_block_of_somebody_else_is_not_known() -> None:
     model = built()
-    part = model.get_submodule(at)
-    part.__class__ = type("Mine", (type(part),), {})
-    assert incompatibility(model) == f"{at} is a Mine, which is not supported by engine batch_last"
+    model.blocks[1].__class__ = type("Mine", (type(model.blocks[1]),), {})
+    assert incompatibility(model) == "blocks.1 is a Mine, which is not supported by engine batch_last"
 
 
 def test_norms_of_queries_count_by_what_they_are() -> None:
@@ -244,7 +241,6 @@ def test_hints_of_a_derived_position_are_followed() -> None:
         ("blocks.0.norm1", "forward"),
         ("blocks.0.ls1", "forward"),
         ("blocks.0.drop_path2", "forward"),
-        ("blocks.0.mlp.fc1", "forward"),
         ("blocks.0.mlp.act", "forward"),
         ("blocks.0.mlp.drop1", "forward"),
         ("norm", "forward"),

@@ -51,9 +51,6 @@ from vitlab.training.objective.supervised import Supervised
 Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the trials on axis 0."""
 
-ATTENTION_PARTS = (nn.Linear, nn.ModuleList, softmax.OneHead, norm.NoNorm, Dropout)
-"""Classes of the supported attentions' submodules; derived classes are not supported."""
-
 TOKENWISE = (mlp.GeluMLP, norm.LayerNorm, norm.NoNorm, Dropout, DropPath, nn.Linear, nn.GELU, nn.Identity)
 """Parts that compute every token by itself; derived classes may not."""
 
@@ -251,11 +248,7 @@ class BatchLastForward:
             weight_KD, bias_KD = self.rows[f"{at}.weight"], self.rows[f"{at}.bias"]
             y_KDM: Tensor = Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
             return y_KDM.view(x_KDTB.shape)
-        if type(part) is mlp.GeluMLP and [*map(type, (part.fc1, part.act, part.fc2))] == [
-            nn.Linear,
-            nn.GELU,
-            nn.Linear,
-        ]:
+        if type(part) is mlp.GeluMLP and type(part.act) is nn.GELU:
             return self._mlp(at, x_KDTB)
         return self._tokenwise(at, x_KDTB, nn.Module.__call__)
 
@@ -341,11 +334,8 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
 def _attention_incompatibility(path: str, attend: Attention) -> str | None:
     if type(attend) not in softmax.SOFTMAX:
         return f"{path} is a {type(attend).__name__}, which is not supported by engine batch_last"
-    if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
-        return f"{path} normalises queries and keys, which is not supported by engine batch_last"
-    for name, part in attend.named_modules():
-        if name and type(part) not in ATTENTION_PARTS:
-            return f"{path}.{name} is a {type(part).__name__}, which is not supported by engine batch_last"
+    if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm, attend.norm)):
+        return f"{path} normalises queries and keys, or what it mixes, which is not supported by engine batch_last"
     if cast(Dropout, attend.attn_drop).p > 0:
         return f"{path} drops weights, which is not supported by engine batch_last"
     return None
