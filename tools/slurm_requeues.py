@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,6 @@ from test_slurm import PROGRAMS, of_jobs, packs
 
 SLURM = {"type": "slurm", "pack": 1, "jobs": 2, "minutes": 5}
 DRIVER = "4711"  #: the simulated Slurm's first job
-RESTART_S = 10.0  #: how long the controller does not answer
 
 
 def main() -> None:
@@ -42,6 +40,7 @@ def main() -> None:
         detach_and_log_out(study, folder / "detached", "local")
         until(lambda: done(folder / "detached", trials), "the end of a local study after the log-out")
         fake, out = folder / "slurm", folder / "out"
+        log = out / "studies/scaled/driver.log"
         start_slurm(fake)
         try:
             detach_and_log_out(study, out, yaml.safe_dump(SLURM, default_flow_style=True, width=1000).strip())
@@ -58,12 +57,11 @@ def main() -> None:
                     flush=True,
                 )
             (fake / "restarts").touch()
-            time.sleep(RESTART_S)
+            until(lambda: "does not answer" in log.read_text(), "a driver that waits for the controller")
             (fake / "restarts").unlink()
             until(lambda: done(out, trials), "the end of the study")
         finally:
-            for log in out.glob("studies/scaled/driver.log"):
-                print(f"-- what the drivers said\n{log.read_text()}--")
+            print(f"-- what the drivers said\n{log.read_text()}--")
             left = of_jobs(fake)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)

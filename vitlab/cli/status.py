@@ -99,8 +99,8 @@ def _latest(out: Path) -> Path:
 
 
 def _state_of(folder: TrialFolder) -> str:
-    """Return one of ``STATES``; what a result holds is not read, for there may be ten thousand."""
-    if folder.has_ended():
+    """Return one of ``STATES``; results are not read, for there may be ten thousand."""
+    if (folder.path / "result.json").is_file():
         return Ending.DONE
     if folder.is_locked():
         return "running"

@@ -115,12 +115,6 @@ class TrialFolder:
         """Return True if the trial has a result."""
         return self.result() is not None
 
-    def has_ended(self) -> bool:
-        """Return True if there is a file of a result, whatever it holds; a killed machine may leave an empty one."""
-        with suppress(OSError):
-            return (self.path / "result.json").stat().st_size > 0
-        return False
-
     def kept_weights(self, keep: Keep, steps: int) -> list[Path]:
         """Return the files of weights, beside the last ones, that a training of so many steps leaves."""
         names = [keep.best_name] if keep.best is not None else []
