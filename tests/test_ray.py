@@ -470,7 +470,7 @@ def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
         executor._daemon, executor._stopping, executor._looked = address, False, -math.inf
         executor._waiting, executor._ends, executor._bell = [], [], None
         trial = job(tmp_path, "train")
-        executor._running = {"stream": _SubmittedJob(trial, "stream", ExitStack(), ())}
+        executor._running = {"stream": _SubmittedJob(trial, "stream", ExitStack(), (), base.Watchdog(None))}
         executor._require_daemon()
     with pytest.raises(VitlabError, match="daemon on this machine"):
         executor.poll(0.0)

@@ -79,13 +79,10 @@ class _SubmittedJob:
     stream: Any
     leases: ExitStack
     sent: tuple[str, Any]  #: the token of a shared folder, and the files sent to another one
+    watchdog: Watchdog
     group: Any = None  #: the placement group of a trial on several machines
     peers: list[Any] = field(default_factory=list)  #: streams of its other machines
     started: Started | None = None  #: where it runs; None while queued
-    watchdog: Watchdog = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.watchdog = Watchdog(self.job.timeout_s)
 
     @property
     def host(self) -> str:
@@ -208,7 +205,8 @@ class Ray(PollingExecutor):
             # Without max_calls Ray would reuse the process; task.options() does not support it.
             group = self._group(job)
             items = self._stream(job, token, files, group)
-            self._running[items] = _SubmittedJob(job, items, leases.pop_all(), (token, files), group)
+            watchdog = Watchdog(job.timeout_s)
+            self._running[items] = _SubmittedJob(job, items, leases.pop_all(), (token, files), watchdog, group)
         return True
 
     def _share(self, job: Job) -> float:
@@ -364,11 +362,6 @@ class Demand(NamedTuple):
     cpus: int
     gpus: float  #: a share of one GPU, or a number of whole GPUs
 
-    @property
-    def words(self) -> str:
-        """The resources in words."""
-        return count(self.cpus, "CPU") + (f", {self.gpus:g} GPU" if self.gpus else "")
-
 
 def demand(ray: Any, run: RunSpec) -> Demand:
     """Return the resources that a trial of a study requires on each of its machines.
@@ -385,7 +378,8 @@ def demand(ray: Any, run: RunSpec) -> Demand:
     cores = resources.cores(run.threads)
     each = Demand(min(cores, max(fitting, default=0)) or cores, gpus)
     if not room(ray, each):
-        _warn(f"no machine of the Ray cluster has {each.words} now; trials wait until one joins.")
+        gpu = f", {gpus:g} GPU" if gpus else ""
+        _warn(f"no machine of the Ray cluster has {count(each.cpus, 'CPU')}{gpu} now; trials wait until one joins.")
         if run.device == "auto" and not gpus:
             _warn("run.device is auto, and the cluster has no GPU now; run.device: cuda makes trials ask for one.")
     return each

@@ -1,7 +1,7 @@
 """The store: one folder per trial, shared by all studies; the authoritative record of the trial.
 
     trials/<key>/<code>/
-        spec.json          what the trial is; without weights, result.json says it once the trial has ended
+        spec.json          what the trial is; once it has ended, beside weights alone, for result.json says it, too
         lock               held by the process that writes here; see locks.py
         events.jsonl       the journal, one event per line
         checkpoint/        the state to resume from
@@ -158,15 +158,14 @@ class TrialFolder:
     def finish(self, result: TrialResult) -> None:
         """Write the result last, after all other files of the trial are synced to the disk.
 
-        It takes the place of spec.json where no weights need that file beside them: large studies count files.
+        It says what the trial is, so that spec.json stays only beside weights: large studies count files.
         """
         weights = [*self.path.glob("weights*.safetensors")]
         fsync_all([file for file in (self.spec, self.predictions, *weights) if file.exists()])
         self.require()
-        spec = None if weights else read_json(self.spec, mapping)
-        write_json(self.path / "result.json", {**asdict(result), **({"trial": spec} if spec else {})})
-        if spec:
-            self.spec.unlink()
+        write_json(self.path / "result.json", {**asdict(result), "trial": read_json(self.spec, mapping)})
+        if not weights:
+            self.spec.unlink(missing_ok=True)
         self.clear_failure()
 
     def remove_checkpoint(self, spec: Mapping[str, object] | None = None) -> None:
