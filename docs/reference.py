@@ -185,7 +185,7 @@ def _python() -> Iterator[str]:
     for name in ("answers", "results", "compare", "history", "folder", "report"):
         member = inspect.getattr_static(Answer, name)
         call = "" if isinstance(member, property) else "()"
-        yield f"| `{name}{call}` | {_inline(inspect.getdoc(member) or '')} |"
+        yield f"| `{name}{call}` | {_inline(_split_sections(inspect.getdoc(member) or '')[0])} |"
     for field in dataclasses.fields(Answer):
         yield f"| `{field.name}` | {ANSWER[field.name]} |"
     yield ""
@@ -215,7 +215,7 @@ def _python() -> Iterator[str]:
     for name in ("answers", "notes", "compare", "render"):
         member = inspect.getattr_static(Judgement, name)
         call = "" if isinstance(member, property) else "()"
-        yield f"| `{name}{call}` | {_inline(inspect.getdoc(member) or '')} |"
+        yield f"| `{name}{call}` | {_inline(_split_sections(inspect.getdoc(member) or '')[0])} |"
     yield ""
     yield from _function("trials")
     yield from _function("history")

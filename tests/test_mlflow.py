@@ -1278,7 +1278,7 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
 
     runner, served = CliRunner(), list[Path]()
     refused = runner.invoke(cli.cli, ["ui", "--out", str(tmp_path)])
-    assert "holds no MLflow database with a study: vitlab sync makes one" in str(refused.exception)
+    assert "has no MLflow database with a study: vitlab run or sync makes one" in str(refused.exception)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
     assert "the server that MLFLOW_TRACKING_URI names" in str(

@@ -36,7 +36,9 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     if not pages:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         other = "; results are delivered to the server that MLFLOW_TRACKING_URI names, whose pages you open there"
-        raise UserError(f"{out} holds no MLflow database with a study{other if uri else ': vitlab sync makes one'}.")
+        raise UserError(
+            f"{out} has no MLflow database with a study{other if uri else ': vitlab run or sync makes one'}."
+        )
     name = next(iter(pages)) if study is None else study_name(study)
     if name not in pages:
         listed = ", ".join(sorted(pages))

@@ -153,7 +153,7 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
     Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
     ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, ended, engine, threads,
-    device, origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.
+    device, origins``.  The page of the Python API has the type and meaning of each column of every frame.
 
     Raises:
         UserError: if the study has not been run in ``out``.
@@ -166,10 +166,10 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
     """Return the comparison of a study's arms, or of two studies, as a frame with one row per arm.
 
-    With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The columns are
-    listed in ``MEANINGS`` in :mod:`vitlab.report.comparison`, followed by mean and standard deviation of the
-    test metric of the same name.  In a notebook the frame shows the answers first; ``.answers`` holds them as text,
-    ``.notes`` the caveats, and ``.figures`` the figures of the report, such as ``figures["arms"]``.
+    With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The last two
+    columns are mean and standard deviation of the test metric of the same name.  In a notebook the frame shows the
+    answers first; ``.answers`` holds them as text, ``.notes`` the caveats, and ``.figures`` the figures of the report,
+    such as ``figures["arms"]``.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
@@ -186,7 +186,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the curves of a study as a frame in long form: one row per trial, step and metric.
 
-    Columns: ``trial, arm, seed, step, epoch, metric, value, time``, see ``HISTORY`` in :mod:`vitlab.report.frame`.
+    Columns: ``trial, arm, seed, step, epoch, metric, value, time``.
     Trials that are still training have the measurements made so far.  The mean validation accuracy of every arm::
 
         curves = vitlab.history("ablation.yaml").query("metric == 'val/accuracy'")
@@ -203,7 +203,7 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the predictions of every finished trial of a study, one row per trial, split and image.
 
-    ``PREDICTIONS`` in :mod:`vitlab.report.api` lists the columns.
+    Classes have their names beside their numbers, where the data has names.
 
     Raises:
         UserError: if the study has not been run in ``out``.

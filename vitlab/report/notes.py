@@ -130,7 +130,7 @@ def _early_stops(trials: Sequence[StoredTrial]) -> list[str]:
     if not steps:
         return []
     arms = ", ".join(f"{arm} {min(some):,} to {max(some):,}" for arm, some in steps.items())
-    return [f"train.stop_early: trainings ended after different numbers of steps, and cost as much: {arms}."]
+    return [f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."]
 
 
 def _loss_of(item: StoredTrial) -> str:

@@ -206,8 +206,9 @@ class ImageTable(PictureSet):
         from pyarrow import parquet
 
         def check(present: Sequence[str]) -> None:
-            for column in {self.image, *columns}.difference(present):
-                raise ValueError(f"it has no column '{column}', but {listed_names(present)}.{nearest(column, present)}")
+            if lacking := [column for column in (self.image, *columns) if column not in present]:
+                hints = "".join(nearest(column, present) for column in lacking)
+                raise ValueError(f"it has no column {listed_names(lacking)}, but {listed_names(present)}.{hints}")
 
         try:
             match path.suffix:
@@ -303,9 +304,10 @@ class ImageTable(PictureSet):
                 name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=local
             )
         except (OSError, ValueError) as error:  # what the library raises for networks, names and an empty cache
+            allow = "allow fetching it by 'download: missing', or " if local else ""
             raise DataError(
-                f"image_table: {name} is not here: {str(error).partition('. ')[0].rstrip('.')}; allow fetching it by "
-                "'download: missing', or check the name and the connection"
+                f"image_table: {name} is not here: {str(error).splitlines()[0].partition('. ')[0].rstrip('.')}; "
+                f"{allow}check the name and the connection"
             ) from None
         return Path(root, folder)
 

@@ -71,7 +71,7 @@ class Heads(FurtherMetrics):
     caption = "Metrics of each head alone and of all together, the cosine of their tokens, and metrics of train.metrics"
 
     def values(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
-        """Return accuracies of heads and the cosine of their tokens; with ``train.metrics``, all unusual metrics."""
+        """Return accuracies and cosine of heads; with ``train.metrics``, all metrics but the usual and the judged."""
         split, _, judged = findings.plan.analysis.metric.partition("/")
         if any(planned.trial.spec.train.metrics for planned in findings.plan.trials):
             return done.filter(regex=f"^{split}/(?!(loss|ece|top5|{judged})$)")
