@@ -136,6 +136,7 @@ def test_options_out_of_bounds_are_refused() -> None:
         {"type": "adamw", "lr": 0},
         {"type": "adamw", "betas": [0.9, 1.0]},
         {"type": "sgd", "weight_decay": -1},
+        {"type": "muon", "ns_steps": 0},
         {"type": "adafactor", "beta2_decay": 0.8},
         {"type": "cosine", "warmup": 1.5},
         {"type": "wsd", "shape": "sqrt"},

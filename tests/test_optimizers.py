@@ -31,7 +31,7 @@ from vitlab.training.optim import (
     set_rate,
 )
 
-NEW = ["adafactor", "lamb", "lion", "muon", "soap", "schedule_free"]
+NEW = ["adafactor", "lamb", "lion", "muon", "normuon", "soap", "schedule_free"]
 DATA = DataInfo(image=(8, 8), channels=1, classes=3)
 VIT = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 2, "heads": 2, "mlp": {"type": "gelu", "ratio": 2}}
 RATE = 0.02
@@ -191,14 +191,16 @@ def test_hundred_steps_equal_authors_update(update: Update) -> None:
 
 
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
-def test_muon_equals_other_implementation(adjust: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["muon", "normuon"])
+def test_muon_equals_other_implementation(name: str, adjust: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import pytorch_optimizer
-    from pytorch_optimizer.optimizer.muon import base
+    from pytorch_optimizer.optimizer.muon import base, normuon
 
-    wide = partial(base.zero_power_via_newton_schulz_5, dtype=torch.float64)  # iterations in double precision
-    monkeypatch.setattr(base, "zero_power_via_newton_schulz_5", wide)
+    for module in (base, normuon):  # iterations in double precision
+        wide = partial(module.zero_power_via_newton_schulz_5, dtype=torch.float64)
+        monkeypatch.setattr(module, "zero_power_via_newton_schulz_5", wide)
     ours, theirs = vit(attention="split"), vit(attention="split")
-    one = component("muon", lr=RATE, weight_decay=0.1, adjust=adjust, adamw_scale=0.5)
+    one = component(name, lr=RATE, weight_decay=0.1, adjust=adjust, adamw_scale=0.5)
     optimizer = built(one, ours)
     matrices = [p for name, p in theirs.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
     assert len(matrices) == 2 * 6
@@ -206,14 +208,18 @@ def test_muon_equals_other_implementation(adjust: str, monkeypatch: pytest.Monke
     for parameter, p in theirs.named_parameters():
         if not any(p is matrix for matrix in matrices):
             rest[parameter in theirs.no_weight_decay()].append(p)
+    options: dict[str, Any] = {"use_adjusted_lr": adjust == "match_rms_adamw"}
+    if name == "normuon":
+        options = {"update_scale": "match_rms" if adjust == "match_rms_adamw" else "preserve_norm"}
     adamw = {"use_muon": False, "betas": (0.9, 0.95), "eps": 1e-8}
-    reference = pytorch_optimizer.Muon(
+    kind = {"muon": pytorch_optimizer.Muon, "normuon": pytorch_optimizer.NorMuon}[name]
+    reference = kind(
         [
             {"params": matrices, "use_muon": True, "weight_decay": 0.1},
             {"params": rest[True], "weight_decay": 0.0, "lr_scale": 0.5, **adamw},
             {"params": rest[False], "weight_decay": 0.1, "lr_scale": 0.5, **adamw},
         ],
-        use_adjusted_lr=adjust == "match_rms_adamw",
+        **options,
     )
     take(optimizer, list(ours.parameters()), range(100))
     take(reference, list(theirs.parameters()), range(100))
@@ -271,7 +277,7 @@ def test_models_without_hidden_layers_have_adamw() -> None:
 def test_muon_is_independent_of_layout_of_qkv() -> None:
     fused, split = vit(attention="explicit"), vit(attention="split")
     split.load_state_dict(split.from_canonical(fused.to_canonical(fused.state_dict())))
-    optimizers = [built(component("muon", lr=RATE), model) for model in (fused, split)]
+    optimizers = [built(component("normuon", lr=RATE), model) for model in (fused, split)]
     for step in range(5):
         set_gradients(list(fused.parameters()), step)
         gradients = {name: p.grad for name, p in fused.named_parameters() if p.grad is not None}

@@ -222,7 +222,15 @@ def test_picture_and_mask_are_centre_cropped_equally(tmp_path: Path) -> None:
     ("options", "labels", "meant"),
     [
         ({}, ("background", "pet"), lambda species: [None, 1, 0, VOID]),
+        ({"border": "pet"}, ("background", "pet"), lambda species: [None, 1, 0, 1]),
+        ({"border": "class"}, ("background", "pet", "border"), lambda species: [None, 1, 0, 2]),
         ({"target": "species"}, ("background", "cat", "dog"), lambda species: [None, species, 0, VOID]),
+        (
+            {"target": "species", "border": "class"},
+            ("background", "cat", "dog", "border"),
+            lambda species: [None, species, 0, 3],
+        ),
+        ({"target": "species", "border": "pet"}, ("background", "cat", "dog"), lambda s: [None, s, 0, s]),
     ],
 )
 def test_pets_equal_torchvision(tmp_path: Path, options: dict, labels: tuple, meant) -> None:

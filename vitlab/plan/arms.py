@@ -51,6 +51,7 @@ _NODES = (
 )
 _ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
 MAX_RULE_LENGTH = 500  #: largest number of characters
+MAX_RULE_DEPTH = 60  #: largest depth of nesting
 
 
 class RuleFault(Exception):
@@ -67,9 +68,10 @@ def parse_rule(text: str) -> ast.expr:
         raise RuleFault(f"a rule has at most {MAX_RULE_LENGTH} characters; found {len(text)}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-        ast.unparse(tree)  # needs more of the stack than evaluation
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RuleFault(f"'{text}' is not an expression, or too deep; allowed: {_ALLOWED}") from None
+        raise RuleFault(f"'{text}' is not an expression; allowed: {_ALLOWED}") from None
+    if _depth(tree) > MAX_RULE_DEPTH:
+        raise RuleFault(f"'{text:.40}...' is nested too deeply for a rule")
     for node in ast.walk(tree):
         is_value = not isinstance(node, ast.Constant) or isinstance(node.value, int | float | str | None)
         if not is_value or not isinstance(node, _NODES) or not isinstance(getattr(node, "op", ast.Not()), _NODES):
@@ -117,6 +119,13 @@ def _number(value: Any) -> int | float:
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
     return value
+
+
+def _depth(tree: ast.AST) -> int:
+    level, depth = [tree], 0
+    while level:
+        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+    return depth
 
 
 def _look_up(path: str, trial: Tree) -> Any:

@@ -156,7 +156,7 @@ class Pets(MaskedPictures):
     """Oxford-IIIT Pets: photographs of cats and dogs with trimaps; 3680 to train on and 3669 to test on.
 
     The folder is as published: ``images``, ``annotations/trimaps``, ``annotations/trainval.txt`` and ``test.txt``.
-    A trimap marks the pet (1), the background (2), and an ambiguous border between them (3), which has no label here.
+    A trimap marks the pet (1), the background (2), and an ambiguous border between them (3).
 
     Reference: Parkhi, Vedaldi, Zisserman and Jawahar, Cats and dogs, CVPR 2012.
 
@@ -167,6 +167,7 @@ class Pets(MaskedPictures):
         image_size: pixels of every picture and mask.
         fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
         target: ``pet`` against background, or ``species``: cats and dogs are two classes.
+        border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.
     """
 
     name = "pets"
@@ -176,18 +177,21 @@ class Pets(MaskedPictures):
     lists: ClassVar = {"train": "annotations/trainval.txt", "test": "annotations/test.txt"}
 
     target: Literal["pet", "species"] = "pet"
+    border: Literal["ignored", "pet", "class"] = "ignored"
 
     def labels(self) -> tuple[str, ...]:
-        """Return the background, and the pet or its species."""
-        return ("background", "pet") if self.target == "pet" else ("background", "cat", "dog")
+        """Return the background, the pet or its species, and the border if it is a class."""
+        pets = ("pet",) if self.target == "pet" else ("cat", "dog")
+        return ("background", *pets, *(["border"] if self.border == "class" else []))
 
     def item(self, base: Path, line: str) -> Item | None:
         """Return the image, mask and class that a line of the list names."""
         match line.split():
             case [name, _, "1" | "2" as species, *_]:
                 pet = 1 if self.target == "pet" else int(species)
+                border = {"ignored": VOID, "pet": pet, "class": len(self.labels()) - 1}[self.border]
                 picture, mask = base / "images" / f"{name}.jpg", base / "annotations" / "trimaps" / f"{name}.png"
-                return Item(picture, mask, {1: pet, 2: 0, 3: VOID})
+                return Item(picture, mask, {1: pet, 2: 0, 3: border})
         return None
 
 

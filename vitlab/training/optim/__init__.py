@@ -2,7 +2,7 @@
 
 torch_optimizers.py     adamw, adam, sgd, adafactor
 library_optimizers.py   lamb and lion of timm, soap of pytorch-optimizer, schedule_free of schedulefree
-muon.py                 muon
+muon.py                 muon, normuon
 schedules.py            the slot ``schedule``
 """
 

@@ -1,4 +1,4 @@
-"""The optimizer muon: orthogonal steps of hidden matrices, and AdamW for all other parameters."""
+"""The optimizers muon and normuon: orthogonal steps of hidden matrices, and AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from vitlab.models.contract import Model
@@ -19,6 +20,7 @@ from vitlab.training.optim import (
     Group,
     Optimizer,
     Rate,
+    Small,
     eager,
     fused,
     hidden_matrices,
@@ -58,27 +60,49 @@ class BatchedMuon(torch.optim.Muon):
         # All maps of one shape in one iteration, also of several trainings.
         o_NMK = orthogonalise(stacked_NMK, group["ns_coefficients"], group["ns_steps"], group["eps"])
         o_NMK = o_NMK.to(params[0].dtype)
-        steps = list((o_NMK * _scale(rows // group["maps"], columns, group)).view(-1, rows, columns).unbind())
+        steps = list((o_NMK * self._scale(o_NMK, params, group)).view(-1, rows, columns).unbind())
         # Decoupled decay comes before the step, as in torch's Muon.
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, steps, alpha=-group["lr"])
 
     def _momentum(self, params: list[Tensor], group: Group) -> list[Tensor]:
-        """Update the averages of the gradients, and return Nesterov's momentum, which is orthogonalised."""
+        """Update the averages of the gradients, and return the matrices to be orthogonalised."""
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         gradients = [p.grad for p in params if p.grad is not None]
         averages = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        return list(torch._foreach_lerp(gradients, averages, group["momentum"]))
+        return list(torch._foreach_lerp(gradients, averages, group["momentum"])) if group["nesterov"] else averages
+
+    def _scale(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor | float:
+        """Return the factors of orthogonal matrices that make them steps at a learning rate of 1."""
+        rows, columns = o_NMK.shape[1:]
+        if group["adjust_lr_fn"] == "original":
+            return math.sqrt(max(1, rows / columns))
+        return 0.2 * math.sqrt(max(rows, columns))
 
 
-def _scale(rows: int, columns: int, group: Group) -> float:
-    """Return the factor of an orthogonal matrix that makes it a step at a learning rate of 1."""
-    if group["adjust_lr_fn"] == "original":
-        return math.sqrt(max(1, rows / columns))
-    return 0.2 * math.sqrt(max(rows, columns))
+class BatchedNorMuon(BatchedMuon):
+    """Muon with rows of equal size, on average over the steps.  A group has the setting ``beta2`` as well."""
+
+    eps = 1e-10
+
+    def _scale(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor:
+        rows, columns = o_NMK.shape[1:]
+        for p in params:
+            if "row_square" not in self.state[p]:
+                self.state[p]["row_square"] = p.new_zeros(len(p), 1)
+        averages = [self.state[p]["row_square"] for p in params]
+        squares = list(o_NMK.square().mean(-1, keepdim=True).view(len(params), -1, 1).unbind())
+        torch._foreach_lerp_(averages, squares, 1 - group["beta2"])
+        size_NM1 = torch.stack(averages).view(-1, rows, 1).sqrt() + self.eps
+        factor_N11 = 1 / (_norms(o_NMK / size_NM1) + self.eps)
+        if group["adjust_lr_fn"] == "original":
+            factor_N11 = factor_N11 * _norms(o_NMK) * math.sqrt(max(1, rows / columns))
+        else:
+            factor_N11 = factor_N11 * 0.2 * math.sqrt(rows * columns)
+        return factor_N11 / size_NM1
 
 
 @optimizer.register("muon")
@@ -96,22 +120,34 @@ class Muon(Optimizer):
     Args:
         lr: Largest learning rate of the matrices.
         momentum: Decay rate of the average of the gradient.
+        nesterov: Nesterov's momentum.
         weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
         adjust: Factor of the learning rate of an m x n matrix.  ``match_rms_adamw``: 0.2 sqrt(max(m, n)), after which
             rates of AdamW fit (arXiv:2502.16982).  ``original``: sqrt(max(1, m / n)), for rates such as 0.02.
         adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
         adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
+        adamw_eps: Added to the denominator in AdamW.
+        ns_steps: Newton-Schulz iterations.
         ns_precision: Precision of the iterations: the weights' own, or bfloat16 as in torch.optim.Muon, which is
             faster on GPUs and slower on most CPUs.
     """
 
     lr: Rate = 1e-3
     momentum: Beta = 0.95
+    nesterov: bool = True
     weight_decay: Decay = 0.05
     adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     adamw_scale: Rate = 1.0
     adamw_betas: tuple[Beta, Beta] = (0.9, 0.95)
+    adamw_eps: Small = 1e-8
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     ns_precision: Literal["full", "bfloat16"] = "full"
+
+    matrix_optimizer: ClassVar[type[Any]] = BatchedMuon
+
+    def settings(self) -> Mapping[str, object]:
+        """Return the settings of the groups of matrices beside the settings of torch's Muon."""
+        return {"ns_precision": self.ns_precision}
 
     def route(self, groups: Sequence[Group], model: Model) -> list[Group]:
         """Split groups into groups of hidden matrices, which have the setting ``maps``, and groups of AdamW."""
@@ -119,7 +155,7 @@ class Muon(Optimizer):
 
         def changes(name: str, group: Group) -> Mapping[str, object]:
             if name in matrices:
-                return {"maps": matrices[name], "ns_precision": self.ns_precision}
+                return {"maps": matrices[name], **self.settings()}
             return {"lr_scale": self.adamw_scale}
 
         return split_groups(groups, changes)
@@ -130,11 +166,49 @@ class Muon(Optimizer):
         rest = [group for group in groups if "maps" not in group]
         parts = []
         if matrices:
-            built = eager(BatchedMuon)(matrices, lr=self.lr, momentum=self.momentum, adjust_lr_fn=self.adjust)
-            parts.append(built)
+            parts.append(
+                eager(self.matrix_optimizer)(  # type: ignore[arg-type]  # mypy sees no hash of a class in a variable
+                    matrices,
+                    lr=self.lr,
+                    momentum=self.momentum,
+                    nesterov=self.nesterov,
+                    ns_steps=self.ns_steps,
+                    adjust_lr_fn=self.adjust,
+                )
+            )
         if rest:
-            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=self.adamw_betas, fused=fused(rest)))
+            betas, eps = self.adamw_betas, self.adamw_eps
+            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=betas, eps=eps, fused=fused(rest)))
         return Composite(parts)
+
+
+@optimizer.register("normuon")
+@dataclass(kw_only=True)
+class NorMuon(Muon):
+    """Muon whose steps have rows of equal size.  Reference: arXiv:2510.05491.
+
+    Args:
+        lr: Largest learning rate of the matrices.
+        momentum: Decay rate of the average of the gradient.
+        beta2: Decay rate of the average of the squares of a row.
+        nesterov: Nesterov's momentum.
+        weight_decay: Factor of the weight decay, which is decoupled, of all parameters.
+        adjust: Size of the step of an m x n matrix.  ``match_rms_adamw``: a root mean square of 0.2, as in Algorithm 1
+            of the reference.  ``original``: as Muon's step, times sqrt(max(1, m / n)), as in the authors' code.
+        adamw_scale: Learning rate of AdamW, as a multiple of ``lr``.
+        adamw_betas: Decay rates of the averages of the gradient and its square in AdamW.
+        adamw_eps: Added to the denominator in AdamW.
+        ns_steps: Newton-Schulz iterations.
+        ns_precision: Precision of the iterations: the weights' own, or bfloat16.
+    """
+
+    beta2: Beta = 0.95
+
+    matrix_optimizer = BatchedNorMuon
+
+    def settings(self) -> Mapping[str, object]:
+        """Return the settings of Muon, and the decay rate of the squares."""
+        return {**super().settings(), "beta2": self.beta2}
 
 
 def orthogonalise(x_NMK: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
