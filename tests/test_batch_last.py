@@ -127,6 +127,13 @@ def test_a_block_of_somebody_else_is_not_known() -> None:
     assert incompatibility(model) == "blocks.1 is a Mine, which is not supported by engine batch_last"
 
 
+def test_a_hook_is_not_passed_over() -> None:
+    """An objective may read what a part returns, and this engine calls no part."""
+    model = built()
+    model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert "supports no model with hooks" in (incompatibility(model) or "")
+
+
 def test_norms_of_queries_count_by_what_they_are() -> None:
     model = built()
     attend = model.blocks[0].attn

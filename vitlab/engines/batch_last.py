@@ -322,6 +322,9 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
         return f"a {type(model).__name__} is not supported by engine batch_last"
     if model.patch_drop.p > 0:
         return "patch_drop is not supported by engine batch_last"
+    # An objective may read activations of the model, which this engine does not compute by calling its parts.
+    if any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in model.modules()):
+        return "engine batch_last supports no model with hooks or replaced forward methods"
     for name, block in model.blocks.named_children():
         path = f"blocks.{name}"
         if type(block) is not PreNorm:
