@@ -468,7 +468,7 @@ def normalisation(
         if sizes == {1}:
             return known.mean * channels, known.std * channels, ()
     if known.mean is None and usual.mean is not None and usual.std is not None and len(usual.mean) == channels:
-        whose = "DeiT" if usual.mean == IMAGENET[0] and title != "torchvision" else title
+        whose = "DeiT and DINO" if usual.mean == IMAGENET[0] and title != "torchvision" else title
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (usual.mean, usual.std))
         sentence = f"pixels normalised by mean {mean} and std {std}, as is the custom of {whose}"
         return usual.mean, usual.std, (sentence,)

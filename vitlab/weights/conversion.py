@@ -247,7 +247,8 @@ def _verify_round_trip(
             require_match(_canonical(again, has_head), checkpoint.state, checkpoint.unknown)
     except (WeightsError, OptionError, GeometryError) as error:
         raise WeightsError(
-            f"{refusal}: read back, the file would not be the same model; choose another format. The reason is: {error}"
+            f"{refusal}: read back, the file would not be the same model; choose another format, or a folder without "
+            f"another model's config.json. The reason is: {error}"
         ) from None
     if differences:
         more = f", and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
