@@ -66,8 +66,15 @@ def attribute(module: str, name: str) -> Any:
     home = _homes(module).get(name)
     if home is None:
         raise AttributeError(f"module '{module}' has no attribute '{name}'")
-    package = importlib.import_module(home)
-    return getattr(package, name) if hasattr(package, name) else importlib.import_module(f"{home}.{name}")
+    return imported(home, name)
+
+
+def imported(module: str, name: str = "") -> Any:
+    """Import a module and return what has a name in it, such as a class or a module below it; itself without a name."""
+    home = importlib.import_module(module)
+    if not name:
+        return home
+    return getattr(home, name) if hasattr(home, name) else imported(f"{module}.{name}")
 
 
 @cache

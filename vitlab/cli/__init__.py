@@ -10,7 +10,6 @@ a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive i
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -22,6 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vitlab.errors import Interrupted, nearest
+from vitlab.imports import imported
 
 COMMANDS = {
     "run": "train what is missing, track it, and answer the question",
@@ -130,8 +130,7 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"vitlab.cli.{MODULES.get(name, name)}")
-        command: click.Command = getattr(module, f"{name}_command")
+        command: click.Command = imported(f"vitlab.cli.{MODULES.get(name, name)}", f"{name}_command")
         for each in command.commands.values() if isinstance(command, click.Group) else [command]:
             if JSON not in each.params:
                 each.params.append(JSON)

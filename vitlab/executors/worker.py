@@ -23,7 +23,6 @@ process a machine: ``torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d 
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import math
 import os
@@ -44,6 +43,7 @@ from typing import Any, NoReturn
 
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.executors.base import JobEnd, Stage, one_sentence
+from vitlab.imports import imported
 from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial
 from vitlab.spec.tree import parsed
 from vitlab.store.files import load_json, mapping, open_in_place, read_json, write_json
@@ -130,11 +130,11 @@ def run_job(
     """
     results: dict[Path, Any] = {}  #: of ended trials: results and errors
     try:
-        module = importlib.import_module(runner)
+        execute = imported(runner, "execute")
         while remaining := _remaining(job, results):
             clock = _Clock(stop, job.timeout_s, report)
             locked: list[Path] = []
-            outcomes = module.execute(replace(job, trials=remaining), clock.stop)
+            outcomes = execute(replace(job, trials=remaining), clock.stop)
             for item, outcome in zip(remaining, outcomes, strict=True):
                 if isinstance(outcome, Busy):
                     locked.append(item.folder)
