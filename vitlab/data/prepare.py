@@ -287,7 +287,8 @@ def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[S
             "'validation' to the share of training images to hold out, or select more 'classes'"
         )
     key = noise.key(seeds["subset"], "subset")
-    rest_N = rest_N[draws.fraction(stratum_N[rest_N], id_N[rest_N], options["fraction"], key)]
+    if options["fraction"] < 1:
+        rest_N = rest_N[draws.fraction(stratum_N[rest_N], id_N[rest_N], options["fraction"], key)]
     if options["per_class"] is not None:
         rest_N = rest_N[draws.at_most(y_N[rest_N], id_N[rest_N], options["per_class"], key)]
     return images.select(rest_N), images.select(val_N)

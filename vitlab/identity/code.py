@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from types import ModuleType
+from typing import Any
 
 from vitlab.identity import source
 from vitlab.identity.trial import key_of
@@ -107,6 +108,15 @@ def components(spec: TrialSpec) -> Iterator[ResolvedChoice]:
         yield slot(name).resolve(attrgetter(".".join(path))(spec))
     for metric in spec.train.metrics:
         yield slot("metric").resolve(metric)
+
+
+def resolved(spec: TrialSpec) -> TrialSpec:
+    """Return a trial's spec with its choices resolved, which takes milliseconds and is not repeated then."""
+    choices = list(components(spec))
+    by_name: dict[str, Any] = dict(zip((path[-1] for path in SLOTS_OF_A_TRIAL), choices, strict=False))
+    top = {name: by_name.pop(name) for name in ("data", "model")}
+    by_name["metrics"] = tuple(choices[len(SLOTS_OF_A_TRIAL) :])
+    return spec.model_copy(update={**top, "train": spec.train.model_copy(update=by_name)})
 
 
 @cache

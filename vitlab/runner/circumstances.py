@@ -81,7 +81,7 @@ def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
 def attention_of(kernels: set[str], model: Choice) -> str:
     """Return the kernels that attention chose automatically, or else its type."""
     attention = model.options.get("attention")
-    return "+".join(sorted(kernels)) or (attention["type"] if isinstance(attention, Mapping) else "")
+    return "+".join(sorted(kernels)) or ("" if attention is None else Choice.of(attention).type)
 
 
 def rehearse() -> None:
