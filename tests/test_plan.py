@@ -454,7 +454,7 @@ def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
-    modules = code_of_trial((), source.expected)
+    modules = code_of_trial(frozenset(), source.expected)
     assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(modules)
     engines = {f"vitlab.engines.{name}" for name in ("vmap", "compiled", "batch_last", "batch_last_kernels")}
     assert engines <= set(modules), "each may have computed the trial"

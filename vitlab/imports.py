@@ -145,7 +145,8 @@ class _Witness:
                 if spec is not None:
                     reloaded = target is not None
                     if spec.has_location and spec.origin is not None and (reloaded or name not in sys.modules):
-                        _delete_outdated_bytecode(spec)
+                        if not any(folder in spec.origin for folder in INSTALLED):
+                            _delete_outdated_bytecode(spec)
                         note(name, spec.origin, reloaded)
                     return spec
         finally:

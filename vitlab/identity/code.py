@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
 
 from vitlab.identity import source
 from vitlab.identity.trial import key_of
@@ -111,12 +110,11 @@ def components(spec: TrialSpec) -> Iterator[ResolvedChoice]:
 
 
 def resolved(spec: TrialSpec) -> TrialSpec:
-    """Return a trial's spec with its choices resolved, which takes milliseconds and is not repeated then."""
-    choices = list(components(spec))
-    by_name: dict[str, Any] = dict(zip((path[-1] for path in SLOTS_OF_A_TRIAL), choices, strict=False))
-    top = {name: by_name.pop(name) for name in ("data", "model")}
-    by_name["metrics"] = tuple(choices[len(SLOTS_OF_A_TRIAL) :])
-    return spec.model_copy(update={**top, "train": spec.train.model_copy(update=by_name)})
+    """Return a trial's spec with its choices resolved, so that nobody who builds them resolves them again."""
+    data, model, *rest = components(spec)
+    names = [path[-1] for path in SLOTS_OF_A_TRIAL][2:]
+    train = {**dict(zip(names, rest, strict=False)), "metrics": tuple(rest[len(names) :])}
+    return spec.model_copy(update={"data": data, "model": model, "train": spec.train.model_copy(update=train)})
 
 
 @cache
@@ -132,7 +130,7 @@ def refresh() -> None:
     """Clear all caches of source files, so that later digests are of the files as they are then."""
     source.refresh()
     code_digest.cache_clear()
-    _closure.cache_clear()
+    code_of_trial.cache_clear()
 
 
 _inherited: dict[str, tuple[str, list[str]]] = {}
@@ -150,7 +148,8 @@ def read_ahead() -> None:
     refresh()  # every worker clears its caches, and clearing inherited ones would copy their memory
 
 
-def code_of_trial(modules: Iterable[str], reader: source.Reader) -> dict[str, str]:
+@cache  # the trials of a job have few different sets of modules
+def code_of_trial(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str]:
     """Return module name to digest, for the code of a trial: its root modules, the runner, the engines, their imports.
 
     Any built-in engine may compute the trial, and none is imported before it is chosen.
@@ -164,14 +163,8 @@ def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> 
 
     A requirement such as ``timm==1.0.20`` is a key, too, with an empty digest.
     """
-    return dict(_closure(frozenset(modules), reader))
-
-
-@cache
-def _closure(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str]:
-    """Return :func:`closure`, which takes milliseconds; the trials of a job have few different sets of modules."""
     digests: dict[str, str] = {}
-    queue = sorted(modules)  # of modules and requirements; the order does not matter, as digests are sorted
+    queue = list(modules)  # of modules and requirements
     while queue:
         module = queue.pop()
         if module in digests:

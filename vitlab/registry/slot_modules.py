@@ -5,7 +5,6 @@ A built-in component is imported when it is first asked for, so that a run loads
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vitlab._version import __version__
 from vitlab.errors import UnknownComponent, nearest
+from vitlab.imports import imported
 
 SLOT_MODULES = {
     "model": "vitlab.models",
@@ -117,9 +117,9 @@ def built_ins(slot: str) -> Mapping[str, BuiltIn]:
 
 def slot_package(name: str) -> Any:
     """Import and return the module that defines a slot.  Raises as :func:`slot_module`."""
-    return importlib.import_module(slot_module(name))
+    return imported(slot_module(name))
 
 
 def optional_module(name: str) -> Any:
     """Import and return the module of an optional feature; see :data:`OPTIONAL_MODULES`."""
-    return importlib.import_module(OPTIONAL_MODULES[name])
+    return imported(OPTIONAL_MODULES[name])

@@ -20,7 +20,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
 from vitlab.engines.base import train
 from vitlab.errors import DataError, OutOfMemory
-from vitlab.identity.code import requirements_of
+from vitlab.identity.code import requirements_of, resolved
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import digest
 from vitlab.registry import ResolvedChoice, slot
@@ -95,8 +95,8 @@ class Attempt:
             engine: Name of the engine; :attr:`engine_type` is it or a fallback that supports the training.
             note: A note for the journal.
         """
-        trial = self.trial
         self.open()
+        trial = self.trial = replace(self.trial, spec=resolved(self.trial.spec))
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
         spec = trial.spec.train

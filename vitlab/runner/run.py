@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from vitlab.identity.code import (
     mixed_versions_message,
     modules_of_spec,
     refresh,
-    resolved,
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
@@ -35,7 +33,6 @@ from vitlab.runner.attempt import Attempt, ReadOnlyAttempt, out_of_memory, sente
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import NODE_VARIABLE, Job, Settings
 from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
-from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending, Outcome, TrialResult
@@ -43,53 +40,41 @@ from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Training
 
 
-def require_planned_code(trials: Iterable[Trial]) -> list[Trial]:
+def require_planned_code(trials: Iterable[Trial]) -> None:
     """Check that this process runs the code and versions that trials were planned with.
-
-    Returns:
-        The trials, with their choices resolved if they have a plan.
 
     Raises:
         Refused: If the code or a version differs, or a component of a trial is missing.
     """
     refresh()
-    last: tuple[object, ...] = ()
-    spec, checked = None, list[Trial]()
+    here, last = versions(), None
     for trial in trials:
         facts = trial.code, trial.spec, trial.needs, trial.versions
-        if trial.code and facts != last:  # otherwise it has no plan, or is a replicate of the one before
-            last, spec = facts, _checked_spec(trial)
-        checked.append(replace(trial, spec=spec) if trial.code and spec else trial)
-    return checked
-
-
-def _checked_spec(trial: Trial) -> TrialSpec:
-    """Return the spec of a trial with its choices resolved; raises as :func:`require_planned_code`."""
-    here = versions()
-    if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
-        raise Refused(f"this trial was planned under {' and '.join(other)}; plan it again with 'vitlab run'")
-    try:
-        spec = resolved(trial.spec)
-        roots = modules_of_spec(spec)
-        code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
-        modules = code_of_trial(roots, source.loaded)
-    except VitlabError as error:
-        raise Refused(
-            f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
-        ) from error
-    sentence = mixed_versions_message(modules)
-    if code != trial.code:
-        sentence = (
-            sentence
-            or edited_module_message(modules)
-            or (
-                f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
-                "plan it again with 'vitlab run'"
+        if not trial.code or facts == last:  # it has no plan, or is a replicate of the one before
+            continue
+        last = facts
+        if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
+            raise Refused(f"this trial was planned under {' and '.join(other)}; plan it again with 'vitlab run'")
+        try:
+            roots = modules_of_spec(trial.spec)
+            code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
+            modules = code_of_trial(roots, source.loaded)
+        except VitlabError as error:
+            raise Refused(
+                f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
+            ) from error
+        sentence = mixed_versions_message(modules)
+        if code != trial.code:
+            sentence = (
+                sentence
+                or edited_module_message(modules)
+                or (
+                    f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
+                    "plan it again with 'vitlab run'"
+                )
             )
-        )
-    if sentence:
-        raise Refused(sentence)
-    return spec
+        if sentence:
+            raise Refused(sentence)
 
 
 def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
@@ -113,7 +98,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
     """
     settings = job.settings
     _load_plugins(settings)
-    trials = require_planned_code(item.trial for item in job.trials)
+    require_planned_code(item.trial for item in job.trials)
     if settings.processes > 1:
         return [_train_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
     device = device_of(settings.device)
@@ -121,7 +106,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
     attempts: list[Attempt] = []
     memory_ran_out = False
     with ExitStack() as contexts:
-        for item, trial in zip(job.trials, trials, strict=True):
+        for item in job.trials:
             folder = TrialFolder(item.folder)
             try:
                 contexts.enter_context(folder.lease())
@@ -130,7 +115,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
                 continue
             outcomes[item.folder] = folder.kept_result(settings.keep)
             if outcomes[item.folder] is None:
-                attempts.append(Attempt(trial, folder, settings, device))
+                attempts.append(Attempt(item.trial, folder, settings, device))
         contexts.enter_context(torch_settings(settings, device, job.trials[0].trial.spec.train.precision))
         try:
             _train_attempts(attempts, settings.engine, stop)
