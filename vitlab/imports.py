@@ -42,7 +42,8 @@ class Import(NamedTuple):
     number: int  #: position among all imports of this process
 
 
-_imports: dict[str, Import] = {}
+last_imports: dict[str, Import] = {}
+"""The last import of each module."""
 
 reloads: dict[str, int] = {}
 """Number of the last reload of each module that was reloaded."""
@@ -88,18 +89,13 @@ def _homes(module: str) -> dict[str, str]:
     return {alias.name: node.module or "" for node in lazy if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-def last_import(module: str) -> Import | None:
-    """Return the last import of a module, or None if it is not known."""
-    return _imports.get(module)
-
-
 def note(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
     """Record that a module is about to be imported from the current version of a file."""
     stamp = stamp_of(file)
     if stamp is not None:
-        _imports[module] = Import(stamp, next(_numbers))
+        last_imports[module] = Import(stamp, next(_numbers))
         if reloaded:
-            reloads[module] = _imports[module].number
+            reloads[module] = last_imports[module].number
 
 
 def watch() -> None:

@@ -202,7 +202,9 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
         def begin(number: int, engine: str) -> Training:
             # A training holds the lock of its folder, so every engine has its own.
             own = TrialFolder(folder.path.with_name(f"{number}-{engine}"))
-            return stack.enter_context(begin_trial(_with_seed(trial, number), own, settings))
+            # Other seeds on the same split.
+            seeds = {name: seed + number * (name != "split") for name, seed in trial.seeds.items()}
+            return stack.enter_context(begin_trial(replace(trial, seeds=seeds), own, settings))
 
         alone = begin(0, "loop")
         device = alone.feed.device
@@ -251,11 +253,6 @@ def speed(
 def _wait_for(device: torch.device) -> None:
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
-
-
-def _with_seed(trial: Trial, number: int) -> Trial:
-    """Return the trial with other seeds on the same split."""
-    return replace(trial, seeds={name: seed + number * (name != "split") for name, seed in trial.seeds.items()})
 
 
 def _apart(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mapping[str, Any]:

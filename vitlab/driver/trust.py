@@ -97,13 +97,8 @@ def _untrusted(study: Study, document: Document, out: str | Path, changes: Mappi
         sentence = ""
         if isinstance(value, str) and public(value) != value:  # the file is copied to the output folder
             sentence = f"a study file holds no password; give this option as --set run.tracker.{name}=..."
-        elif not _gives(changes, f"run.tracker.{name}"):
+        elif not any(f"run.tracker.{name}.".startswith(f"{change}.") for change in map(full_path, changes)):
             sentence = component.unconfirmed(name, value, Path(out).resolve())
         if sentence:
             problems.append(document.problem(("run", "tracker", name), sentence))
     return problems
-
-
-def _gives(changes: Mapping[str, object], path: str) -> bool:
-    """Return True if the command line sets an option, by itself or within a mapping."""
-    return any(path == change or path.startswith(f"{change}.") for change in map(full_path, changes))

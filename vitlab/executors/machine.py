@@ -153,7 +153,8 @@ class Placement:
         """
         assert name not in self._tenants
         share = _exact(request.share)
-        available = [gpu for gpu in self.gpus if self.used_share(gpu) + share <= 1 and not self._waits(gpu)]
+        ready = (gpu for gpu in self.gpus if all(tenant.started for tenant in self._on(gpu)))
+        available = [gpu for gpu in ready if self.used_share(gpu) + share <= 1]
         if len(available) < request.count:
             return None
         selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[: request.count]
@@ -176,9 +177,6 @@ class Placement:
     def capacity(self, request: GpuRequest) -> int:
         """Return the number of equal trials that the GPUs hold together."""
         return len(self.gpus) * int(1 / _exact(request.share)) // request.count
-
-    def _waits(self, gpu: str) -> bool:
-        return any(not tenant.started for tenant in self._on(gpu))
 
     def _on(self, gpu: str) -> list[_Tenant]:
         return [tenant for tenant in self._tenants.values() if gpu in tenant.gpus]

@@ -319,7 +319,7 @@ def _run_folder(folder: Path) -> NoReturn:
     data = load_json(folder / "job.json", mapping)
     if data is None:
         sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
-    job, runner = _from_json(data)
+    job = parsed(Job, data["job"])
     stop = threading.Event()
 
     def wait_for_file() -> None:
@@ -332,16 +332,12 @@ def _run_folder(folder: Path) -> NoReturn:
             write_json(folder / "ending.json", [ending, detail])
 
     threading.Thread(target=wait_for_file, daemon=True).start()
-    run_job_and_exit(job, runner, stop.is_set, report)
+    run_job_and_exit(job, data["runner"], stop.is_set, report)
 
 
 def _to_json(job: Job, runner: str) -> dict[str, object]:
     trials = [{**vars(item), "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
     return {"runner": runner, "job": {**vars(job), "trials": trials, "settings": vars(job.settings)}}
-
-
-def _from_json(data: Mapping[str, Any]) -> tuple[Job, str]:
-    return parsed(Job, data["job"]), data["runner"]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from types import ModuleType
 
 from vitlab.identity import source
 from vitlab.identity.trial import key_of
-from vitlab.imports import last_import, reloads, stamp_of
+from vitlab.imports import last_imports, reloads, stamp_of
 from vitlab.registry import BUILT_IN, OPTIONAL_MODULES, ResolvedChoice, plugins, slot
 from vitlab.registry.slot_modules import built_ins
 from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
@@ -200,14 +200,14 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
     for module in modules:
         if "==" in module:
             top = source.tops.get(module, "")
-            last, file = last_import(top), source.file_of(top)
+            last, file = last_imports.get(top), source.file_of(top)
             if top in sys.modules and last is not None and file is not None and last.stamp != stamp_of(file):
                 return (
                     f"{module} was installed after this process had imported {top}; restart the process (in a "
                     "notebook, restart the kernel) and run again"
                 )
             continue
-        mine = last_import(module)
+        mine = last_imports.get(module)
         if mine is None or module not in sys.modules:
             continue
         for base, name in source.loaded(module).imports if reloads else ():

@@ -27,7 +27,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
-from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
+from vitlab.imports import INSTALLED, Stamp, last_imports, stamp_of
 from vitlab.registry import BUILT_IN, plugins
 
 PACKAGE = "__init__.py"
@@ -81,7 +81,7 @@ def loaded(module: str) -> ModuleSource:
     For a module that is not imported, this is the source in its file.  A module whose file changed before it was read
     gets a digest that equals no other.
     """
-    last, file = last_import(module), file_of(module)
+    last, file = last_imports.get(module), file_of(module)
     is_imported = module in sys.modules and last is not None and module not in plugins.files
     if not is_imported or last is None or file is None or last.stamp == stamp_of(file):
         return parse(module)
@@ -106,7 +106,8 @@ def dependencies(module: str, reader: Reader) -> list[str]:
     """
     targets = [target for place in reader(module).imports for target in _targets(module, place, reader)]
     if _top(module) != BUILT_IN:
-        targets += [above for above in _packages_above(module) if not reader(above).passed_on]
+        packages = (module[: dot.start()] for dot in re.finditer(r"\.", module))
+        targets += [above for above in packages if file_of(above) and not reader(above).passed_on]
     return targets
 
 
@@ -216,10 +217,6 @@ def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[st
             target = dependency_name(target, module)
         if target and ("==" in target or file_of(target) or target in sys.modules):
             yield target
-
-
-def _packages_above(module: str) -> list[str]:
-    return [module[: dot.start()] for dot in re.finditer(r"\.", module) if file_of(module[: dot.start()])]
 
 
 def _top(module: str) -> str:

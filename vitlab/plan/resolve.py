@@ -163,7 +163,7 @@ class Resolver:
             if path == ("model",):
                 draft.model = choice
             # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
-            if all(_is_component(choice, option) for option in draft.wrong.get(path, ())):
+            if all(is_choice(choice.fields[str(option)]) for option in draft.wrong.get(path, ())):
                 draft.parts[path] = choice
                 put(draft.plain, path, choice.plain())
                 if choice.hashed() == DEFAULT_CHOICES.get(path):
@@ -413,11 +413,6 @@ class Resolver:
 
 def _is_mup(model: ResolvedChoice) -> bool:
     return model.options.get("parametrization") == "mup"
-
-
-def _is_component(choice: ResolvedChoice, option: str | int) -> bool:
-    """Return whether an option of a choice is itself a component, or a list of them."""
-    return is_choice(slot(choice.slot).options(choice.component).model_fields[str(option)])
 
 
 def _corrupted_in_key(data: Tree, info: DataInfo) -> Tree:

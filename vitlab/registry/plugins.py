@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from types import CodeType, TracebackType
 
 from packaging.utils import canonicalize_name
 
@@ -139,9 +138,9 @@ def culprit(error: BaseException) -> traceback.FrameSummary | None:
         link = link.__cause__ or link.__context__
     for link in chain:
         frames = [
-            traceback.FrameSummary(code.co_filename, line, code.co_name)
-            for module, code, line in _frames(link.__traceback__)
-            if _is_plugin_code(module, code.co_filename)
+            traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+            for frame, line in traceback.walk_tb(link.__traceback__)
+            if _is_plugin_code(str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename)
         ]
         # The frames of a syntax error are those of the importer; the file with the error is named beside them.
         if isinstance(link, SyntaxError) and link.filename and _is_plugin_code("", link.filename):
@@ -188,13 +187,6 @@ def _with_advice(text: str) -> tuple[str, str]:
     if "does not have a deterministic implementation" in text:  # torch's own advice is a call that no study can make
         return text.partition(", but you set")[0], "; run.deterministic: false allows it, and runs then differ"
     return text, ""
-
-
-def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
-    """Yield the module, code and line of every frame, outermost first."""
-    while link is not None:
-        yield str(link.tb_frame.f_globals.get("__name__", "")), link.tb_frame.f_code, link.tb_lineno
-        link = link.tb_next
 
 
 def _is_plugin_code(module: str, file: str) -> bool:

@@ -50,10 +50,9 @@ with suppress(ImportError):  # private modules, which other versions of torch ma
     import torch.profiler._cupti_monitor
 
 for name in SLOTS:
-    with suppress(Exception):  # as above
-        for component in built_ins(name):
-            with suppress(Exception):  # it has options without a default, or shares its name with a plugin
-                slot(name).resolve(component)
+    for component in built_ins(name):
+        with suppress(Exception):  # as above, or it has options without a default, or shares its name with a plugin
+            slot(name).resolve(component)
 
 read_ahead()  # every worker compares the installed code with its plan's
 
