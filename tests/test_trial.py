@@ -399,7 +399,7 @@ def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patched:
         patched.setattr(circumstances, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
         rate = circumstances._time_products(torch.device("cpu"), "fp32", 2)
-    assert rate == 2 * 512**3 / (2.0 / 2)
+    assert rate == 2 * 384**3 / (2.0 / 2)
     assert next(ticks, None) is None
 
 
