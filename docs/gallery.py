@@ -234,17 +234,13 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
 
 
 def _figures(content: Content) -> Iterator[str]:
-    """Yield the figures of the report as elements of a page, each as wide as a page and as wide as a phone."""
+    """Yield the figures of the report as elements of a page."""
     from vitlab.report.drawing import element
 
     for name in FIGURES:
-        if pair := content.figures.get(name):
-            caption = pair[0].caption
-            parts = (
-                f'<div class="picture {kind}">{element(drawing.svg, f"{name}-{kind}", caption)}</div>'
-                for kind, drawing in zip(("page", "phone"), pair, strict=True)
-            )
-            figure = f"<figure>{''.join(parts)}<figcaption>{escape(caption)}</figcaption></figure>"
+        if drawing := content.figures.get(name):
+            picture = f'<div class="picture">{element(drawing.svg, name, drawing.caption)}</div>'
+            figure = f"<figure>{picture}<figcaption>{escape(drawing.caption)}</figcaption></figure>"
             yield " ".join(figure.split()) + "\n"
 
 

@@ -924,7 +924,7 @@ def test_page_has_no_scripts_and_no_external_content(tmp_path):
     used = set(re.findall(r"var\((--[\w-]+)\)", html))
     assert not re.search("#(?:fefefe|1b1e23)", html[html.index("<body>") :])  # every colour is the page's
     assert used <= set(re.findall(r"(--[\w-]+):", html))
-    assert sum(tag == "svg" for tag, _ in page.tags) == 2 * 2  # each for a page and for a phone
+    assert sum(tag == "svg" for tag, _ in page.tags) == 2
 
 
 def test_write_stores_every_file_and_stored_reads_them(tmp_path):
@@ -1167,10 +1167,9 @@ def findings_of(plan: Plan, store: Store) -> Findings:
     return Findings(results, comparison.summary(results), store)
 
 
-def figures_of(plan: Plan, store: Store, width: float = drawing.WIDE) -> dict[str, Any]:
-    """Return the figures of a report in one width, by section."""
-    pairs = report.collect(plan, store).figures
-    return {name: (wide if width == drawing.WIDE else narrow).figure for name, (wide, narrow) in pairs.items()}
+def figures_of(plan: Plan, store: Store) -> dict[str, Any]:
+    """Return the figures of a report, by section."""
+    return {name: drawing.figure for name, drawing in report.collect(plan, store).figures.items()}
 
 
 def test_figure_shows_numbers(tmp_path):
@@ -1217,17 +1216,15 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
     return any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
 
 
-@pytest.mark.parametrize("width", [drawing.WIDE, drawing.NARROW])
-def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path, width):
+def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path):
     plan, store = _grid(tmp_path)
-    figure_set = figures_of(plan, store, width)
+    figure_set = figures_of(plan, store)
     assert list(figure_set) == ["arms", "curves"]
     left, right = figure_set["arms"].axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
     assert not _texts_overlap(figure_set["arms"], left.get_yticklabels())
-    below, beside = right.bbox.y1 < left.bbox.y0, right.bbox.x0 > left.bbox.x1
-    assert (beside, below) == (width == drawing.WIDE, width == drawing.NARROW)
+    assert right.bbox.x0 > left.bbox.x1
     panels = [axes for axes in figure_set["curves"].axes if axes.get_visible()]
     for axes, arm in zip(panels, plan.arms, strict=True):
         assert " ".join(axes.get_title(loc="left").split()) == arm.name
@@ -1239,14 +1236,14 @@ def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path, width):
             baseline = next(other for other in plan.arms if other.name == arm.baseline)
             end = 100 * np.mean(GRID[tuple(baseline.values.values())])
             assert float(behind[0].get_ydata()[-1]) == pytest.approx(end)
-    assert figure_set["curves"].get_size_inches()[0] == width
+    assert figure_set["curves"].get_size_inches()[0] == drawing.WIDTH
 
 
 def test_captions_say_what_is_drawn(tmp_path):
     def captions_of(name: str, seeds: int) -> dict[str, str]:
         arms = {"baseline": BASE[:seeds], "b": [value - 0.1 for value in reversed(BASE[:seeds])]}
         figures = report.collect(*study(tmp_path / name, arms)).figures
-        return {name: wide.caption for name, (wide, _) in figures.items()}
+        return {name: drawing.caption for name, drawing in figures.items()}
 
     one, five = captions_of("one", 1), captions_of("five", 5)
     assert one["arms"] == "First the value, then the difference from the baseline."
@@ -1255,8 +1252,8 @@ def test_captions_say_what_is_drawn(tmp_path):
     assert five["curves"].startswith("val accuracy (%) over training: the mean of the seeds with its 95 % t-interval")
     assert "dashed" not in five["curves"] and "grey" not in five["curves"]
     many = report.collect(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).figures
-    assert "The baseline is grey behind other arms." in many["curves"][0].caption
-    assert "holds for all of them at once" in many["arms"][0].caption
+    assert "The baseline is grey behind other arms." in many["curves"].caption
+    assert "holds for all of them at once" in many["arms"].caption
 
 
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
@@ -1277,10 +1274,10 @@ def test_curves_use_epochs_if_all_arms_agree(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     findings = findings_of(plan, store)
     results, history = findings.results, findings.history.copy()
-    figure_set = curves.draw(results, history, "val/accuracy", drawing.WIDE).figure
+    figure_set = curves.draw(results, history, "val/accuracy").figure
     assert figure_set.get_supxlabel() == "epoch" and figure_set.axes[0].get_xlim() == (0, STEPS[-1] / 20)
     history.loc[history["arm"] == "b", "epoch"] *= 2  # half as many images
-    figure_set = curves.draw(results, history, "val/accuracy", drawing.WIDE).figure
+    figure_set = curves.draw(results, history, "val/accuracy").figure
     assert figure_set.get_supxlabel() == "optimizer step" and figure_set.axes[0].get_xlim() == (0, STEPS[-1])
 
 
@@ -1288,10 +1285,10 @@ def test_loss_has_own_curves(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     findings = findings_of(plan, store)
     draw = sections()["loss"].figure
-    assert draw((), findings, drawing.WIDE) is None
+    assert draw((), findings) is None
     loss = findings.history[findings.history["metric"] == "val/accuracy"].assign(metric="val/loss")
     findings.__dict__["history"] = pd.concat([findings.history, loss.assign(value=1 - loss["value"])])
-    assert draw((), findings, drawing.WIDE).figure.get_supylabel() == "val loss"
+    assert draw((), findings).figure.get_supylabel() == "val loss"
     loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
     assert sections()["loss"].metric(loss_plan) is None
 
@@ -1307,7 +1304,7 @@ def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     assert drawing.pdf(first).startswith(b"%PDF") and b"/FontType 3" not in drawing.pdf(first)
 
 
-def test_page_starts_with_answer_and_fits_phone(tmp_path):
+def test_page_starts_with_answer_and_folds_columns(tmp_path):
     plan, store = _grid(tmp_path)
     html = text_of(plan, store, "html")
     section = html[html.index('<section aria-labelledby="arms">') : html.index("Comparisons</h2>")]
@@ -1317,7 +1314,7 @@ def test_page_starts_with_answer_and_fits_phone(tmp_path):
     values = GRID["sincos2d", "linear"]
     cells = f"{100 * np.mean(values) - 1:.1f} \u00b1 {100 * np.std(values, ddof=1):.1f}"
     assert cells in section.split("<details>")[1]
-    assert html.count('class="picture page"') == html.count('class="picture phone"') == 2
+    assert html.count('class="picture"') == 2
     assert 'data-label="difference">' in section and html.count("<dt>Versions") == 1 and "<dt>vitlab" not in html
 
 

@@ -17,7 +17,7 @@ from statsmodels.stats.anova import AnovaRM
 from vitlab import report
 from vitlab.identity.trial import Trial
 from vitlab.plan.values import Arm, Plan, Planned
-from vitlab.report import comparison, drawing
+from vitlab.report import comparison
 from vitlab.report.frame import StudyResults
 from vitlab.report.sections import Findings, sections
 from vitlab.report.sections.cost import SPEEDS, MeasuredCost, write_costs
@@ -166,14 +166,13 @@ def test_front_names_every_arm_once_by_a_sign_of_its_own(tmp_path: Path) -> None
     for number, expected in ((9, list(arms)[:9]), (15, ["arm 6", "arm 7", "arm 8"])):
         found = findings(*study(tmp_path / str(number), dict(itertools.islice(arms.items(), number))))
         part = sections()["fronts"]
-        for width in (drawing.WIDE, drawing.NARROW):
-            drawn = part.figure(part.rows(found), found, width).figure
-            [legend] = drawn.legends
-            assert [text.get_text() for text in legend.get_texts()] == expected, "of many arms, those on a front"
-            signs = {(line.get_marker(), line.get_color()) for line in legend.get_lines()}
-            assert len(signs) == len(expected)
-            dots = [line for line in drawn.axes[0].lines if line.get_linestyle() == "None"]
-            assert len(dots) == number
+        drawn = part.figure(part.rows(found), found).figure
+        [legend] = drawn.legends
+        assert [text.get_text() for text in legend.get_texts()] == expected, "of many arms, those on a front"
+        signs = {(line.get_marker(), line.get_color()) for line in legend.get_lines()}
+        assert len(signs) == len(expected)
+        dots = [line for line in drawn.axes[0].lines if line.get_linestyle() == "None"]
+        assert len(dots) == number
 
 
 def test_grid_interaction_equals_repeated_measures_anova(tmp_path: Path) -> None:

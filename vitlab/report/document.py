@@ -133,17 +133,11 @@ class Content:
         return cls(Report.of(findings, notes), findings)
 
     @cached_property
-    def figures(self) -> dict[str, tuple[Drawing, Drawing]]:
-        """The figure of each section that has one, as wide as a page and as wide as a phone."""
-        from vitlab.report.drawing import NARROW, WIDE
-
-        drawings = {}
-        for name, part in sections().items():
-            rows = self.report.sections.get(name, ())
-            wide, narrow = (part.figure(rows, self._findings, width) for width in (WIDE, NARROW))
-            if wide is not None and narrow is not None:
-                drawings[name] = wide, narrow
-        return drawings
+    def figures(self) -> dict[str, Drawing]:
+        """The figure of each section that has one."""
+        rows = self.report.sections
+        drawings = {name: part.figure(rows.get(name, ()), self._findings) for name, part in sections().items()}
+        return {name: drawing for name, drawing in drawings.items() if drawing is not None}
 
     @property
     def table(self) -> pd.DataFrame:
@@ -234,7 +228,7 @@ def write(content: Content, folder: Path) -> list[Path]:
     from vitlab.report.comparison import summary_frame
     from vitlab.report.drawing import pdf, png
 
-    report, drawings = content.report, {name: wide for name, (wide, _) in content.figures.items()}
+    report, drawings = content.report, content.figures
     files: dict[str, str | bytes] = {f"{name}.svg": drawing.svg for name, drawing in drawings.items()}
     for name, drawing in drawings.items():
         drawing.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time

@@ -27,8 +27,7 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
     colour: f"series-{index}" for index, colour in enumerate(SERIES)
 }
 """Colour to its CSS variable in a page, which has a light and a dark theme."""
-WIDE = 7.2  #: inches: a picture as wide as a page
-NARROW = 3.6  #: inches: a picture as wide as a phone
+WIDTH = 7.2  #: inches: a picture as wide as a page
 MAX_LINES = 4  #: most lines of a label; a longer one is cut
 
 STYLE = {
@@ -147,7 +146,7 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
     if size := re.match(r'<svg width="([\d.]+)pt" height="[^"]*"', tag):
         # As a share of the width of a page, so that text has the same size in all pictures.
-        share = float(size[1]) / (72 * WIDE)
+        share = float(size[1]) / (72 * WIDTH)
         label = escape(alternative, quote=True)
         tag = f'<svg role="img" aria-label="{label}" style="--share: {share:.3g}"{tag[size.end() :]}'
     # Lines of one label stand where the font of the figure puts them; Verdana is as wide.

@@ -46,7 +46,7 @@ class Comparison(pd.DataFrame):
     @property
     def figures(self) -> dict[str, Figure]:
         """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
-        return {name: wide.figure for name, (wide, _) in self.content.figures.items()}
+        return {name: drawing.figure for name, drawing in self.content.figures.items()}
 
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""

@@ -73,14 +73,14 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
 
 
 def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, object]:
-    """Return a section for the template; its figure comes as wide as a page and as wide as a phone."""
+    """Return a section for the template."""
     from markupsafe import Markup
 
     from vitlab.report.drawing import element
 
     # A stored report has no rows of sections that store none, such as the arms.
     rows = content.report.sections.get(name, ())
-    table, (wide, narrow) = content.report.table(name), content.figures.get(name, (None, None))
+    table, drawing = content.report.table(name), content.figures.get(name)
     columns, images = table.columns if table else (), []
     store = content.findings and content.findings.store
     for image in part.images(rows, store) if store else ():
@@ -88,20 +88,14 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
             data = base64.b64encode(image.file.read_bytes()).decode()
             images.append((f"data:image/png;base64,{data}", image.alternative, image.caption))
     more = [column for column in columns if column.rank >= SECONDARY]
-    figure = None
-    if wide is not None and narrow is not None:
-        svgs = {
-            "wide": element(wide.svg, name, wide.caption),
-            "narrow": element(narrow.svg, f"{name}-narrow", wide.caption),
-        }
-        figure = {"caption": wide.caption, **{kind: Markup(svg) for kind, svg in svgs.items()}}
     return {
         "name": name,
         "heading": part.heading,
         "caption": table.caption if table else "",
         "table": _table([column for column in columns if column.rank < SECONDARY]) if table else None,
         "more": _table([columns[0], *more]) if more else None,
-        "figure": figure,
+        "figure": drawing and Markup(element(drawing.svg, name, drawing.caption)),
+        "figure_caption": drawing and drawing.caption,
         "images": images,
     }
 

@@ -152,7 +152,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     retrained they hold the new journal; files of other trials do not change.
 
     Sections, of a report with results and of one without: rows survive JSON, the columns of a table are equally long,
-    tables and figures have captions, and a figure is drawn as wide as a page and as wide as a phone.
+    figures are drawn, and tables and figures have captions.
 
     Args:
         slot: such as ``position``.

@@ -26,7 +26,6 @@ from vitlab.trackers.replay import Replay
 STUDY = "rehearsal"
 T_MS = 1_750_000_000_000  #: time of the first event: in June 2025
 STEPS = 4
-WIDTHS = (7.2, 3.6)  #: inches of a page and of a phone
 
 
 # -- sections ---------------------------------------------------------------------------------------------------------
@@ -54,13 +53,11 @@ def _check_rows(name: str, choice: ResolvedChoice, plan: Plan, store: Store, sta
     rows = content.report.sections.get(name, ())
     with about(f"is rendered {state}"):
         table = again.table(name)
-        figures = [part.figure(rows, content.findings, width) for width in WIDTHS]
+        figure = part.figure(rows, content.findings)
     lengths = {len(column.cells) for column in table.columns} if table else set()
     assert len(lengths) < 2, f"columns {state} have {sorted(lengths)} cells; give each one per row"
     assert table is None or bool(table.caption), "a table needs a caption"
-    drawings = [figure for figure in figures if figure is not None]
-    assert len(drawings) in (0, 2), "a figure is drawn in one of two widths; draw it in both or neither"
-    assert all(figure.caption for figure in drawings), "a figure needs a caption"
+    assert figure is None or bool(figure.caption), "a figure needs a caption"
 
 
 # -- trackers ---------------------------------------------------------------------------------------------------------

@@ -101,8 +101,8 @@ class Section(Generic[RowT]):
         """Return the table; None if there is none.  It is asked for where there are rows, or none are stored."""
         return None
 
-    def figure(self, rows: Sequence[RowT], findings: Findings, width: float) -> Drawing | None:
-        """Draw the figure; ``width`` is in inches, and panels of a narrow figure stand below each other."""
+    def figure(self, rows: Sequence[RowT], findings: Findings) -> Drawing | None:
+        """Draw the figure; None if there is none.  Figures are at most ``drawing.WIDTH`` inches wide."""
         return None
 
     def images(self, rows: Sequence[RowT], store: Store) -> Iterable[Image]:

@@ -11,7 +11,7 @@ from vitlab.comparison import Verdict
 from vitlab.errors import count
 from vitlab.explain import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.plan.values import Plan
-from vitlab.report.drawing import WIDE, Drawing, new_figure, short_labels, style, wrapped_labels, wrapped_line
+from vitlab.report.drawing import WIDTH, Drawing, new_figure, short_labels, style, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import (
     DASH,
     PLUS_MINUS,
@@ -55,23 +55,19 @@ class Arms(Section[Row]):
         caption = "What each arm reached, and how it differs from its baseline."
         return Table(columns(report.arms, report.analysis, report.units), caption)
 
-    def figure(self, rows: Sequence[Row], findings: Findings, width: float) -> Drawing | None:
-        """Draw every arm with its seeds and interval, and beside it (below it, if narrow) its difference."""
+    def figure(self, rows: Sequence[Row], findings: Findings) -> Drawing | None:
+        """Draw every arm with its seeds and interval, and beside it its difference."""
         plan, values = findings.plan, findings.results.values
         rows = [row for row in findings.arms if values.get(row["arm"])]
         if not rows:
             return None
         compared = [row for row in rows if row["difference"] is not None]
-        scale, wide = Scale.of(plan.analysis.metric, plan.units), width >= WIDE
-        labels = wrapped_labels([row["arm"] for row in rows], 30 if wide else 20)
+        scale, labels = Scale.of(plan.analysis.metric, plan.units), wrapped_labels([row["arm"] for row in rows], 30)
         places = {name: place for place, name in enumerate(labels)}
         height = 0.95 + len(rows) * max(0.34, 0.26 + 0.14 * max(label.count("\n") for label in labels.values()))
-        panels = 2 if compared else 1
         with style():
-            figure = new_figure(width, height if wide else panels * height)
-            of_means, *of_differences = figure.subplots(
-                *((1, panels) if wide else (panels, 1)), sharey=True, squeeze=False
-            ).ravel()
+            figure = new_figure(WIDTH, height)
+            of_means, *of_differences = figure.subplots(1, 2 if compared else 1, sharey=True, squeeze=False).ravel()
             for name, place in places.items():
                 dots(of_means, place, [scale.factor * value for value in values[name].values()])
             means = [Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]

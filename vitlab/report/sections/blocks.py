@@ -16,7 +16,7 @@ from vitlab.errors import count
 from vitlab.explain import GREY, PAPER, RULE
 from vitlab.plan.registration import blocks_since_registration
 from vitlab.plan.values import Arm, Plan
-from vitlab.report.drawing import Drawing, new_figure, style, wrapped_labels, wrapped_line
+from vitlab.report.drawing import WIDTH, Drawing, new_figure, style, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import Columns, Row, Scale, distance, equals, half_width, interval_name, p_value, percent
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import Mark, difference_mark, dots, draw_marks
@@ -121,14 +121,14 @@ class Blocks(Section[ArmOverBlocks]):
             "which is of each arm by itself.",
         )
 
-    def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings, width: float) -> Drawing | None:
+    def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Drawing | None:
         """Draw every arm: its difference in each block, the mean, and both intervals."""
         if not rows:
             return None
         plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 26)
         scale, marks = scale_of(plan.analysis, plan.units), list[Mark]()
         with style():
-            figure = new_figure(width, 0.95 + 0.42 * len(rows))
+            figure = new_figure(WIDTH, 0.95 + 0.42 * len(rows))
             axes = figure.subplots()
             axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
             for place, row in enumerate(rows):

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab.explain import GREY, INK, SERIES
 from vitlab.plan.values import Plan
-from vitlab.report.drawing import WIDE, Drawing, new_figure, style, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, new_figure, style, wrapped_labels
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, percent
 from vitlab.report.sections import Findings, Section, section
@@ -37,10 +37,10 @@ class Curves(Section[Any]):
         """Return the metric that is drawn; None for no figure."""
         return plan.analysis.metric
 
-    def figure(self, rows: Sequence[Any], findings: Findings, width: float) -> Drawing | None:
+    def figure(self, rows: Sequence[Any], findings: Findings) -> Drawing | None:
         """Draw the curves; None where nothing was measured twice."""
         metric = self.metric(findings.plan)
-        return None if metric is None else draw(findings.results, findings.history, metric, width)
+        return None if metric is None else draw(findings.results, findings.history, metric)
 
 
 @section.register("loss")
@@ -56,7 +56,7 @@ class Loss(Curves):
         return None if loss == plan.analysis.metric else loss
 
 
-def draw(results: StudyResults, history: pd.DataFrame, metric: str, width: float) -> Drawing | None:
+def draw(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing | None:
     """Draw the learning curves of a metric; None where nothing was measured twice.  Means are over finished trials."""
     plan, scale, frame = results.plan, Scale.of(metric, results.plan.units), results.frame
     ended = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
@@ -69,14 +69,14 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str, width: float
     baselines = {arm.name: arm.baseline for arm in plan.arms}
     share_panel, labels = len(names) <= MAX_ARMS_PER_PANEL, wrapped_labels(names, 26)
     panels = [names] if share_panel else [[name] for name in names[:MAX_PANELS]]
-    across = min(len(panels), 4 if width >= WIDE else 2)
+    across = min(len(panels), 4)
     down = math.ceil(len(panels) / across)
     height = 3.2 if share_panel else 1.6 + 0.15 * max(label.count("\n") for label in labels.values())
     # Curves of the first fifth would flatten the others.
     late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
     room = 0.05 * (late.max() - late.min()) or 0.5
     with style():
-        figure = new_figure(width, 0.5 + height * down)
+        figure = new_figure(WIDTH, 0.5 + height * down)
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
             axes.remove()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vitlab import statistics
 from vitlab.errors import count
 from vitlab.explain import GREY, PAPER, SERIES
-from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style, wrapped_labels
 from vitlab.report.phrasing import Columns, Scale
 from vitlab.report.sections import Findings, Section, Table, cost, section
 
@@ -81,13 +81,13 @@ class Fronts(Section[Front]):
             "differ by less than their intervals, other seeds may change the list.",
         )
 
-    def figure(self, rows: Sequence[Front], findings: Findings, width: float) -> Drawing | None:
+    def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing | None:
         """Draw a panel per cost."""
         if not rows:
             return None
         costs, scale = costs_of(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)
         means = {row["arm"]: row["mean"] for row in findings.arms}
-        across = min(len(rows), PANELS_PER_ROW if width >= WIDE else 1)
+        across = min(len(rows), PANELS_PER_ROW)
         down = math.ceil(len(rows) / across)
         arms = list(dict.fromkeys(arm for row in rows for arm in row.arms))
         if len(arms) > MAX_NAMED:
@@ -96,7 +96,7 @@ class Fronts(Section[Front]):
         signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
         labels = wrapped_labels(arms, 30)
         with style():
-            figure = new_figure(width, 3.2 * down + 0.2 * len(arms) / across)
+            figure = new_figure(WIDTH, 3.2 * down + 0.2 * len(arms) / across)
             panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
             for axes, row in zip(panels, rows, strict=False):
                 at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in row.arms}

@@ -13,7 +13,7 @@ import numpy as np
 from vitlab import statistics
 from vitlab.explain import SERIES
 from vitlab.plan.values import Arm, Plan
-from vitlab.report.drawing import WIDE, Drawing, new_figure, plain_ticks, style, wrapped_line
+from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style, wrapped_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
@@ -139,13 +139,13 @@ class ScalingLaws(Section[Scaling]):
             caption += f": fewer than {few} cannot show whether the error levels off at larger ones"
         return Table([column for column in table if set(column.cells) != {""}], f"{caption}.")
 
-    def figure(self, rows: Sequence[Scaling], findings: Findings, width: float) -> Drawing | None:
+    def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing | None:
         """Draw the errors of single seeds over size, with the law of each series."""
         if not rows:
             return None
         plan, scale = findings.plan, Scale.of(findings.plan.analysis.metric, findings.plan.units)
         with style():
-            figure = new_figure(min(width, 0.75 * WIDE), 3.4)
+            figure = new_figure(0.75 * WIDTH, 3.4)
             axes = figure.subplots()
             for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
                 points = _points(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
