@@ -35,7 +35,7 @@ BAD = {
     "compare": ["nothing", "never"],
     "judge": ["nothing.csv", "--metric", "acc"],
     "logs": ["nothing"],
-    "gc": ["--drop", "nothing@1"],
+    "gc": ["--drop"],
     "list": ["postion"],
     "show": ["position", "lerned"],
     "new study": ["bad.yaml"],

@@ -222,14 +222,11 @@ def test_gc_keeps_trials_of_every_version_and_names_deletions(here: Path) -> Non
     code, output = invoke("gc", "--yes")
     assert code == 0 and "trials" not in output and len(list(here.glob("out/trials/*/*/result.json"))) == 6
     latest, earlier = (item.name for item in versions(here / "out/studies/tiny"))
-    code, output = invoke("gc", "--yes", "--drop", f"tiny@{latest}")
-    assert code == 2 and "this is the latest version of study 'tiny'" in output
-    code, would = invoke("gc", "--drop", f"tiny@{earlier[:6]}")
-    assert {line.partition("\t")[2] for line in would.splitlines() if "trials" in line} == {
-        f"study tiny, arm {arm}, seed {seed}" for arm in ("baseline", "position=none") for seed in (0, 1)
-    }
+    shutil.rmtree(here / "out/studies/tiny/versions" / earlier)
+    code, would = invoke("gc")
+    assert sum("trials" in line for line in would.splitlines()) == 4
     assert len(list(here.glob("out/trials/*/*/result.json"))) == 6, "nothing goes without --yes"
-    code, _ = invoke("gc", "--yes", "--drop", f"tiny@{earlier[:6]}")
+    code, _ = invoke("gc", "--yes")
     assert code == 0 and len(list(here.glob("out/trials/*/*/result.json"))) == 2
     assert [item.name for item in versions(here / "out/studies/tiny")] == [latest]
     (one,) = here.glob(f"out/trials/{open_study('tiny', out='out')[0].trials[0].trial.key}/*")

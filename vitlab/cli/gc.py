@@ -12,7 +12,7 @@ import click
 from vitlab.cli import say
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
-from vitlab.plan.study_folder import EARLIER, find, read_plan
+from vitlab.plan.study_folder import EARLIER, read_plan
 from vitlab.plan.values import Plan
 from vitlab.store.files import remove
 from vitlab.store.folders import Store
@@ -21,20 +21,16 @@ from vitlab.store.locks import Busy
 
 @click.command()
 @out_option
-@click.option(
-    "--drop", multiple=True, metavar="NAME@VERSION", help="An earlier version of a study, to be deleted as well."
-)
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
-def gc_command(out: Path, drop: tuple[str, ...], yes: bool) -> list[str]:
-    """Delete trials that no version of a study needs: results of older code, and of versions that are dropped.
+def gc_command(out: Path, yes: bool) -> list[str]:
+    """Delete trials that no version of a study needs: results of older code, and of versions that were deleted.
 
     Damaged files that were set aside, and temporary files of killed processes, are deleted too. 'vitlab studies' lists
-    the versions.
+    the versions. To delete an earlier one, delete its folder first: studies/NAME/versions/VERSION.
     """
     for folder in (out / "trials", out / "studies"):
         if folder.is_symlink():  # results may come from other people, and the link may lead to any folder of the user
             raise UserError(f"{folder} is a link, and nothing outside of the output folder is deleted; move it there")
-    dropped = [_earlier(out, version) for version in drop]
     required, names = set(), dict[str, str]()
     for file in _plans(out):
         try:
@@ -48,11 +44,10 @@ def gc_command(out: Path, drop: tuple[str, ...], yes: bool) -> list[str]:
             continue  # deleted meanwhile
         trials = _trial_names(plan)
         names |= {key: name for (key, _), name in trials.items()}
-        if file.parent not in dropped:
-            required |= set(trials)
+        required |= set(trials)
     store = Store(out)
     freed, lines = 0, []
-    for path in (*store.leftovers(), *dropped):
+    for path in store.leftovers():
         freed += _size(path)
         lines.append(str(path))
         if yes:
@@ -83,29 +78,9 @@ def _plans(out: Path) -> Iterator[Path]:
 def _trial_names(plan: Plan) -> dict[tuple[str, str], str]:
     """Return the study, arm and seed of every trial that a plan needs, by its key and code."""
     names = {(trial.key, trial.code): f"study {plan.study}, prerequisite" for trial in plan.prerequisites}
-    tuned = [item for tuning in plan.tuning for item in tuning.trials]
-    for item, how in [*((item, ", tuning") for item in tuned), *((item, "") for item in plan.trials)]:
+    for item, how in [*((item, ", tuning") for item in plan.rival_trials), *((item, "") for item in plan.trials)]:
         names[item.trial.key, item.trial.code] = f"study {plan.study}, arm {item.arm}, seed {item.seed}{how}"
     return names
-
-
-def _earlier(out: Path, version: str) -> Path:
-    """Return the folder of an earlier version.
-
-    Raises:
-        UserError: if no version has that name, or it is the latest of its study.
-    """
-    name, _, selected = version.partition("@")
-    study = out / "studies" / Path(name).name
-    earlier = find(study, selected)
-    if earlier.folder == study:
-        raise UserError(
-            f"--drop {version}: this is the latest version of study '{name}', which stays; delete the folder {study} "
-            "to drop the study itself"
-        )
-    if study.is_symlink():
-        raise UserError(f"--drop {version}: {study} is a link, and nothing outside of the output folder is deleted")
-    return earlier.folder
 
 
 def _size(path: Path) -> int:

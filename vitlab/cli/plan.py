@@ -66,8 +66,8 @@ def plan_command(
         raise click.UsageError("--width needs --power")
     study, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
-    rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
-    cached = {(planned.arm, planned.seed) for planned in (*plan.trials, *rivals) if store.folder(planned.trial).done()}
+    trials = (*plan.trials, *plan.rival_trials)
+    cached = {(planned.arm, planned.seed) for planned in trials if store.folder(planned.trial).done()}
     costs = _costs(plan, device_tflops) if cost else {}
     forecast = _forecast(plan, store, width) if power else None
     if wants_json():
@@ -144,12 +144,11 @@ def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
     from vitlab.driver.planning import costs
     from vitlab.plan.match import gpu_hours, train_macs
 
-    # Reversed, so that the first seed of an arm stays.
-    trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
+    trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
     for arm, cost in costs(plan).items():
-        spec, seeds = trials[arm].spec, trials[arm].seeds
+        spec, seeds = trials[arm].trial.spec, trials[arm].trial.seeds
         data = str(spec.data), seeds["split"], seeds["subset"]
         # Only epochs depend on the number of examples, for which data may have to be read.
         if spec.train.epochs is not None and data not in examples_by_data:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from vitlab.cli import print_json, say
+from vitlab.cli import print_json
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import FILE, PATH, Numbers, out_option, parse_changes, plugin_option, set_option, study_argument
+from vitlab.cli.options import PATH, Numbers, out_option, parse_changes, plugin_option, set_option, study_argument
 from vitlab.report.formats import FORMATS
 
 _format_option = click.option(
@@ -29,10 +29,7 @@ _format_option = click.option(
 @set_option
 @plugin_option
 @_format_option
-@click.option("--output", type=FILE, help="Write to this file.")
-def report_command(
-    study: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], form: str, output: Path | None
-) -> list[str] | None:
+def report_command(study: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], form: str) -> None:
     """Print the report of STUDY: of the version that its file is, or of the latest run where its name is given.
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
@@ -50,14 +47,7 @@ def report_command(
         from vitlab.report import render
 
         rendered = render(plan, store, form)
-    if output is None:
-        _print(rendered, form)
-        return None
-    from vitlab.store.files import write_bytes
-
-    write_bytes(output, rendered if isinstance(rendered, bytes) else rendered.encode())
-    say(str(output))
-    return []
+    _print(rendered, form)
 
 
 @click.command()

@@ -105,10 +105,10 @@ def run_command(
     elif not answer.failed:
         print_json(reports[0])
     if answer.failed:
-        from vitlab.report.api import logs_command
+        from vitlab.report.api import status_command
 
         failures = count(answer.failed, "trial")
-        why = logs_command(answer.plan, answer.store)
+        why = status_command(answer.plan, answer.store)
         error = TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
         error.result = json.loads(reports[0]) if as_json else None
         raise error
@@ -128,6 +128,7 @@ def _detach(
     from vitlab import registry
     from vitlab.driver.planning import plan_study
     from vitlab.driver.session import driver_of
+    from vitlab.report.api import status_command
     from vitlab.store.files import open_in_place
     from vitlab.store.folders import Store
 
@@ -140,7 +141,7 @@ def _detach(
         raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows its progress")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
-    look = f"look    {shlex.join(['vitlab', 'status', plan.study, '--out', str(out)])}"
+    look = f"look    {status_command(plan, store)}"
     executor = registry.slot("executor").resolve(study.run.executor)
     driver_words = [sys.executable, "-P", "-m", *words]
     if (elsewhere := executor.component.detach(executor.options, driver_words, log)) is not None:

@@ -67,7 +67,7 @@ def measure_arms(plan: Plan, session: Session) -> Path:
         The file, with the columns of :class:`~vitlab.report.sections.cost.MeasuredCost`.  An arm that cannot be
         measured has no row, and the reason is shown.
     """
-    firsts = list({planned.arm: planned for planned in reversed(plan.trials)}.values())[::-1]
+    firsts = [*plan.first_trials.values()]
     results: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
     say = session.watch.say
     say(f"measuring the speed and memory of each arm, in {ROUNDS} rounds")

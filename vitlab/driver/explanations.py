@@ -57,10 +57,9 @@ def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda
     Returns:
         A sentence for every arm that could not be explained; this does not fail the study.
     """
-    first = {planned.arm: planned.trial for planned in reversed(plan.trials)}
     sentences = []
-    for arm in (arm.name for arm in plan.arms if arm.name in first):
-        folder = store.folder(first[arm])
+    for arm, planned in plan.first_trials.items():
+        folder = store.folder(planned.trial)
         missing = [index for index in images if not _place(folder, index).exists()]
         if not missing or not folder.done():
             continue

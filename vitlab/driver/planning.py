@@ -198,7 +198,7 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
 
     by_model: dict[tuple[str, DataInfo], Cost] = {}
     by_arm: dict[str, dict[str, int]] = {}
-    for arm, planned in {item.arm: item for item in reversed([*plan.trials, *plan.pending])}.items():
+    for arm, planned in ({item.arm: item for item in reversed(plan.pending)} | plan.first_trials).items():
         spec = planned.trial.spec
         info = data_info(registry.slot("dataset").resolve(spec.data))
         model = str(spec.model), info
@@ -280,4 +280,4 @@ def _missing_data(plan: Plan, store: Store) -> list[str]:
 
 def _all(plan: Plan) -> list[Planned]:
     """Return every trial of a plan, including pending trials and trials of tunings."""
-    return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]
+    return [*plan.trials, *plan.pending, *plan.rival_trials]

@@ -255,6 +255,19 @@ class Plan:
         """Paths that the arms vary, in the order of the design."""
         return list(dict.fromkeys(path for arm in self.arms for path in arm.values))
 
+    @property
+    def first_trials(self) -> dict[str, Planned]:
+        """The trial of the first seed of every arm that runs, by arm."""
+        first: dict[str, Planned] = {}
+        for planned in self.trials:
+            first.setdefault(planned.arm, planned)
+        return first
+
+    @property
+    def rival_trials(self) -> list[Planned]:
+        """Trials of all tunings."""
+        return [planned for tuning in self.tuning for planned in tuning.trials]
+
     def facts(self, metric: str) -> MetricFacts | None:
         """Return the facts of a metric such as ``val/accuracy``; None if they are not known."""
         own = own_metric(metric.rpartition("/")[2], self.metrics)

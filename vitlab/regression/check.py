@@ -18,9 +18,9 @@ from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import ACCEPT, Baseline, Values, read_baseline, update_baseline, write_baseline
 from vitlab.regression.checkout import Revision, checkout, commit_of, uncommitted
 from vitlab.regression.decide import Cell, Finding, overall
-from vitlab.regression.facts import compare_facts, compute_facts, first_of_arms
+from vitlab.regression.facts import compare_facts, compute_facts
 from vitlab.regression.gate import CheckResult, Outlook
-from vitlab.report.api import logs_command
+from vitlab.report.api import status_command
 from vitlab.spec import Study, read_document
 from vitlab.store.folders import OUT, Store
 
@@ -52,7 +52,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     findings: list[Finding] = []
     cells: list[Cell] = []
     installed = _installed_versions()
-    imported = [requirements_of(planned.trial.spec) for planned in first_of_arms(plan)]
+    imported = [requirements_of(planned.trial.spec) for planned in plan.first_trials.values()]
     notes = gate.version_notes(baseline, dict(ChainMap(*imported, installed)))
     if "exact" in tiers:
         if baseline.facts is None:
@@ -146,7 +146,7 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
 def _costs(request: CheckRequest, study: Study, plan: Plan, baseline: Baseline) -> list[Finding]:
     if not baseline.commit:
         raise UserError(f"{request.baseline} names no commit that costs are measured beside; add it with {ACCEPT}")
-    commit, arms = commit_of(baseline.commit), [planned.arm for planned in first_of_arms(plan)]
+    commit, arms = commit_of(baseline.commit), [*plan.first_trials]
     what = {"file": request.file, "changes": request.changes, "out": request.out}
     with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
         return gate.costs(study, old, Revision("this code", request.plugins), arms, what)
@@ -193,7 +193,7 @@ def _train(
             watch=request.watch,
         )
         if answer.failed:
-            command = logs_command(answer.plan, answer.store)
+            command = status_command(answer.plan, answer.store)
             raise TrialFailed(
                 f"{count(answer.failed, 'trial')} failed, so the gate has no verdict; '{command}' shows why."
             )

@@ -45,19 +45,19 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
     import torch
 
     arms = {}
-    for planned in first_of_arms(plan):
+    for arm, planned in plan.first_trials.items():
         own = planned.trial.spec.train.precision
-        engine = plan.arm(planned.arm).engine  # engines use different kernels, and a fault may be in one of them
+        engine = plan.arm(arm).engine  # engines use different kernels, and a fault may be in one of them
         traces = [trace(plan, planned, EXACT_STEPS, name, engine, plugins) for name in dict.fromkeys(("fp64", own))]
         trial = planned.trial
-        arms[planned.arm] = ArmFacts(
+        arms[arm] = ArmFacts(
             key=trial.key,
             origins=trial.origins,
             data=trial.data,
             seeds=dict(trial.seeds),
             spec={path: list(x) if isinstance(x, tuple) else x for path, x in flat(trial.spec.plain()).items()},
-            params=costs[planned.arm]["params"],
-            macs=costs[planned.arm]["macs"],
+            params=costs[arm]["params"],
+            macs=costs[arm]["macs"],
             traces=tuple(traces),
         )
     return Facts(
@@ -67,14 +67,6 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
         skipped={arm.name: arm.skip for arm in plan.arms if arm.skip},
         arms=arms,
     )
-
-
-def first_of_arms(plan: Plan) -> list[Planned]:
-    """Return the first seed of every arm that is run."""
-    first: dict[str, Planned] = {}
-    for planned in plan.trials:
-        first.setdefault(planned.arm, planned)
-    return [*first.values()]
 
 
 def compare_facts(old: Facts, new: Facts) -> list[Finding]:

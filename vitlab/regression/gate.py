@@ -30,7 +30,7 @@ from vitlab.regression.decide import (
     seeds_to_pass,
     warnings,
 )
-from vitlab.regression.facts import LEARNING_STEPS, first_of_arms, trace
+from vitlab.regression.facts import LEARNING_STEPS, trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
 from vitlab.spec import Study
@@ -102,7 +102,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
             diverged[item.planned.arm] += (item.planned.seed,)
     return Values(
         device=", ".join(sorted({str(device) for device in table["device"].dropna()})),
-        data={planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)},
+        data={arm: str(planned.trial.data) for arm, planned in plan.first_trials.items()},
         metrics=metrics,
         quanta=quanta,
         diverged=diverged,
@@ -232,7 +232,7 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.
     """
     findings = []
-    for planned in first_of_arms(plan):
+    for planned in plan.first_trials.values():
         if planned.trial.spec.train.steps == 0:
             continue  # a closed-form solution takes no steps
         result = trace(plan, planned, LEARNING_STEPS, plugins=plugins)

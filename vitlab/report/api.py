@@ -245,17 +245,10 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     return load_model(store.folder(trial))
 
 
-def logs_command(plan: Plan, store: Store) -> str:
-    """Return the command that prints what the first failed trial of a plan wrote."""
+def status_command(plan: Plan, store: Store) -> str:
+    """Return the command that prints the progress of a study, the reasons of failures and the paths of logs."""
     root = store.root.relative_to(Path.cwd()) if store.root.is_relative_to(Path.cwd()) else store.root
     options = [] if root == OUT else ["--out", str(root)]
-    for planned in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials)):
-        if store.folder(planned.trial).failure() is not None:
-            in_arm = planned in plan.trials
-            arguments = (
-                [plan.study, "--arm", planned.arm, "--seed", str(planned.seed)] if in_arm else [planned.trial.key[:16]]
-            )
-            return shlex.join(["vitlab", "logs", *arguments, *options])
     return shlex.join(["vitlab", "status", plan.study, *options])
 
 

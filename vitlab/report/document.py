@@ -176,10 +176,10 @@ def collect(plan: Plan, store: Store) -> Content:
     at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
-    needed, rivals = prerequisites(plan, store), [planned for tuning in plan.tuning for planned in tuning.trials]
+    needed = prerequisites(plan, store)
     report = replace(
         Report.of(findings, [*of_version(plan, store), *notes(results, needed, findings.arms)]),
-        made=provenance(plan, store, [*needed, *gather(plan, store, rivals), *results.trials]),
+        made=provenance(plan, store, [*needed, *gather(plan, store, plan.rival_trials), *results.trials]),
         trials=plain(results.frame),
         state=at,
     )
@@ -251,8 +251,7 @@ def state(plan: Plan, store: Store) -> str:
     """
     # Times of files, not their content: every command that shows a report computes this.
     endings = []
-    tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)
-    for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites, *tuned):
+    for trial in (*(planned.trial for planned in (*plan.trials, *plan.rival_trials)), *plan.prerequisites):
         folder = store.folder(trial)
         files = [folder.path / name for name in ("result.json", "failure.json")]
         endings.append([*(path.stat().st_mtime_ns if path.exists() else 0 for path in files), folder.is_locked()])

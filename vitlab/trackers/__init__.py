@@ -209,8 +209,7 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
 
 def _inside(plan: Plan) -> None:
     """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
-    trials = [*(planned.trial for planned in plan.trials), *plan.prerequisites]
-    trials += [planned.trial for tuning in plan.tuning for planned in tuning.trials]
+    trials = [*(planned.trial for planned in (*plan.trials, *plan.rival_trials)), *plan.prerequisites]
     for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):
         if name in (".", "..") or "/" in name or "\0" in name:
             raise UserError(

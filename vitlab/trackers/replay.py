@@ -227,8 +227,7 @@ class Replay(Tracker):
 
 def tracked_trials(plan: Plan) -> list[TrackedTrial]:
     """Return the trials of a plan, each once; a trial shared by several seeds is one training."""
-    rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
-    trials = [planned.trial for planned in (*plan.trials, *rivals)] + list(plan.prerequisites)
+    trials = [planned.trial for planned in (*plan.trials, *plan.rival_trials)] + list(plan.prerequisites)
     params = records.params(trials)
     items: dict[str, TrackedTrial] = {}
 
@@ -241,7 +240,7 @@ def tracked_trials(plan: Plan) -> list[TrackedTrial]:
         add(planned, "trial", planned.arm)
     for trial in plan.prerequisites:
         add(Planned("", trial.seeds.get("init", 0), trial), "prerequisite", f"prerequisite {trial.key[:8]}")
-    for planned in rivals:  # of no arm: no mean includes them
+    for planned in plan.rival_trials:  # of no arm: no mean includes them
         add(replace(planned, arm=""), TUNING, f"tuning {planned.arm}")
     return list(items.values())
 

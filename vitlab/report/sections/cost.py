@@ -103,9 +103,8 @@ class Cost(Section[MeasuredCost]):
 def measured_costs(findings: Findings) -> list[MeasuredCost]:
     """Return the measured costs of the arms whose spec and code are still those that were measured."""
     plan, stored = findings.plan, _read(findings.plan, findings.store)
-    firsts = {planned.arm: planned.trial for planned in reversed(plan.trials)}
-    rows = [stored[arm.name] for arm in plan.arms if arm.name in stored and arm.name in firsts]
-    return [row for row in rows if (row.trial, row.code) == (firsts[row.arm].key, firsts[row.arm].code)]
+    rows = [(stored[arm], planned.trial) for arm, planned in plan.first_trials.items() if arm in stored]
+    return [row for row, trial in rows if (row.trial, row.code) == (trial.key, trial.code)]
 
 
 def write_costs(rows: Sequence[MeasuredCost], plan: Plan, store: Store) -> Path:

@@ -54,9 +54,7 @@ class Explained(Section[Rollout]):
 
 
 def _rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:
-    first = {planned.arm: planned for planned in reversed(plan.trials)}
-    for arm in (arm.name for arm in plan.arms if arm.name in first):
-        planned = first[arm]
+    for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial).path
         for image, file in sorted(_files(folder)):
             of = file.stem.removeprefix("rollout_")
