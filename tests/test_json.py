@@ -49,7 +49,6 @@ BAD = {
     "weights convert": ["nothing.pth", "x.safetensors", "--to", "timm"],
     "explain": ["nothing"],
     "export": ["nothing", "--arm", "a"],
-    "similarity": ["nothing"],
     "coordinates": ["bad.yaml"],
     "skill": ["more"],
 }

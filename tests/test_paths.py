@@ -18,7 +18,7 @@ from vitlab.errors import UserError
 
 STUDY = "study: tiny\nseeds: 1\nbase: {data: synthetic, model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}, train: {steps: 1}}\n"  # fmt: skip
 LONG = "x" * 300
-READERS = ("run", "plan", "status", "studies", "gc", "report", "logs", "sync", "ui", "check", "similarity")
+READERS = ("run", "plan", "status", "studies", "gc", "report", "logs", "sync", "ui", "check")
 
 
 def call(*words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -48,7 +48,6 @@ COMMANDS = {
     "weights": "convert and inspect checkpoints",
     "export": "write a trained model as ONNX or for torch.export, with a card",
     "explain": "show what a trained model looks at",
-    "similarity": "compare the features of a study's arms, block by block (CKA)",
     "coordinates": "check that a parametrization does not depend on width (mup)",
 }
 """Command to its line in ``vitlab --help``."""
@@ -58,7 +57,6 @@ MODULES = {
     "compare": "report",
     "judge": "report",
     "list": "show",
-    "similarity": "explain",
     "skill": "show",
     "studies": "status",
 }

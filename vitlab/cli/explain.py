@@ -1,9 +1,9 @@
-"""``vitlab explain``, what trained models look at in an image; ``vitlab similarity``, CKA between a study's models."""
+"""``vitlab explain``: what trained models look at in an image."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import click
 
 from vitlab.cli import say
 from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import FOLDER, PATH, Callback, out_option, study_argument
+from vitlab.cli.options import FOLDER, PATH, out_option
 from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
 from vitlab.plan.packaged import study_name
@@ -26,25 +26,6 @@ if TYPE_CHECKING:
 
 FIRST = "test:0"  #: image that is explained by default
 
-_arms_option = click.option(
-    "--arm",
-    "arms",
-    multiple=True,
-    shell_complete=complete_arm,
-    help="Arm of the study. May be given several times.  [default: all]",
-)
-
-
-def _to_option(default: str, each: str) -> Callable[[Callback], Callback]:
-    """Return the option ``--to`` for a folder of pictures and numbers, with one folder ``each``."""
-    return click.option(
-        "--to",
-        "target",
-        type=FOLDER,
-        default=Path(default),
-        help=f"Folder for pictures and numbers, one folder {each}.",
-    )
-
 
 @click.command()
 @click.argument("checkpoint", type=PATH, shell_complete=complete_study)
@@ -55,8 +36,20 @@ def _to_option(default: str, each: str) -> Callable[[Callback], Callback]:
     help="A picture, or test:17 for an image of the trial's own test split. May be given several times.  "
     f"[default: {FIRST}; needed for a file of weights]",
 )
-@_to_option("explained", each="each for study, image and arm")
-@_arms_option
+@click.option(
+    "--to",
+    "target",
+    type=FOLDER,
+    default=Path("explained"),
+    help="Folder for pictures and numbers, one folder each for study, image and arm.",
+)
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    shell_complete=complete_arm,
+    help="Arm of the study. May be given several times.  [default: all]",
+)
 @click.option("--seed", type=int, default=0, help="Seed of the study.")
 @click.option("--heads", type=click.IntRange(min=1), help="Heads of a file of weights that does not state them.")
 @click.option("--grid", metavar="HxW", help="Grid of patches that the positions in a file of weights are for.")
@@ -130,30 +123,6 @@ def explain_command(
             say(f"drawing all models beside each other, {image}")
         lines += map(str, compare(explanations, study, folders[image]))
     return [*lines, str(write_index(target, study or checkpoint.name))]
-
-
-@click.command()
-@study_argument
-@_arms_option
-@click.option("--images", type=click.IntRange(4), default=512, help="Number of validation images.")
-@_to_option("similarity", each="for each study")
-@out_option
-def similarity_command(study: Path, arms: tuple[str, ...], images: int, target: Path, out: Path) -> list[str]:
-    """Compare the features of the arms of STUDY, block by block, on the same validation images (linear CKA).
-
-    1 means equal up to rotation and scale. Every pair of arms is drawn beside the seeds of each, because no two arms
-    are expected to be more alike than two seeds of one.
-    """
-    from vitlab.report.api import open_study
-
-    plan, store = open_study(study, out=out)
-    say("importing PyTorch")
-    from vitlab.driver.explanations import compare_features, write
-
-    similarities = compare_features(plan, store, arms, images=images, say=say)
-    files = write(similarities, plan.study, target / folder_name(plan.study))
-    head = "CKA of the last blocks' tokens, mean and range over pairs of seeds:"
-    return [head, *(f"  {each.sentence()}" for each in similarities), *map(str, files)]
 
 
 def _is_study(checkpoint: Path, out: Path) -> bool:

@@ -9,7 +9,7 @@ B images, L blocks, H heads, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -60,7 +60,7 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
         attentions = [module for module in block.modules() if isinstance(module, Attention)]
         hooks += [attention.register_forward_pre_hook(before_attention) for attention in attentions]
     try:
-        with evaluating(model), torch.no_grad(), recorded_tokens(model, lambda x_BTD: x_BTD) as tokens:
+        with evaluating(model), torch.no_grad(), _recorded_tokens(model) as tokens:
             logits_by_head = model.logits_by_head(model(x_BCHW))
             maps = [[_maps(*call) for call in of_block] for of_block in calls]
     finally:
@@ -75,20 +75,20 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
 
 
 @contextmanager
-def recorded_tokens(model: ViT, read: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
-    """Yield a list to which a forward pass adds ``read`` of the tokens before the first block, then after each.
+def _recorded_tokens(model: ViT) -> Iterator[list[Tensor]]:
+    """Yield a list to which a forward pass adds the tokens before the first block, then after each.
 
     Tokens that were merged are there as often as before.
     """
     recorded: list[Tensor] = []
 
     def before_block(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        recorded.append(read(arguments[0]))
+        recorded.append(arguments[0])
 
     def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         passes = cast(Block, module).passes
         x_BTD, passed = output if passes else (output, None)
-        recorded.append(read(passed.restore(x_BTD) if passes == "merged" and passed is not None else x_BTD))
+        recorded.append(passed.restore(x_BTD) if passes == "merged" and passed is not None else x_BTD)
 
     blocks = list(cast("Iterable[Block]", model.blocks))
     hooks = [blocks[0].register_forward_pre_hook(before_block)]

@@ -189,22 +189,6 @@ def curve(values: Array, *, ylabel: str) -> Figure:
     return figure
 
 
-def similarities(matrices: Sequence[tuple[str, str, Array]]) -> Figure:
-    """Draw matrices of similarities in [0, 1] side by side, each with the names of its rows and columns."""
-    figure = _figure(3.1 * len(matrices) + 0.8, 3.4)
-    axes = figure.subplots(1, len(matrices), squeeze=False)[0]
-    for axis, (rows, columns, values_LM) in zip(axes, matrices, strict=True):
-        depth, width = values_LM.shape
-        extent = (0.5, width + 0.5, 0.5, depth + 0.5)
-        image = axis.imshow(values_LM, cmap=HEADS, vmin=0, vmax=1, origin="lower", extent=extent, aspect="auto")
-        axis.set_ylabel(f"block of {textwrap.shorten(rows, MAX_AXIS_CHARACTERS)}", fontsize=8)
-        axis.set_xlabel(f"block of {textwrap.shorten(columns, MAX_AXIS_CHARACTERS)}", fontsize=8)
-        for side in (axis.xaxis, axis.yaxis):
-            side.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, ax=axes, shrink=0.8, label="CKA")
-    return figure
-
-
 def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 

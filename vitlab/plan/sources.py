@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path
 from vitlab.geometry import DataInfo, images_in
-from vitlab.identity.trial import Trial, canonical
+from vitlab.identity.trial import Trial
 from vitlab.plan.values import Plan
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice, Seeds
@@ -152,25 +152,6 @@ def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_ide
     if mine.type != theirs.type:
         return False
     return my_identity is None or their_identity is None or images_in(my_identity) == images_in(their_identity)
-
-
-def images_of(data: ResolvedChoice, identity: str | None) -> tuple[str | None, str]:
-    """Return what identifies the images of a data set: its files or, where it has none, the options that draw them.
-
-    Options that every data set has do not count; they select images, or change how a model sees them.
-
-    Args:
-        data: the data set.
-        identity: identity of its files; None if unknown.
-    """
-    room = slot("dataset")
-    component: Any = data.component
-    own = {
-        name: value
-        for name, value in data.hashed().items()
-        if name == "type" or (component.generated and not (room.shared and name in room.shared.model_fields))
-    }
-    return None if identity is None else images_in(identity), canonical(own)
 
 
 def other_split(mine: Choice, theirs: Choice) -> str | None:
