@@ -432,7 +432,6 @@ class Killed(BaseException):
 
 BREAKS = [
     ("create_run", 2, True, Killed),
-    ("log_inputs", 1, False, ConnectionError),
     ("log_batch", 1, False, Killed),
     ("log_batch", 2, True, Killed),
     ("log_batch", 3, True, ConnectionError),

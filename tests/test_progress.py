@@ -198,7 +198,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     view.close()
     (row,) = {line.strip() for line in drawn.splitlines() if "none s3" in line and "0.25" in line}
     assert "25 %" in row and "val/accuracy 0.25" in row and "━" in row
-    assert "2 of 40 trials" in drawn and "starting" in drawn and " more" in drawn and " left" in drawn
+    assert "2 of 40 trials" in drawn and "starting" in drawn and "..." in drawn and " left" in drawn
     assert max(drawn.count(f"none s{seed} ") for seed in range(30, 40)) == 0, "it fits the terminal"
 
 

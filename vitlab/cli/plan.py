@@ -84,8 +84,6 @@ def plan_command(
     sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
     sentences += _describe_tuning(plan.tuning, cached)
     sentences += _describe_engines(plan, device_of(study.run))
-    if study.run.engine == "measured":
-        sentences += _describe_benchmarks(plan)
     if costs:
         sentences.append(_describe_costs(plan, costs, device_tflops))
     _print(
@@ -278,23 +276,6 @@ def _describe_engines(plan: Plan, device: str) -> Iterator[str]:
     for (engine, reason), names in arms.items():
         for_arms = "" if len(arms) == 1 else f" for {'; '.join(names)}"
         yield f"Engine {engine} on {device}{for_arms}: {reason}."
-
-
-def _describe_benchmarks(plan: Plan) -> Iterator[str]:
-    """Yield the results of engine benchmarks, and the arms that still need one."""
-    from vitlab.plan.engine_choice import shape, without_benchmark
-
-    trials = (*plan.trials, *plan.pending)
-    # Arms of one shape share a benchmark.
-    arms: dict[str, list[str]] = {}
-    for planned in {planned.arm: planned for planned in trials}.values():
-        arms.setdefault(shape(planned.trial), []).append(planned.arm)
-    for name, probe in plan.probes.items():
-        if name in arms:
-            yield f"{', '.join(arms[name])}: {probe.summary}"
-    if remaining := without_benchmark(trials, plan.probes):
-        names = "; ".join(dict.fromkeys(planned.arm for some in remaining.values() for planned in some))
-        yield f"{names}: the engine is measured when the study is run; until then, the default rule applies."
 
 
 def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) -> Iterator[str]:

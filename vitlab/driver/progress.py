@@ -6,11 +6,11 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
@@ -18,6 +18,7 @@ from vitlab.driver.session import Watch
 from vitlab.errors import count
 from vitlab.identity.trial import Trial
 from vitlab.plan.values import Plan, Planned
+from vitlab.report.phrasing import duration, seed_list
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
@@ -72,24 +73,11 @@ class TrialProgress:
         return min(1.0, reached / self._length) if self._length and isinstance(reached, int | float) else 0.0
 
 
-class _Bars(Progress):
-    """Bars of all trials together and of each running one, as far as they fit on the screen."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[text]}", markup=False),
-        )
-        self._height = console.height
-        super().__init__(*columns, console=console, auto_refresh=False, transient=True, speed_estimate_period=SPEED_S)
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the bars; those that do not fit are counted."""
-        room = max(2, self._height - 3)
-        yield self.make_tasks_table(self.tasks[:room])
-        if len(self.tasks) > room:
-            yield Text(f"... and {len(self.tasks) - room} more")
+def _bars(console: Console) -> Progress:
+    """Return the bars of all trials together and of each running one; rich shows those that fit on the screen."""
+    texts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[text]}"))
+    columns = next(texts), BarColumn(), next(texts)
+    return Progress(*columns, console=console, auto_refresh=False, transient=True, speed_estimate_period=SPEED_S)
 
 
 class _Display(Watch):
@@ -97,7 +85,7 @@ class _Display(Watch):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._bars = _Bars(self._console)
+        self._bars = _bars(self._console)
         self._done = self._total = 0
         self._moved = 0.0  #: when the bar of all trials moved last
         self._running: dict[str, tuple[TaskID, TrialProgress]] = {}
@@ -108,7 +96,7 @@ class _Display(Watch):
         self._plan, self._store = plan, store
         self._done, self._total = 0, len(todo)
         self._running.clear()
-        self._bars = _Bars(self._console)
+        self._bars = _bars(self._console)
         self._all = self._bars.add_task(plan.study, total=max(1, len(todo) + len(plan.pending)), text="")
         skipped = sum(1 for arm in plan.arms if arm.skip)
         self.say(
@@ -148,7 +136,7 @@ class _Display(Watch):
         seconds = self._bars.tasks[0].time_remaining
         if seconds is None:
             return "estimating the remaining time"
-        return f"{_duration(max(0.0, seconds - (self._bars.get_time() - self._moved)))} left"
+        return f"{duration(round(max(0.0, seconds - (self._bars.get_time() - self._moved))))} left"
 
     def _ending_of(self, planned: Planned, ending: Ending, detail: str) -> str:
         """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
@@ -304,21 +292,8 @@ def _names(trials: Sequence[Planned]) -> str:
     seeds: dict[str, list[int]] = {}
     for planned in trials:
         seeds.setdefault(planned.arm, []).append(planned.seed)
-    arms = [f"{arm} {_seeds(numbers)}" for arm, numbers in list(seeds.items())[:MAX_ARMS]]
+    arms = [f"{arm} {seed_list(numbers, 's')}" for arm, numbers in list(seeds.items())[:MAX_ARMS]]
     return ", ".join([*arms, *([f"... and {len(seeds) - MAX_ARMS} more arms"] if len(seeds) > MAX_ARMS else [])])
-
-
-def _seeds(numbers: Sequence[int]) -> str:
-    """Return seeds as ``s3``, ``s0 to s14`` or ``s0, s2, s7``."""
-    ordered = sorted(numbers)
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"s{ordered[0]} to s{ordered[-1]}"
-    return ", ".join(f"s{number}" for number in ordered)
-
-
-def _duration(seconds: float) -> str:
-    hours, minutes = divmod(round(seconds) // 60, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {round(seconds) % 60:02} s"
 
 
 def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:

@@ -135,14 +135,8 @@ def update_baseline(
         version: of vitlab.
         commit: of the code, if the study limits costs.
     """
-    before = old or Baseline(study=study, accepted=())
-    changes: dict[str, Facts | Values] = {"facts": facts}
-    if values is not None:
-        changes["values"] = values
-    entry = Acceptance(
-        date=datetime.now(UTC).date().isoformat(),
-        reason=reason,
-        vitlab=version,
-        what=", ".join(["exact", *list(changes)[1:]]),
-    )
-    return before.model_copy(update={**changes, "accepted": (*before.accepted, entry), "commit": commit})
+    before, today = old or Baseline(study=study, accepted=()), datetime.now(UTC).date().isoformat()
+    what = "exact" if values is None else "exact, values"
+    accepted = *before.accepted, Acceptance(date=today, reason=reason, vitlab=version, what=what)
+    changes = {"facts": facts, "values": values or before.values, "accepted": accepted, "commit": commit}
+    return before.model_copy(update=changes)

@@ -168,13 +168,8 @@ def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
     if facts is None or not facts.quantum:
         return 0.0 if facts is None else facts.smallest_change(None)
-    sizes: dict[str, int] = {}
-    for item in trials:
-        data = repr(item.planned.trial.spec.data)
-        if item.status == Ending.DONE and data not in sizes:
-            table = read_predictions(item.folder, split, ["split"])
-            sizes |= {} if table is None else {data: table.num_rows}
-    return facts.smallest_change(next(iter(sizes.values()))) if len({*sizes.values()}) == 1 else 0.0
+    sizes = {len(next(filter(None, by_seed.values()), ())) for by_seed in _images(trials, split).values()} - {0}
+    return facts.smallest_change(sizes.pop()) if len(sizes) == 1 else 0.0
 
 
 def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:
@@ -187,25 +182,28 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
         Empty if the seeds of no arm have different splits.  0 for an arm whose seeds have the same validation images,
         as data sets may define them; NaN if the images of fewer than two seeds are stored, or have none in common.
     """
-    arms: dict[str, str] = {}
-    folders: dict[str, dict[int, list[TrialFolder]]] = {}
-    for item in trials:
-        data, split = repr(item.planned.trial.spec.data), item.planned.trial.seeds.get("split", 0)
-        arms[item.planned.arm] = data
-        by_split = folders.setdefault(data, {}).setdefault(split, [])
-        if item.status == Ending.DONE and item.folder.predictions.exists():
-            by_split.append(item.folder)
-    if not plan.analysis.metric.startswith("val/") or all(len(by_split) < 2 for by_split in folders.values()):
+    images = _images(trials, "val") if plan.analysis.metric.startswith("val/") else {}
+    if all(len(by_seed) < 2 for by_seed in images.values()):
         return {}
-    ratios = {data: _overlap(by_split.values()) if len(by_split) > 1 else 0.0 for data, by_split in folders.items()}
-    return {arm: ratios[data] for arm, data in arms.items()}
+    ratios = {data: _overlap(by_seed.values()) if len(by_seed) > 1 else 0.0 for data, by_seed in images.items()}
+    return {item.planned.arm: ratios[repr(item.planned.trial.spec.data)] for item in trials}
 
 
-def _overlap(folders: Iterable[Sequence[TrialFolder]]) -> float:
-    """Return validation images over training images, given trials of each split, of which one is read."""
-    tables = [read_predictions(some[0], "val", ["id"]) for some in folders if some]
-    images = [frozenset(table.column("id").to_pylist()) for table in tables if table is not None]
-    pairs = list(itertools.combinations(images, 2))
+def _images(trials: Sequence[StoredTrial], split: str) -> dict[str, dict[int, frozenset[int]]]:
+    """Return the images of a split by data and seed of the split; empty where no trial has stored them."""
+    images: dict[str, dict[int, frozenset[int]]] = {}
+    for item in trials:
+        by_seed = images.setdefault(repr(item.planned.trial.spec.data), {})
+        seed = item.planned.trial.seeds.get("split", 0)
+        if not by_seed.setdefault(seed, frozenset()) and item.status == Ending.DONE:
+            table = read_predictions(item.folder, split, ["id"])
+            by_seed[seed] = frozenset() if table is None else frozenset(table.column("id").to_pylist())
+    return images
+
+
+def _overlap(images: Iterable[frozenset[int]]) -> float:
+    """Return validation images over training images, given the validation images of each split."""
+    pairs = list(itertools.combinations(filter(None, images), 2))
     if not any(one & other for one, other in pairs):
         return math.nan
     share = sum(len(one & other) / min(len(one), len(other)) for one, other in pairs) / len(pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ from vitlab.report.phrasing import (
     describe_comparison,
     duration,
     percent,
+    seed_list,
     states,
 )
 from vitlab.statistics import boschloo, gap_score, largest_hidden_rate, sd_interval
@@ -107,7 +108,7 @@ def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
             lines.append(
                 f"Warning: the difference of {row['arm']} and {row['baseline']} is over the "
                 f"{count(row['pairs'], 'seed')} that both have, their means are over all: "
-                f"{subject.format(_seed_list(unpaired))} a value in one of the two alone."
+                f"{subject.format(seed_list(unpaired))} a value in one of the two alone."
                 + " Seeds that diverged or failed are left out, so the means may be too good."
                 * bool(row["broken"])
             )
@@ -160,7 +161,7 @@ def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
 def _repeated_trials(frame: pd.DataFrame) -> list[str]:
     repeated = frame[frame.duplicated(["arm", "trial"])]
     return [
-        f"{arm}: seeds {_seed_list(rows['seed'])} are the same trial as an earlier seed, because nothing that the "
+        f"{arm}: seeds {seed_list(rows['seed'])} are the same trial as an earlier seed, because nothing that the "
         "seeds vary is used; one training is counted once."
         for arm, rows in repeated.groupby("arm", sort=False)
     ]
@@ -401,7 +402,7 @@ def _seeds(results: StudyResults) -> list[str]:
     varying = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.seeds[0]
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
-    line = f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."
+    line = f"{count(len(first), 'seed')} ({seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."
     if "split" in varying:
         line += _of_splits(set(results.overlap.values()))
     elif "split" in streams:
@@ -478,11 +479,3 @@ def _first_of(sentences: Sequence[str]) -> list[str]:
     """Return the first of many sentences, with the number of the others."""
     others = len(sentences) - MAX_LISTED
     return [*sentences[:MAX_LISTED], *([f"... and {others:,} more like these."] if others > 0 else [])]
-
-
-def _seed_list(seeds: Iterable[int]) -> str:
-    """Format seeds as ``0 to 4`` or ``0, 3, 7``."""
-    ordered = sorted(seeds)
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"{ordered[0]} to {ordered[-1]}"
-    return ", ".join(map(str, ordered))

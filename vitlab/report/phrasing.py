@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -199,6 +199,14 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
+
+
+def seed_list(seeds: Iterable[int], prefix: str = "") -> str:
+    """Format seeds as ``0 to 4`` or ``0, 3, 7``, each after a prefix."""
+    ordered = sorted(seeds)
+    names = [f"{prefix}{seed}" for seed in ordered]
+    is_range = len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1))
+    return f"{names[0]} to {names[-1]}" if is_range else ", ".join(names)
 
 
 def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
 
 OWN = ("mean", "sd", "low", "high", "n")
-COMPARED = (
-    *("difference", "difference_low", "difference_high", "p", "p_corrected", "effect", "detectable", "better"),
-    *("planned", "diverged", "failed"),
-)
+COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
 """Further columns of the report's summary."""
 
 Points = dict[str, float]  #: metric to value

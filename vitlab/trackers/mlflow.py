@@ -143,7 +143,8 @@ class MlflowTracker(Replay):
             return
         self._marks, self._viewed = parsed, None
         client, name = service.open_client(self.address), self.plan.study
-        tags = {"vitlab.study": name, dashboard.NOTE: records.note(self.plan)}  # until there is a report
+        question = f"**{dashboard.plain(self.plan.question or name)}**"  # until there is a report
+        tags = {"vitlab.study": name, dashboard.NOTE: question}
         experiment = service.experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
         self._keep_page("study", experiment)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
@@ -301,20 +302,16 @@ class MlflowTracker(Replay):
         """Create or update the run that holds the study file, the plan and the report, and return its id."""
         client, experiment = self._session.client, self._session.experiment
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-        tags |= {dashboard.NOTE: records.note(self.plan)}
         studies = service.runs(client, experiment, "tags.`vitlab.kind` = 'study'")
         own = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
         for surplus in own[1:]:  # left by a lost response
             client.delete_run(surplus.info.run_id)
         if own:
             run = own[0]
-            for name, value in tags.items():
-                if run.data.tags.get(name) != value:
-                    client.set_tag(run.info.run_id, name, value)
-                    self.delivered["tags"] += 1
         else:
-            tags |= self._session.source
-            run = client.create_run(experiment, tags=tags, run_name=f"study {self.plan.study}")
+            run = client.create_run(
+                experiment, tags={**tags, **self._session.source}, run_name=f"study {self.plan.study}"
+            )
             self.delivered["runs"] += 1
         self._send_study_files(run, report)
         run_id, status = str(run.info.run_id), self._status()

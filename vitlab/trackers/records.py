@@ -76,6 +76,7 @@ def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         "vitlab.kind": kind,
         "vitlab.trial": trial.key,
         "vitlab.code": trial.code,
+        "vitlab.data": trial.data or ABSENT,
         "vitlab.origins": ", ".join(trial.origins),
         "vitlab.seeds": json.dumps(dict(trial.seeds)),
         ORDER: order(plan, planned.arm, planned.seed),
@@ -191,23 +192,6 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def note(plan: Plan) -> str:
-    """Return the experiment's initial description in Markdown: the question and the arms."""
-    rows = [f"| {_cell(arm.name)} | {_cell(arm.baseline or '')} | {_cell(arm.skip)} |" for arm in plan.arms]
-    lines = [
-        f"**{plan.question or plan.study}**",
-        "",
-        f"Judged by `{plan.analysis.metric}`, {plan.analysis.direction}, {plan.analysis.at} evaluation. "
-        "Group by `arm`: means over seeds. Intervals and tests are in the report, with the run of the study.",
-        "",
-        "| arm | compared with | not run because |",
-        "| --- | --- | --- |",
-        *rows,
-        *(f"\n{item}" for item in plan.notes),
-    ]
-    return _clip("\n".join(lines), TAG_LENGTH)
-
-
 def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
     if not isinstance(value, Mapping) or not value:
         into[path] = text(value) if not isinstance(value, float) else repr(value)
@@ -225,7 +209,3 @@ def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
 
 def _clip(value: str, length: int) -> str:
     return value if len(value) <= length else f"{value[: length - 1]}…"
-
-
-def _cell(value: str) -> str:
-    return value.replace("|", "\\|")
